@@ -1,13 +1,14 @@
-"""Times saves and loads of one model: Tessera beside torch.distributed.checkpoint and torch.save, on the same ranks.
+"""Times saves and loads of one model: those of Tessera, of torch.distributed.checkpoint and of torch.save, on the same
+ranks.
 
     tessera launch -n 2 -- python benchmarks/checkpoints.py --dir /mnt/disk [--rounds 5] [--width 2816] [--json FILE]
 
-Every rank holds a model under FSDP2 with AdamW, and the same model under an Engine. A checkpoint has 12 bytes a
-parameter: values and two moments, fp32. Each round makes all saves and loads once, between barriers; the seconds are
-those of rank 0. Where fio is installed, it also writes and syncs as many bytes as a checkpoint has in each round. Each
-rank has one fio job; the bytes go through the page cache once, and past it once. These seconds are those that fio
-reports, without the time of its start. "plain file" is a file that this program itself writes and syncs. The files of
-the round before are removed before each round, outside of the measured time. Tessera removes old checkpoints itself,
+Every rank holds a model under FSDP2 with AdamW, and the same model under an Engine. A checkpoint has 12 bytes per
+parameter: values and two moments, fp32. Each round makes all saves and loads once, between barriers. The seconds are
+those of rank 0. If fio is installed, it also writes and syncs as many bytes as a checkpoint has in each round. Each
+rank has one fio job. The bytes go once through the page cache, and once past it. fio itself reports these seconds,
+without the time of its start. "plain file" is a file that this program itself writes and syncs. The files of the
+previous round are removed before each round, outside of the measured time. Tessera removes old checkpoints itself,
 while it makes the next checkpoint. Each load is measured twice: with the files in the page cache (warm), and without
 (cold).
 """
@@ -38,7 +39,7 @@ def model_of(width):
 
 
 class Peers:
-    """A model under FSDP2 with AdamW, after one step."""
+    """A model under FSDP2 with AdamW that has made one step."""
 
     def __init__(self, width):
         self.model = model_of(width)
@@ -99,7 +100,7 @@ def fio_seconds(folder, jobs, megabytes, direct):
 
 
 def verdict(median, fio):
-    """Compares with the target: min(1.5 times as fast as DCP, 0.95 of fio)."""
+    """Compares a median with the target: min(1.5 times as fast as DCP, 0.95 of fio)."""
     ours, dcp_limit = median["Tessera save"], median["DCP save"] / 1.5
     text = f"Tessera save {ours:.3f} s; 1.5 times as fast as DCP would be {dcp_limit:.3f} s"
     if not fio:
@@ -109,7 +110,7 @@ def verdict(median, fio):
 
 
 def prepare(folder, warm):
-    """Puts every file into the page cache, or out of it."""
+    """Brings every file into the page cache, or removes it from there."""
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
             continue

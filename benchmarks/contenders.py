@@ -1,5 +1,5 @@
-"""The contenders of the comparison: a row for each, with its family, how it is started, and where it applies. It uses
-the standard library only.
+"""The contenders of the comparison. Each has a row with its family, how it is started, and where it is measured. It
+uses the standard library only.
 
 A contender of PyTorch, DeepSpeed or the Python package is named by an argument of peers/step.py, and one of Tessera by
 a strategy.
@@ -8,7 +8,7 @@ a strategy.
 import dataclasses
 
 ADAMW = {"type": "adamw", "lr": 3e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
-# The ZeRO stage whose formula gives a contender's memory (memory.formula_bytes).
+# The ZeRO stage of a contender. The stage's formula gives the contender's memory (memory.formula_bytes).
 _STAGES = {"SHARD_OPTIMIZER": 1, "zero1": 1, "SHARD_GRADIENTS": 2, "SHARD_GRAD_OP": 2, "fsdp2_no_reshard": 2, "zero2": 2,
            "FULL_SHARD": 3, "full_shard": 3, "full_shard_private": 3, "fsdp2": 3, "zero3": 3}
 
@@ -21,8 +21,8 @@ class Contender:
     argument: str                   # argument of peers/step.py, or Tessera's strategy
     where: tuple                    # "host", "net", "gpu"; "python": on the host, with one Python model
     group: str                      # group of comparison; "alone": no communication; "compressed": inexact gradients
-    more: dict = dataclasses.field(default_factory=dict)  # keys of Tessera's strategy beside its name
-    ranks_per_host: int = 1         # least ranks on a host; over a network, hosts with fewer leave the contender out
+    more: dict = dataclasses.field(default_factory=dict)  # keys of Tessera's strategy in addition to its name
+    ranks_per_host: int = 1         # least number of ranks on a host; hosts with fewer ranks leave the contender out
     ranks: int = 1                  # ranks on one GPU; they divide its batch among them
 
     @property
@@ -35,18 +35,18 @@ class Contender:
 
     @property
     def private_copies(self):
-        """Returns whether Tessera's ranks share no parameters. They then gather as ranks of several hosts do."""
+        """Returns whether Tessera's ranks share no parameters. They then gather as ranks on several hosts do."""
         return self.more.get("host_sharing") is False
 
     @property
     def predicted(self):
-        """Returns whether `tessera plan` predicts its steps. It does not predict the time of the computation that
-        compression methods need."""
+        """Returns whether `tessera plan` predicts this contender's steps. It does not predict the time of the
+        computation that compression methods need."""
         forms = self.more.get("compression", {}).keys() <= {"gradients", "sums", "gathers"}
         return self.family == "tessera" and not self.alone and forms
 
     def facts(self):
-        """Returns the fields that results have for this contender."""
+        """Returns the fields of this contender in the results."""
         return {"name": self.name, "family": self.family, "label": self.label, "group": self.group, "stage": self.stage,
                 "private_copies": self.private_copies}
 
@@ -57,7 +57,7 @@ _HEAD_UNIT = {"classes": ["Block"], "modules": ["head"]}
 _STATES_ON_HOST = {"masters": {"tier": "host"}, "moments": {"tier": "host"}}
 _ALL_ON_HOST = _STATES_ON_HOST | {"parameters": {"tier": "host"}, "gradients": {"tier": "host"}}
 _IN_BACKWARD = {"optimizer": ADAMW | {"in_backward": True}}
-# Tessera's rules on a GPU, with learning rates at which training does not diverge.
+# Tessera's rules on a GPU, with learning rates with which training does not diverge.
 _RULES = {"adamw": ADAMW,
           "lamb": {"type": "lamb", "lr": 1e-3, "weight_decay": 0.01},
           "adafactor": {"type": "adafactor", "lr": 1e-2, "weight_decay": 0.01},
@@ -131,10 +131,10 @@ CONTENDERS = {contender.name: contender for contender in (
              offload=_STATES_ON_HOST | {"step": "gpu"}),
     _tessera("host_cpu", "FULL_SHARD", _GPU, "sharded", ", states on the host, updated by the CPU",
              offload=_STATES_ON_HOST | {"step": "cpu"}),
-    # A quarter of a GiB of records is under way in each direction, so that the bus does not wait for a unit's backward.
+    # A quarter of a GiB of records is under way in each direction, so that the bus never waits for a unit's backward.
     _tessera("host_backward", "FULL_SHARD", _GPU, "sharded", ", states on the host, updated by the GPU in backward",
              offload=_STATES_ON_HOST | {"step": "gpu", "record": "4MiB", "queue_depth": 32}, **_IN_BACKWARD),
-    # FSDP2's CPUOffloadPolicy keeps all state on the host, too.
+    # FSDP2's CPUOffloadPolicy, too, stores all state on the host.
     _tessera("host_all", "FULL_SHARD", _GPU, "sharded", ", all on the host, updated by the CPU",
              offload=_ALL_ON_HOST | {"step": "cpu"}),
     *(Contender(f"rule_{name}", "tessera", f"Tessera FULL_SHARD, {name}", "FULL_SHARD", _GPU, "rules", {"optimizer": rule})

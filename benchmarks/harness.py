@@ -1,4 +1,4 @@
-"""Has what host, network and GPU runs share: results, contenders, and failures. It uses the standard library only."""
+"""Code that host, network and GPU runs share: results, contenders, and failures. It uses the standard library only."""
 
 import datetime
 import math
@@ -25,7 +25,8 @@ def say(text):
 
 
 def without_paths(text):
-    """Returns the text with the names of files instead of their paths, since results are shown on other machines."""
+    """Returns the text with the names of files instead of their paths, since results are shown on other machines,
+    too."""
     return re.sub(r"(?<![\w./:])/(?:[\w.+@-]+/)*([\w.+@-]+)", r"\1", text)
 
 
@@ -39,8 +40,8 @@ def binary(folder="build/release"):
 
 
 class Benchmark:
-    """One run of all that the command line asks for. `results` holds what this run measures (results.py describes it), and `earlier` the
-    results to which it adds them."""
+    """One run of everything that the command line asks for. `results` holds the measurements of this run (results.py
+    describes them), and `earlier` the results to which they are added."""
 
     def __init__(self, options, path, sections, works, names, versions, budget_s=None, commit=None, **of_run):
         """`path`: the file of results; `names`: the contenders that take part; `of_run`: further facts about this
@@ -64,7 +65,7 @@ class Benchmark:
             raise SystemExit(f"run: --add: {path.name} is of another kind: only one of both is a smoke test. hint: leave --add out")
 
     def entry(self, section, **key):
-        """Returns the entry of results[section] with these fields; a new one if there is none."""
+        """Returns the entry of results[section] with these fields. Makes a new entry if there is none."""
         for entry in self.results.setdefault(section, []):
             if all(entry[name] == value for name, value in key.items()):
                 return entry
@@ -79,7 +80,7 @@ class Benchmark:
         return entry
 
     def check(self, work, who, check):
-        """Notes the result of `check()`. Raises checks.CheckFailed if it fails."""
+        """Records the result of `check()`. Raises checks.CheckFailed if it fails."""
         try:
             result = f"{who}{check()}"
         except checks.CheckFailed as failure:
@@ -108,7 +109,7 @@ def add_arguments(parser, out, rounds):
 
 
 def chosen(parser, options, names, default=None):
-    """Returns the `names` that --only selects; ends with an error if --only has an unknown name."""
+    """Returns the `names` that --only selects. Ends with an error if --only has an unknown name."""
     if unknown := sorted(set(options.only or []) - set(names)):
         parser.error(f"--only: unknown {', '.join(unknown)}; there are {', '.join(names)}")
     return [name for name in names if name in (options.only or default or names)]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Studies how far a batch can grow under SGD, AdamW, LARS and LAMB. The rate is that of a small batch, either unchanged
-or scaled and warmed up.
+"""Studies how far a batch can grow under SGD, AdamW, LARS and LAMB. The learning rate is that of a small batch, either
+unchanged, or scaled and warmed up.
 
-    benchmarks/large_batch.py --runs FOLDER            trains what FOLDER has no results of, and writes results/large_batch.json.xz
-    benchmarks/large_batch.py --runs FOLDER --small    a small form of it: about half an hour on two cores
-    benchmarks/large_batch.py --page                   fills the tables of docs/recipes/large_batch.md with what the results have
+    benchmarks/large_batch.py --runs FOLDER            trains missing runs, and writes results/large_batch.json.xz
+    benchmarks/large_batch.py --runs FOLDER --small    a small form of the runs: about half an hour on two cores
+    benchmarks/large_batch.py --page                   fills the tables of docs/recipes/large_batch.md from the results
 
-`--runs` and `--page` go together. Runs that FOLDER has are not made again, so a study that was stopped continues. A
-folder has runs of the small form or of the whole one, not of both.
+`--runs` and `--page` go together. Runs that FOLDER already has are not made again, so a study that was stopped
+continues. A folder may have only runs of the small form or only runs of the whole form.
 
 Three studies: `digits` (those of this Python's scikit-learn, or of --digits FILE as examples/images/digits.py writes
 it), `text` (LibTorch's headers, a small GPT), and `wire` (what compression and outer steps cost and save at a large
@@ -38,8 +38,8 @@ BASE = 32
 TRAINING_DIGITS, WARM_UP_EPOCHS = 1437, 2
 TUNING_SEED = 0
 LINEAR, ROOT = "linear", "square_root"
-# Each entry is an optimizer: its keys, how its rate grows with the batch, and the rates of which the base batch's best
-# one is chosen.
+# Each entry is an optimizer: its keys, how its rate grows with the batch, and the rates among which the best one for
+# the base batch is chosen.
 OPTIMIZERS = {
     "SGD": ({"type": "sgd", "momentum": 0.9, "weight_decay": 1e-4}, LINEAR, {"digits": [0.01, 0.03, 0.1], "text": [0.03, 0.1, 0.3]}),
     "AdamW": ({"type": "adamw", "weight_decay": 0.01}, ROOT, {"digits": [3e-4, 1e-3, 3e-3], "text": [5e-4, 1.5e-3, 5e-3]}),
@@ -52,7 +52,7 @@ WHOLE = {"epochs": 40, "seeds": [1, 2, 3], "batches": [32, 64, 128, 256], "text_
 SMALL = WHOLE | {"epochs": 15, "text_samples": 8192, "text_batches": [32, 1024], "tuning_samples": 1024, "wire_batch": 128,
                  "wire_steps": 17}
 NOT_IN_NAMES = ("epochs", "wire_steps")  # sizes that are not part of a run's name
-# A contender of the study `wire`: its label, and the keys that its strategy has beyond those of "plain".
+# A contender of the study `wire`: its label, and the keys that its strategy has in addition to those of "plain".
 OUTER = {"mesh": {"replicate": 2, "shard": 1}}
 WIRE = {
     "plain": ("gradients in every step, fp32", {}),
@@ -81,10 +81,10 @@ def parse_arguments():
     return options
 
 
-# These functions make the runs: what is trained, and how.
+# These functions make the runs: they set what is trained, and how.
 
 def strategy(optimizer, rate, batch, way, schedule, rise):
-    """Returns a strategy. `schedule`: keys of lr_schedule that all runs have; `rise`: keys of the warm-up."""
+    """Returns a strategy. `schedule`: keys of lr_schedule that all runs have. `rise`: keys of the warm-up."""
     keys, scaling, _ = OPTIMIZERS[optimizer]
     schedule = {"type": "cosine"} | schedule
     if way == SCALED:
@@ -124,7 +124,7 @@ def wire_run(size, contender, batch, rate, seed):
 
 
 class Runs:
-    """Results of runs, by their names; each is a line of FOLDER/runs.jsonl."""
+    """Results of runs, by their names. Each is a line of FOLDER/runs.jsonl."""
 
     def __init__(self, options, size):
         self.options, self.size = options, size
@@ -143,7 +143,7 @@ class Runs:
         return {run["name"]: run for run in map(json.loads, lines)}
 
     def of_digits(self, wanted):
-        """Trains the runs that are not known, in one process, and returns all runs."""
+        """Trains the runs that have no result yet, in one process, and returns the results of all runs."""
         left = [run for run in wanted if run["name"] not in self.known]
         if left:
             plan = self.options.runs / "digits_runs.json"
@@ -181,13 +181,13 @@ class Runs:
 
 
 def best_rate(rates, losses):
-    """Returns the rate with the least training loss. A run that diverged has none."""
+    """Returns the rate with the least training loss. A run that diverged has no training loss."""
     return min(zip(rates, losses), key=lambda each: each[1] if math.isfinite(each[1]) else math.inf)[0]
 
 
 def rate_of(runs, study, optimizer):
-    """Returns the rate of the list that has the least training loss at the base batch. Its runs have a seed that the
-    study does not use."""
+    """Returns the rate in the list with the least training loss at the base batch. Its runs have a seed that the study
+    does not use."""
     rates = OPTIMIZERS[optimizer][2][study]
     if study == "digits":
         found = runs.of_digits([digits_run(runs.size, optimizer, rate, BASE, PLAIN, TUNING_SEED) for rate in rates])
@@ -197,7 +197,8 @@ def rate_of(runs, study, optimizer):
 
 
 def grown(runs, study):
-    """Makes the study. Returns a row for each optimizer and way: {optimizer, way, rate, cells: [{batch, runs}]}."""
+    """Makes the study. Returns a row for each optimizer and each way to choose the rate: {optimizer, way, rate, cells:
+    [{batch, runs}]}."""
     size, rows = runs.size, []
     batches, seeds = (size["batches"], size["seeds"]) if study == "digits" else (size["text_batches"], size["text_seeds"])
     for optimizer in OPTIMIZERS:
@@ -223,7 +224,7 @@ def on_the_wire(runs):
 
 
 def measured(options, path):
-    """Trains, and returns the results. Studies that this call does not make keep their earlier results."""
+    """Trains, and returns the results. Studies that this call does not repeat keep their earlier results."""
     size = SMALL if options.small else WHOLE
     runs = Runs(options, size)
     earlier = results.read(path)["studies"] if path.exists() else {}
@@ -235,7 +236,7 @@ def measured(options, path):
 # These functions make the page.
 
 def spread(values, form):
-    """Returns the mean over seeds, and half of the difference between the least and the most."""
+    """Returns the mean over seeds, and half of the difference between the largest and the smallest value."""
     values = [value for value in values if value is not None and math.isfinite(value)]
     if not values:
         return "diverged"
@@ -256,7 +257,8 @@ def count(value):
 
 
 def table_of(rows, of_run, form, unknown=None):
-    """Returns a table of batches: a row for each optimizer and way. `unknown`: the text of a cell without a number."""
+    """Returns a table of batches, with a row for each optimizer and each way to choose the rate. `unknown`: the text of
+    a cell without a number."""
     batches = [cell["batch"] for cell in rows[0]["cells"]]
     lines = ["| optimizer | way | rate at 32 | " + " | ".join(map(str, batches)) + " |", "|---|---|---:|" + "---:|" * len(batches)]
     for row in rows:

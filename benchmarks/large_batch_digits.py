@@ -20,7 +20,8 @@ HELD_OUT, SPLIT_SEED = 360, 0
 
 
 def split(path):
-    """Returns (pictures, classes) for training, and held-out ones. The split is the same for all runs."""
+    """Returns two pairs (pictures, classes): one for training, and one that is held out. The split is the same for all
+    runs."""
     rows = [[float(number) for number in line.split(",")] for line in pathlib.Path(path).read_text().split()]
     table = torch.tensor(rows)
     table = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(SPLIT_SEED))]
@@ -40,7 +41,8 @@ def judged(model, pictures, classes):
 
 
 def trained(run, training, held_out):
-    """Returns losses, accuracies and the gradient noise scale, which is None where the noise hides the gradient."""
+    """Returns losses, accuracies and the gradient noise scale. The noise scale is None if the noise hides the
+    gradient."""
     torch.manual_seed(run["seed"])
     model = perceptron()
     engine = tessera.Engine(model, run["strategy"])

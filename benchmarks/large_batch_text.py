@@ -13,8 +13,8 @@ from launch import metrics, steps_of
 RANKS, SEQ_LEN = 2, 64
 MODEL = {"model": "gpt", "vocab_size": 256, "seq_len": SEQ_LEN, "layers": 3, "width": 128, "heads": 4}
 EVAL_SEQUENCES = 1024
-# The rate of the loopback, both directions together, in runs whose bytes are counted. A step with a small batch waits
-# for this slow network.
+# The rate of the loopback in runs whose bytes are counted, for both directions together. A step with a small batch
+# waits for this slow network.
 WIRE_RATE = "200mbit"
 
 
@@ -39,8 +39,8 @@ def command(binary, folder, data, job, more):
 
 
 def trained(binary, folder, data, job):
-    """Trains `job`: {"name", "strategy", "batch", "seed", "steps"}. Returns the losses, the gradient noise scale, which is None where it is
-    not known, and the share of communication."""
+    """Trains `job`: {"name", "strategy", "batch", "seed", "steps"}. Returns the losses, the gradient noise scale (None
+    if it is not known), and the share of communication."""
     unfinished = folder / "unfinished.jsonl"
     words = command(binary, folder, data, job, [
         "--steps", job["steps"], "--batch", job["batch"] // RANKS, "--log-every", job["steps"], "--metrics", unfinished, "--overwrite",
@@ -65,20 +65,21 @@ def outcome(lines, steps):
 
 
 def number(value):
-    """Returns a number of the metrics, which have null for numbers that are not finite."""
+    """Returns a number of the metrics. The metrics have null for numbers that are not finite."""
     return float("nan") if value is None else value
 
 
 @functools.cache
 def can_count():
-    """Returns whether the user may make a network namespace, whose loopback counts bytes and has a rate."""
+    """Returns whether the user may make a network namespace. Its loopback counts bytes and has a limited rate."""
     if not all(map(shutil.which, ("unshare", "ip", "tc"))):
         return False
     return subprocess.run(["unshare", "-n", "sh", "-c", IN_NAMESPACE, "sh", "true"], capture_output=True).returncode == 0
 
 
 def counted(words):
-    """Runs the command in its own network. Returns the bytes over its loopback; None if no such network can be made."""
+    """Runs the command in its own network. Returns the number of bytes over its loopback. Returns None if no such
+    network can be made."""
     if not can_count():
         run(words)
         return None
@@ -86,8 +87,8 @@ def counted(words):
 
 
 def bytes_of_steps(sent, binary, folder, data, job):
-    """Returns bytes a step, without those of the start and of the evaluation. A run of one step with a batch of 1 shows
-    the bytes of the start and of the evaluation."""
+    """Returns the bytes per step, without the bytes of the start and of the evaluation. A run of one step with a batch
+    of 1 shows how many bytes the start and the evaluation need."""
     first = command(binary, folder, data, job, [
         "--steps", 1, "--batch", 1, "--log-every", 1, "--eval-data", data[1], "--eval-batches", max(1, EVAL_SEQUENCES // job["batch"])])
     return (sent - counted(first)) / (job["steps"] - 1)

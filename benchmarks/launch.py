@@ -1,7 +1,8 @@
-"""Starts a contender's ranks on a work, and reads what they measured. It uses the standard library only.
+"""Starts a contender's ranks on a workload, and reads their measurements. It uses the standard library only.
 
-All ranks of all contenders are started in the same way: one process a rank, with torchrun's variables. Each rank writes
-a metrics file, or rank 0 writes one for all ranks: `tessera train --metrics`, and peers/step.py in the same form.
+All ranks of all contenders are started in the same way: one process per rank, with torchrun's variables. Each rank
+writes a metrics file, or rank 0 writes one for all ranks. The writers are `tessera train --metrics`, and peers/step.py
+in the same form.
 """
 
 import contextlib
@@ -23,13 +24,13 @@ TIMEOUT_S = 600
 
 @dataclasses.dataclass
 class Run:
-    """One run of a contender. Each list has one entry for each rank that reported. The losses are each rank's own, or
-    the global ones."""
+    """One run of a contender. Each list has one entry for each rank that reported. The losses are those of each rank,
+    or the global losses."""
 
     samples_s: list                 # [[seconds of a timed step]]
     losses: list                    # [[loss of a step, from the first]]
-    # Other reported numbers: "allocated_bytes" and "planned_bytes" of Tessera's first rank, and "exposed_s" of its
-    # timed steps; "allocated_peak_bytes" of PyTorch's tensors on a GPU.
+    # Other reported numbers. They are "allocated_bytes" and "planned_bytes" of Tessera's first rank, and "exposed_s" of
+    # its timed steps; "allocated_peak_bytes" of PyTorch's tensors on a GPU.
     facts: dict
     peak_bytes: float = None        # peak as memory.py measures it, mean over the ranks; only if asked for, and then nothing is timed
 
@@ -38,8 +39,8 @@ class Run:
 
 
 def built_package(binary):
-    """Returns {"PYTHONPATH": ...} for the Python package of the build of `binary`. It is {} if that build has no package, so that an
-    installed one is found."""
+    """Returns {"PYTHONPATH": ...} for the Python package of the build of `binary`. It is {} if that build has no
+    package, so that an installed package is found."""
     folder = pathlib.Path(binary).resolve().parents[1] / "python"
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths)} if (folder / "tessera").is_dir() else {}
@@ -60,8 +61,9 @@ class Launcher:
         self.device = device
 
     def train(self, contender, work, folder, count=1, limit_s=TIMEOUT_S, steps=None, memory=False, more=(), watch=None):
-        """Trains a contender. `steps`: only this many steps are made, and none of them is timed; `more`: arguments;
-        `watch`: as in ranks.run_ranks. Raises ranks.ContenderFailed if it fails or does not end in time."""
+        """Trains a contender. `steps`: if given, only this many steps are made, and none of them is timed. `more`:
+        arguments. `watch`: as in ranks.run_ranks. Raises ranks.ContenderFailed if the contender fails or does not end
+        in time."""
         for old in folder.glob("metrics.*"):
             old.unlink()
         sampler = None
@@ -84,7 +86,7 @@ class Launcher:
         ranks.run_ranks(command, self.environments(contender, count), limit_s, watch)
 
     def command(self, contender, work, folder, steps=None):
-        """Returns the command. `steps`: the number of steps that Tessera makes, if not that of the work."""
+        """Returns the command. `steps`: the number of steps that Tessera makes, if it is not that of the workload."""
         model, tokens = folder / "model.json", folder / "tokens.bin"
         model.write_text(json.dumps(work.model))
         if not tokens.exists():
@@ -100,10 +102,10 @@ class Launcher:
                 "--warm-up", work.warm_up, "--steps", work.steps, "--cool-down", work.cool_down, *common]
 
     def environments(self, contender, count):
-        """Returns the environment of each rank. DeepSpeed finds the operators that benchmarks/setup compiled, and
-        Python writes no bytecode files beside the sources. Ranks of Tessera that train alone get no variables about
-        other ranks, so each of these ranks is a job with one rank. On a GPU some contenders draw the weights on the
-        CPU, so the ranks there share all cores."""
+        """Returns the environment of each rank. DeepSpeed finds the operators that benchmarks/setup compiled. Python
+        writes no bytecode files into the folders of the sources. If ranks of Tessera train alone, they get no variables
+        about other ranks, so each of them is a job with one rank. On a GPU some contenders draw the weights on the CPU,
+        so all ranks together may use all cores."""
         threads = max(1, len(os.sched_getaffinity(0)) // count) if self.device == "cuda" else 1
         own = {"TORCH_EXTENSIONS_DIR": str(FOLDER / ".venv/extensions"), "PYTHONDONTWRITEBYTECODE": "1",
                "OMP_NUM_THREADS": str(threads)} | built_package(self.binary)
@@ -111,16 +113,16 @@ class Launcher:
         return [of_rank | own for of_rank in ([{}] * count if strangers else ranks.rank_environments(count))]
 
     def peer_lines(self, program, arguments, python, count=1, limit_s=TIMEOUT_S, watch=None):
-        """Runs another program of peers/ on `count` ranks; returns the JSON line that each rank prints."""
+        """Runs another program of peers/ on `count` ranks. Returns the JSON line that each rank prints."""
         environments = [of_rank | {"TORCH_EXTENSIONS_DIR": str(FOLDER / ".venv/extensions"), "PYTHONDONTWRITEBYTECODE": "1"}
                         for of_rank in ranks.rank_environments(count)]
         return [json.loads(text) for text in
                 ranks.run_ranks([python, FOLDER / "peers" / program, *arguments], environments, limit_s, watch)]
 
     def measure_memory(self, contender, work, folder, count):
-        """Returns {"baseline_bytes", "peak_bytes"} of a rank, and Tessera's plan. The baseline is the memory of the
-        same contender with a tiny model: libraries, interpreter, threads, and whatever else does not grow with the
-        model."""
+        """Returns {"baseline_bytes", "peak_bytes"} of a rank, and the numbers of Tessera's plan. The baseline is the
+        memory of the same contender with a tiny model: libraries, interpreter, threads, and everything else that does
+        not grow with the model."""
         tiny = dataclasses.replace(work, model=work.model | {"layers": 1, "width": 8, "heads": 1})
         baseline = self.train(contender, tiny, folder, count, memory=True).peak_bytes
         run = self.train(contender, work, folder, count, memory=True)
@@ -129,12 +131,12 @@ class Launcher:
 
 
 def metrics(path):
-    """Returns the objects of a metrics file. If the run was ended, the line that it was writing is left out."""
+    """Returns the objects of a metrics file. If the run was ended while it wrote a line, that line is left out."""
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def steps_of(path):
-    """Returns the step objects, without the header and the evaluations between them."""
+    """Returns the objects of steps, without the header and the evaluations."""
     return [line for line in metrics(path) if "step" in line]
 
 
@@ -167,7 +169,7 @@ def read(folder, work, steps=None):
 
 
 def _mean_used_bytes(pids):
-    """Returns the mean of used_bytes over the processes; None if one of them has ended."""
+    """Returns the mean of used_bytes over the processes. Returns None if one of them has ended."""
     with contextlib.suppress(OSError):
         return sum(used_bytes(pid) for pid in pids) / len(pids)
     return None

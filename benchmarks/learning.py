@@ -3,15 +3,15 @@
 (streaming DiLoCo with int4), or compressed gradients. Both are compared with gradients that are summed uncompressed in
 every step.
 
-    benchmarks/learning.py --runs FOLDER                      trains what FOLDER has no metrics of, then writes
+    benchmarks/learning.py --runs FOLDER                      trains runs whose metrics FOLDER lacks, then writes
                                                               results/learning.{json.xz,md,svg}
-    benchmarks/learning.py --runs FOLDER --set compression    the same of results/learning_compression.*
-    benchmarks/learning.py --redraw                           draws what the results have
+    benchmarks/learning.py --runs FOLDER --set compression    the same for results/learning_compression.*
+    benchmarks/learning.py --redraw                           draws the results
 
 The model is `scripts/demo`'s GPT of 10.9 million parameters (fp32, AdamW, 400 steps of 2 ranks with 4 samples of 128
 bytes, a cosine). It is trained on LibTorch's headers in ATen/, and evaluated on those in c10/. Each rank counts as one
-host. Replicas meet at the checkpoint after step 399, so the evaluation after step 400 sees the outer weights one step
-later. Runs of the same strategy and seed that the results have already are not made again.
+host. Replicas exchange their values at the checkpoint after step 399, so the evaluation after step 400 sees the outer
+weights one step later. If the results already have a run with the same strategy and seed, it is not made again.
 
 The bytes over a network namespace's loopback are counted in two periods of steps, if the user may make such a namespace
 (root). It needs the torch whose headers are read, and matplotlib, which draws (benchmarks/setup).
@@ -35,7 +35,7 @@ from launch import steps_of
 from works import REPOSITORY
 
 STEPS, SAVED = 400, 399
-FIRST, WINDOW = 20, 20  # first step of the curve, and the number of steps over which it is a mean
+FIRST, WINDOW = 20, 20  # first step of the curve, and number of steps for each mean
 
 
 def strategy(every=None, momentum=0.0, lr=1.0, mix=0.5):
@@ -134,8 +134,8 @@ def train(binary, name, seed, folder, data):
 
 
 def wire_bytes(binary, name, data):
-    """Returns the bytes that both ranks send in a step after the uncompressed first steps; None if no network namespace
-    can be made."""
+    """Returns the bytes that both ranks send in a step, after the first steps without compression. Returns None if no
+    network namespace can be made."""
     of = CONTENDERS[name][1]
     if "compression" in of:  # methods with momentum send as many bytes as gradients, but begin with uncompressed steps
         rest = {key: value for key, value in of["compression"].items() if key != "start_step"}
@@ -157,7 +157,7 @@ def wire_bytes(binary, name, data):
 
 
 def read(metrics):
-    """Returns {"losses": [each step's, of one replica], "eval_loss"}."""
+    """Returns {"losses": [the loss of each step, of one replica], "eval_loss"}."""
     evaluations = [json.loads(line) for line in metrics.read_text().splitlines() if '"eval_loss"' in line]
     return {"losses": [line["loss"] for line in steps_of(metrics)], "eval_loss": evaluations[0]["eval_loss"]}
 
@@ -170,7 +170,7 @@ def earlier_of(options):
 
 
 def measured(options):
-    """Returns the results. Earlier results stay if their strategy is the same."""
+    """Returns the results. Earlier results stay if their strategy has not changed."""
     options.runs.mkdir(parents=True, exist_ok=True)
     binary, data, earlier = harness.binary(), make_data(options.runs), earlier_of(options)
     for seed in options.seeds:
@@ -189,7 +189,7 @@ def measured(options):
 
 
 def more_than(plain, contender):
-    """Returns {seed: by how much the held-out loss is above the plain run's with this seed}."""
+    """Returns {seed: how much higher the held-out loss is than that of the plain run with this seed}."""
     of_plain = {run["seed"]: run["eval_loss"] for run in plain["runs"]}
     return {run["seed"]: run["eval_loss"] / of_plain[run["seed"]] - 1 for run in contender["runs"] if run["seed"] in of_plain}
 

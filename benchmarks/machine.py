@@ -1,5 +1,5 @@
-"""Tells on what a result depends besides the code: the machine, the versions, the commit. It uses the standard library
-only."""
+"""Reports everything except the code on which a result depends: the machine, the versions, the commit. It uses the
+standard library only."""
 
 import json
 import os
@@ -40,12 +40,12 @@ def _git(*arguments):
 
 
 def commit():
-    """Returns {"hash", "dirty"}: dirty when a tracked file differs from the commit."""
+    """Returns {"hash", "dirty"}. It is dirty if a tracked file differs from the commit."""
     return {"hash": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
 
 
 def versions(python, packages):
-    """Returns {"python": ..., package: version}, as the interpreter `python` sees them."""
+    """Returns {"python": ..., package: version}, as seen by the interpreter `python`."""
     script = ("import json, platform, sys\nfrom importlib.metadata import version\n"
               "print(json.dumps({'python': platform.python_version()} | {p: version(p) for p in sys.argv[1:]}))")
     return json.loads(_output([python, "-c", script, *packages]))

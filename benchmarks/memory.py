@@ -1,10 +1,10 @@
-"""Tells how much memory a process uses, and how much its strategy needs by a formula.
+"""Measures how much memory a process uses, and computes with a formula how much its strategy needs.
 
-The peak of a rank is the largest *anonymous + shared* memory seen while it trains, less the memory of the same program
-with a tiny model. Anonymous memory belongs to one process. For memory that several ranks map, each rank is charged its
-share (PSS, the "proportional set size" of proc_pid_smaps(5)), so the ranks' numbers add up to the memory that they take
-from the machine. Pages of files, such as the libraries' code, do not count: they can be dropped. The kernel walks all
-pages for this, so memory is measured in a separate run and never in a run that is timed.
+The peak of a rank is the largest *anonymous + shared* memory seen while it trains, minus the memory of the same program
+with a tiny model. Anonymous memory belongs to one process. If several ranks map the same memory, each rank counts its
+share of it (PSS, the "proportional set size" of proc_pid_smaps(5)). The ranks' numbers therefore add up to the memory
+that they take from the machine. Pages of files, such as the libraries' code, do not count, since they can be dropped.
+The kernel walks all pages for this, so memory is measured in a separate run and never in a run that is timed.
 """
 
 import pathlib
@@ -25,10 +25,10 @@ def used_bytes(pid="self"):
 
 
 class PeakSampler:
-    """Samples `measure()` (a number, or None for "not now") on a thread of its own for as long as the context is open.
+    """Samples `measure()` (a number, or None for "not now") on its own thread while the context is open.
 
-    `peak` is the largest value, 0 before the first value; once the context has closed it does not change. The context's
-    last act is one more sample, so `peak` is never below what was in use at the end.
+    `peak` is the largest value so far, and 0 before the first value. It does not change after the context has closed.
+    The context takes one more sample when it closes, so `peak` is never below the memory in use at the end.
     """
 
     def __init__(self, measure=used_bytes, seconds=SAMPLE_SECONDS):
@@ -62,9 +62,9 @@ def formula_bytes(stage, parameters, ranks, dtype):
     """Returns the bytes that a rank needs for parameters, gradients and AdamW's state under ZeRO (arXiv 1910.02054,
     figure 1).
 
-    With bf16 parameters, P of them over N ranks: 16P, 4P + 12P/N, 2P + 14P/N, 16P/N for stages 0 to 3. (2 bytes each
-    for the parameter and its gradient; 12 for the fp32 master and two moments.) With fp32 parameters there is no second
-    copy: 4 + 4 + 8 bytes. Activations do not count.
+    With P bf16 parameters over N ranks, stages 0 to 3 need 16P, 4P + 12P/N, 2P + 14P/N and 16P/N bytes. (There are 2
+    bytes each for the parameter and its gradient, and 12 for the fp32 master and two moments.) With fp32 parameters
+    there is no second copy: 4 + 4 + 8 bytes. Activations do not count.
     """
     parameter, gradient, state = {"fp32": (4, 4, 8), "bf16": (2, 2, 12)}[dtype]
     sharded = {0: 0, 1: state, 2: state + gradient, 3: state + gradient + parameter}[stage]

@@ -28,7 +28,7 @@ def number(text):
 
 
 def of_table(table, names, without=()):
-    """Returns a table of tables.py; columns named in `without` are left out."""
+    """Returns a table of tables.py. Columns that `without` names are left out."""
     kept = [place for place, column in enumerate(table["columns"]) if column not in without]
     numeric = {place for place in kept if not any(isinstance(row[place], str) for row in table["rows"])}
 
@@ -80,20 +80,20 @@ def _run(run):
 
 
 def machine_text(run):
-    """Describes the machine of a run; empty if the run does not say where it was."""
+    """Describes the machine of a run. Returns "" if the run does not say where it was."""
     machine = run["machine"]
     return machine and (f"; {run.get('processor') or '{cpu}, {cores} cores'.format(**machine)}, {size_label(machine['memory_bytes'])}, "
                         f"kernel {machine['kernel']}, load average at the start {machine['load_average_at_start']:.2f}") or ""
 
 
 def this_run(data, more=(), behind=""):
-    """Makes the section about this run."""
+    """Makes the section with the facts about this run."""
     table = html_table(("", ""), facts(data, more), "facts")
     return "This run", re.sub("`([^`]*)`", r"<code>\1</code>", table) + behind
 
 
 def checked(data, names):
-    """Returns lines that say what was verified."""
+    """Returns lines that list all verified facts."""
     return [f"{names(check['work'])}: {check['result']}" for check in data["checks"]]
 
 
@@ -110,7 +110,7 @@ def noted(data):
 
 
 def missing(data):
-    """Makes the section about what failed or was not run."""
+    """Makes the section about everything that failed or was not run."""
     items = "".join(
         f"<li>{html.escape(what)}: {html.escape(first)}"
         + (f"<details><summary>what it said</summary><pre>{html.escape(chr(10).join(rest))}</pre></details>" if rest else "") + "</li>"
@@ -133,7 +133,7 @@ def markdown_lines(rows):
 
 
 def markdown_table(table):
-    """Returns a heading and the table. It has a column of notes only if a row has a note."""
+    """Returns a heading and the table. It has a column of notes only if some row has a note."""
     columns, rows = table["columns"], table["rows"]
     if columns[-1] == "note" and not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]

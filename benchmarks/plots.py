@@ -1,8 +1,8 @@
-"""Charts by matplotlib, as SVG: inline in a page, whose style gives the colours, or as a separate file.
+"""Charts made by matplotlib, as SVG. A chart is inline in a page, whose style gives the colours, or a separate file.
 
-Families differ by brightness and hatching, lines by dashes and marks, so a page printed in black and white says as much
-as one in colour. The colours of COLOURS become variables of the page's style (page.html), which has a dark set too.
-Each function makes a matplotlib Figure; svg() writes one.
+Families differ by brightness and hatching, and lines by dashes and marks. A page printed in black and white therefore
+shows as much as one in colour. The colours of COLOURS become variables of the page's style (page.html), which has a
+dark set too. Each function makes a matplotlib Figure; svg() writes one.
 """
 
 import html
@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from readable import size_label, time_label
 
 WIDTH = 900  # width of all pictures, in units of the SVG
-# Each colour differs from all others, so that it can be found in the output of matplotlib.
+# Each colour differs from all others, so that the program finds it in the output of matplotlib.
 COLOURS = {"page": "#ffffff", "ink": "#111111", "soft": "#444444", "edge": "#333333", "grid": "#dddddd", "mark": "#c0392b",
            "tessera": "#1f3a5f", "python": "#7989a0", "torch": "#d9d9d9", "hatch": "#777777",
            "line-1": "#a03a2c", "line-2": "#5d7f3a", "line-3": "#787878", "line-4": "#8a6d1f", "line-5": "#6b4a8a", "line-6": "#0a8f8f",
@@ -50,7 +50,7 @@ def _figure(height):
 
 
 def _lanes(axes, labels, notes=None):
-    """Draws rows from the top, each with a label on its left and a note on its right."""
+    """Draws rows from the top down, each with a label on its left and a note on its right."""
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_yticks(range(len(labels)), labels)
     if notes:
@@ -74,7 +74,7 @@ def bars(rows, unit, families, references=()):
     _lanes(axes, [row["label"] for row in rows], [row["note"] for row in rows])
     for place, row in enumerate(rows):
         axes.barh(place, row["value"], height=0.62, edgecolor=COLOURS["edge"], **_FILLS[row["family"]])
-        # A halo in the page's colour makes the line visible on bars of any brightness, and beside them.
+        # A halo in the page's colour makes the line visible both on bars of any brightness and beside them.
         if "low" in row:
             axes.errorbar(row["value"], place, xerr=[[row["value"] - row["low"]], [row["high"] - row["value"]]], fmt="none",
                           color=COLOURS["ink"], elinewidth=1.4, capsize=3, path_effects=_HALO)
@@ -92,7 +92,8 @@ def bars(rows, unit, families, references=()):
 
 
 def _curves(axes, series, marked=True):
-    """Draws curves. A series without points is left out, and no other series takes its line style, so charts agree."""
+    """Draws curves. A series without points is left out, but keeps its line style, so that a series looks the same in
+    all charts."""
     for number, entry in enumerate(series):
         if entry["points"]:
             marker = _MARKERS[number % len(_MARKERS)] if marked else {}
@@ -111,7 +112,7 @@ def lines(series, y_label, y_format=lambda y: f"{y:g}", x_label="bytes"):
     _curves(axes, series)
     figure.legend(loc="outside right upper", handlelength=3.5, labelcolor=COLOURS["soft"], fontsize=11)
     values = [y for entry in series for _, y in entry["points"]]
-    # Values lie between two ticks: powers of 10, or 1, 2, 5 and their tens if the range is narrow.
+    # Ticks are powers of 10, or 1, 2, 5 and their multiples by 10 if the range is narrow.
     factors = (1, 2, 5) if max(values) < 30 * min(values) else (1,)
     decades = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
     ticks = [factor * 10.0**decade for decade in decades for factor in factors]

@@ -1,4 +1,5 @@
-"""Starts the ranks of one contender, and makes sure that none outlives it. It uses the standard library only."""
+"""Starts the ranks of one contender, and makes sure that no rank outlives this program. It uses the standard library
+only."""
 
 import os
 import pathlib
@@ -12,7 +13,7 @@ _LINES_OF_ERROR = 15
 
 
 def _command_of(arguments):
-    """Returns the command for readers on other machines: files are shown by their names, without folders."""
+    """Returns the command in a form for readers on other machines: files are shown by their names, without folders."""
     return " ".join(os.path.basename(each) if os.path.isabs(each) else each for each in map(str, arguments))
 
 
@@ -21,24 +22,25 @@ class ContenderFailed(Exception):
 
 
 def free_port():
-    """Returns a TCP port that was free a moment ago."""
+    """Returns a TCP port that was free just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def rank_environments(ranks):
-    """Returns the variables torchrun sets, for each of `ranks` ranks of this machine. Gives each rank one thread."""
+    """Returns the variables that torchrun sets, for each of `ranks` ranks of this machine. Gives each rank one
+    thread."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks),
               "LOCAL_WORLD_SIZE": str(ranks)}
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def run_ranks(command, environments, timeout_s, watch=None):
-    """Runs `command` once for each of `environments`, all at once; returns the standard output of each.
+    """Runs `command` once for each of `environments`, all at the same time. Returns the standard output of each.
 
     `watch(pids)` is a context manager that is open while they run. `{rank}` in an argument is replaced by the index in
-    `environments`. Raises ContenderFailed once a rank fails or the time is up; the other ranks are then ended.
+    `environments`. Raises ContenderFailed when a rank fails or the time is over. The other ranks are then ended.
     """
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
@@ -57,7 +59,8 @@ def run_ranks(command, environments, timeout_s, watch=None):
 
 
 def start(command, number, environment, folder):
-    """Starts rank `number`, whose output goes into `folder`, as the leader of a session of its own. Returns the process."""
+    """Starts rank `number` as the leader of its own session, and returns the process. The output is written to files in
+    `folder`."""
     arguments = [str(argument).replace("{rank}", str(number)) for argument in command]
     with open(folder / f"{number}.out", "w") as out, open(folder / f"{number}.err", "w") as err:
         return subprocess.Popen(arguments, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, stdout=out,
@@ -82,7 +85,7 @@ def _wait(processes, folder, timeout_s):
 
 
 def ended(process, number, folder):
-    """Returns the error of a rank that has ended before it should."""
+    """Returns the error of a rank that has ended too early."""
     return ContenderFailed(f"rank {number} of {_command_of(process.args)} ended with {process.returncode}:\n"
                            + _last_lines(folder / f"{number}.err"))
 

@@ -44,13 +44,13 @@ _NAMES = {
     "disk": "Passes over a disk", "disk_cpu": "CPU time of passes over a disk",
     "disk_step": "Optimizer step with its state on disk",
     "buckets_communication": "Communication with buckets of gradients",
-    # Works with a section of their own
+    # Workloads with their own section
     "python": "one Python model", "crowded": "more ranks than cores",
 }
 
 
 def size_label(size):
-    """Returns bytes in powers of 1024, with at most one decimal: 4 B, 64 KiB, 1 MiB."""
+    """Returns bytes in powers of 1024, with at most one decimal, such as 4 B, 64 KiB, 1 MiB."""
     for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size >= factor:
             return f"{size / factor:.1f}".removesuffix(".0") + f" {unit}"
@@ -67,7 +67,7 @@ def time_label(seconds):
 
 
 def shown(column, value):
-    """Returns the text of a cell of the page: a few digits, in the unit with which the column's name ends."""
+    """Returns the text of a cell of the page. It has a few digits, in the unit that ends the column's name."""
     if value is None:
         return "one a tensor" if column == "bucket_bytes" else ""
     if isinstance(value, str):
@@ -84,18 +84,18 @@ def shown(column, value):
 
 
 class Names:
-    """Maps ids to readable names. Titles of works come from the results."""
+    """Maps ids to readable names. Titles of workloads come from the results."""
 
     def __init__(self, data):
         self._names = {work["name"]: work["title"] for work in data["works"]} | _NAMES
 
     def __call__(self, name):
-        """Returns the readable name of an id, or the id itself if it has none."""
+        """Returns the readable name of an id, or the id itself if there is no such name."""
         return self._names.get(name, name)
 
 
 def heading(column):
-    """Returns a column's readable name. The unit is left out if the cells have it."""
+    """Returns a column's readable name. The unit is left out if the cells have the unit."""
     if column in _NAMES:
         return _NAMES[column]
     if column.endswith("_s") and not column.endswith("_per_s"):

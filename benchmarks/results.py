@@ -3,23 +3,22 @@
 One object:
 
     schema, where        "host", "net" or "gpu"
-    quick                whether it is a smoke test, whose figures mean nothing
+    quick                whether the run is a smoke test, whose figures have no meaning
     runs         [{command, sections, started, seconds, rounds, commit {hash, dirty}, machine {...} or null, ...}]
                          the latest run, and before it the runs that it adds to, with the sections that are still theirs
     versions     {...}
     contenders   [{name, family, label, group, stage, private_copies}]
     works        [{name, title, model, dtype, parameters, batch, steps, warm_up, contenders}]
-    checks       [{work, result}]                           what was verified
+    checks       [{work, result}]                           the verified fact
     failed, not_run  [{key: "section/what", what, round, why}]    round: in which it failed, from which on it was not
-                         run; null for what comes before the rounds, or after. What belongs to no section
-                         has a key without a slash
-    thinned_to   how many samples of each long list are left, where the file would have been too large
+                         run; null for times before or after the rounds. What belongs to no section has a key without a
+                         slash
+    thinned_to   how many samples of each long list are left, if the file would have been too large
 
-and the entries of sections, which the measure.py for host, network or GPU lists. Samples are seconds, and lists that
-hold only numbers keep 9 significant digits. Long lists of single calls are in order of size, and the file has them as
-whole nanoseconds,
-which is what clocks have: {"ns": [the first sample, and by how much each is longer than the one before]}. read() gives
-the list of seconds.
+The sections' entries are listed in the measure.py for host, network or GPU. Samples are seconds, and lists that hold
+only numbers keep 9 significant digits. Long lists of single calls are in order of size. The file has them as whole
+nanoseconds, the resolution of clocks: {"ns": [the first sample, and by how much each is longer than the one before]}.
+read() gives the list of seconds.
 """
 
 import itertools
@@ -31,7 +30,7 @@ import stats
 SCHEMA = 3
 MOST_BYTES = 200_000
 LONG, DIGITS = 100, 9
-# Names the section of --only to which the entries of each list belong. None: they belong to the work that each entry
+# Names the section of --only to which each list's entries belong. None: they belong to the workload that each entry
 # names.
 SECTIONS = {"steps": None, "memory": None, "checks": None, "optimizer": "optimizer", "optimizer_avx2": "optimizer",
             "collectives": "collectives", "disk": "disk", "disk_steps": "disk", "limits": "limits", "launches": "launches"}
@@ -42,7 +41,7 @@ def _are_samples(value):
 
 
 def _packed(value):
-    """Returns the value in the form that the file has."""
+    """Returns the value in the form in which it is stored in the file."""
     if isinstance(value, dict):
         return {name: _packed(each) for name, each in value.items()}
     if not isinstance(value, (list, tuple)):
@@ -77,7 +76,7 @@ def _longest(value):
 
 
 def write(path, data, most_bytes=MOST_BYTES):
-    """Thins the longest lists evenly until the file has at most `most_bytes`. Returns the data that the file holds."""
+    """Thins the longest lists evenly until the file has at most `most_bytes`. Returns the data that were written."""
     while True:
         text = json.dumps(_packed(data), separators=(",", ":")) + "\n"
         packed = lzma.compress(text.encode(), preset=9)
@@ -99,13 +98,14 @@ def read(path):
 
 
 def section_of(key):
-    """Returns the section of --only to which a failure belongs; None for a failure of the build or the tests."""
+    """Returns the section of --only to which a failure belongs. Returns None for a failure of the build or the
+    tests."""
     return key.split("/")[0] if "/" in key else None
 
 
 def added(earlier, new, names):
-    """Returns `new`, which has measured the sections `names`, with the other sections of `earlier`. Tests come from the
-    new run if it has any."""
+    """Returns `new`, which has measured the sections `names`, completed with the other sections of `earlier`. The tests
+    are those of the new run if it has any."""
     def kept(name, section):
         return [entry for entry in earlier.get(name, []) if section(entry) not in names]
 
@@ -116,7 +116,7 @@ def added(earlier, new, names):
     merged = earlier | new | {"versions": earlier["versions"] | new["versions"], "contenders": united("contenders")}
     before = [run | {"sections": [name for name in run["sections"] if name not in names]} for run in earlier["runs"]]
     merged["runs"] = [run for run in before if run["sections"]] + new["runs"]
-    # A work that was not measured now stays as before, even if other contenders take part now.
+    # A workload that was not measured this time stays as it was, even if other contenders take part now.
     old_works = {work["name"]: work for work in earlier["works"] if work["name"] not in names}
     merged["works"] = list(({work["name"]: work for work in new["works"]} | old_works).values())
     for name, section in SECTIONS.items():
@@ -134,7 +134,8 @@ def added(earlier, new, names):
 
 
 class Results:
-    """Results, with look-ups. A work or contender that the run does not have is shown by its name."""
+    """Results with functions that look up entries. If the run does not have a workload or contender, its name is
+    shown."""
 
     def __init__(self, data):
         self.data = data
@@ -149,19 +150,19 @@ class Results:
         return self.contenders[contender]["group"] == "alone"
 
     def entries(self, section, **key):
-        """Returns the entries of the section with these fields; none if there is no such section."""
+        """Returns the entries of the section with these fields. Returns none if there is no such section."""
         return [entry for entry in self.data.get(section, []) if all(entry.get(name) == value for name, value in key.items())]
 
     def entry(self, section, **key):
-        """Returns the first entry of the section with these fields; None if there is none."""
+        """Returns the first entry of the section with these fields, or None if there is no such entry."""
         return next(iter(self.entries(section, **key)), None)
 
     def samples(self, section, what="rounds_s", **key):
-        """Returns the samples of all rounds of the entry with these fields; none if there is no such entry."""
+        """Returns the samples of all rounds of the entry with these fields. Returns none if there is no such entry."""
         return [sample for samples in (self.entry(section, **key) or {}).get(what, []) for sample in samples]
 
     def reason(self, key):
-        """Returns why the task `key` has no result."""
+        """Returns the reason why the task `key` has no result."""
         for section, verb in (("failed", "failed"), ("not_run", "not run")):
             for entry in self.data[section]:
                 if entry["key"] == key:

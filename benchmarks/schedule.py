@@ -1,5 +1,5 @@
-"""Runs tasks by turns within a budget. A task that fails or no longer fits into the budget is noted, and the other
-tasks still run. It uses the standard library only."""
+"""Runs tasks in turn, within a budget of time. A task that fails or no longer fits into the budget is recorded, and the
+other tasks still run. It uses the standard library only."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from ranks import ContenderFailed
 
 
 def last_line(text):
-    """Returns the last line of a program's text. A program that fails gives the reason there."""
+    """Returns the last line of a program's output. A program that fails prints the reason there."""
     return (text.strip().splitlines() or [""])[-1]
 
 
@@ -30,7 +30,8 @@ class Budget:
         return max(self.seconds - self.spent(), 0.0)
 
     def refusal(self, wanted_s):
-        """Returns why something that takes about `wanted_s` is not begun; None if it fits."""
+        """Returns the reason why a task that takes about `wanted_s` is not begun. Returns None if it fits into the
+        budget."""
         if wanted_s <= self.left():
             return None
         return f"{self.left():.0f} s of {self.seconds:.0f} were left, and it takes about {wanted_s:.0f}"
@@ -40,14 +41,14 @@ class Budget:
 class Task:
     key: str                        # a section of --only and the measured contender, such as "gpt_124m/torch_ddp"
     what: str                       # name of the task for readers
-    run: Callable[[float], None]    # called with the seconds it may take
-    estimate_s: float = 0.0         # how long it may take, used until it has run once
+    run: Callable[[float], None]    # called with the seconds that it may take
+    estimate_s: float = 0.0         # expected time, used until the task has run once
     limit_s: float = math.inf       # time after which it counts as failed
 
 
 class Schedule:
     """`failed` and `not_run`: [{"key", "what", "round", "why"}]. Rounds count from 1. The round is the one in which the
-    task failed, or the first one in which it was not run.
+    task failed, or the first round in which it was not run.
 
     `most_failures`: a task that failed this many times is not tried again.
     """
@@ -67,7 +68,7 @@ class Schedule:
             self.run_round(tasks, number, after_each)
 
     def run_round(self, tasks, number, after_each=lambda: None):
-        """Runs a round. A task that did not fit is not tried again, since the time left only becomes less."""
+        """Runs a round. A task that did not fit is not tried again, since the remaining time only becomes less."""
         self.round = number
         for task in tasks:
             failures = sum(entry["key"] == task.key for entry in self.failed)
@@ -76,7 +77,7 @@ class Schedule:
                 after_each()
 
     def note_failure(self, key, what, why):
-        """Notes a failure of a part of a task, or of something that is no task."""
+        """Records a failure of a part of a task, or of something that is no task."""
         self._note(self.failed, key, what, why)
 
     def _run(self, task):

@@ -6,7 +6,7 @@ import math
 def percentile(samples, percent):
     """Returns the `percent`-th percentile, interpolated linearly between the two neighbouring samples.
 
-    REQUIRES: at least one sample; 0 <= percent <= 100 (else ValueError).
+    REQUIRES: at least one sample; 0 <= percent <= 100. Raises ValueError otherwise.
     """
     if not samples:
         raise ValueError("a percentile of no samples")
@@ -30,30 +30,31 @@ def summary(samples):
 
 
 def interval_of_median(samples):
-    """Returns a 95 % interval (least, most) of the median of what the samples were drawn from. Its ends are samples: the number of samples
-    below the median has a binomial distribution with a standard deviation of sqrt(n) / 2."""
+    """Returns a 95 % interval (least, most) of the median of the distribution from which the samples were drawn. Both
+    ends are samples. The number of samples below the median has a binomial distribution, and its standard deviation is
+    sqrt(n) / 2."""
     ordered = sorted(samples)
     below = max(0, math.floor((len(ordered) - 1.96 * math.sqrt(len(ordered))) / 2))
     return ordered[below], ordered[-1 - below]
 
 
 def thinned(samples, most):
-    """Returns at most `most` samples, evenly spread over the time in which they were taken."""
+    """Returns at most `most` samples, evenly spread over the time of the measurement."""
     if len(samples) <= most:
         return samples
     return [samples[k * len(samples) // most] for k in range(most)]
 
 
 def sample_of(samples, most):
-    """Returns at most `most` samples in order of size, for lists whose order in time does not matter. In this order
-    they need a third of the space in a file."""
+    """Returns at most `most` samples in order of size. It is for lists whose order in time does not matter. In this
+    order they need a third of the space in a file."""
     return sorted(thinned(samples, most))
 
 
 def ratio_by_turns(longer, shorter, a_turn):
-    """Returns how many times as long `longer` takes as `shorter`. Both were measured by turns, with `a_turn` samples
-    each time. The ratio of both medians is computed for each turn, and the median of these ratios is returned. Other
-    load that lasts longer than a turn thus slows both."""
+    """Returns the time of `longer` divided by that of `shorter`. Both were measured in turn, with `a_turn` samples each
+    time. The ratio of both medians is computed for each turn, and the median of these ratios is returned. A load on the
+    machine that lasts longer than a turn thus slows both."""
     turns = min(len(longer), len(shorter)) // a_turn
     if turns == 0:
         raise ValueError("a ratio needs a whole turn of both")
@@ -62,10 +63,11 @@ def ratio_by_turns(longer, shorter, a_turn):
 
 
 def alpha_beta_fit(points):
-    """Fits seconds = alpha + beta * bytes (Hockney's model) to (bytes, seconds); returns (alpha s, beta s/byte).
+    """Fits seconds = alpha + beta * bytes (Hockney's model) to pairs (bytes, seconds). Returns (alpha s, beta s/byte).
 
-    Least squares of the *relative* error, sum of ((alpha + beta b - t) / t)^2: sizes span many powers of two, and the
-    largest would otherwise decide alone. REQUIRES: points of at least two sizes, and times above 0 (else ValueError).
+    It uses least squares of the *relative* error, sum of ((alpha + beta b - t) / t)^2. Sizes span many powers of two,
+    and with absolute errors the largest size would decide alone. REQUIRES: points of at least two sizes, and times
+    above 0. Raises ValueError otherwise.
     """
     if len({size for size, _ in points}) < 2:
         raise ValueError("a line needs points of two sizes or more")

@@ -1,4 +1,4 @@
-"""Makes the parts that the tables of host, network and GPU runs share. It uses the standard library only.
+"""Makes those parts of tables that host, network and GPU runs share. It uses the standard library only.
 
 A table is {"title", "columns", "rows"}: a row holds text, numbers, and None for a number that was not measured. Units
 are in the columns' names. Every number is computed from samples.
@@ -12,7 +12,7 @@ TIMES = ["samples", "median_s", "p10_s", "p90_s"]
 
 
 def times(samples, scale=1.0):
-    """Returns the cells of TIMES; `scale`: a factor for the seconds."""
+    """Returns the cells of the columns TIMES. `scale`: a factor for the seconds."""
     of = stats.summary(samples)
     return [of["n"], scale * of["median"], scale * of["p10"], scale * of["p90"]]
 
@@ -32,9 +32,9 @@ def column(table, name):
 
 
 def write_csv(tables, folder):
-    """Writes `tables`: {file stem: table}; tables without rows are left out."""
+    """Writes `tables`: {file stem: table}. Tables without rows are left out."""
     for name, table in tables.items():
         if table["rows"]:
             with open(folder / f"{name}.csv", "w", newline="") as file:
-                # Lines end as in the rest of the repository; numbers that are read back have the same bits.
+                # Lines end as in the rest of the repository. Numbers that are read back have the same bits.
                 csv.writer(file, lineterminator="\n").writerows([table["columns"], *table["rows"]])

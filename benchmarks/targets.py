@@ -1,13 +1,13 @@
-"""The ratios that Tessera is meant to reach within one run: on a host and a GPU the peer's time (or bytes) divided by
-Tessera's, over a network Tessera's divided by the peer's.
+"""The ratios that Tessera should reach within one run. On a host and a GPU, they are the peer's time (or bytes) divided
+by Tessera's. Over a network, they are Tessera's time divided by the peer's.
 
-A target of None is reported and not judged. No run fails because it misses a target: a run is judged by the bits of its
-results, not by its timings.
+A ratio whose target is None is reported and not judged. No run fails because it misses a target: a run is judged by the
+bits of its results, not by its timings.
 """
 
-# This is {where: (work, or None for every work; peer; Tessera's contender; target)} of step times. "alone" is a step without
-# communication: 1 / 1.05 means that sharding may add 5 % to its time. A single rank on a GPU has nothing to send: a
-# strategy may add 1 % to the plain module's step.
+# This is {where: (workload, or None for every workload; peer; Tessera's contender; target)} of step times. "alone" is a
+# step without communication: 1 / 1.05 means that sharding may add 5 % to its time. A single rank on a GPU sends
+# nothing: a strategy may add 1 % to the plain module's step.
 STEPS = {
     "host": (
         ("gpt_69m_fp32", "tessera_alone", "tessera_full_shard", 1.0),
@@ -56,8 +56,8 @@ MEMORY = (
     ("python", "deepspeed_zero3", "python_full_shard", None),
 )
 
-# This is {where: (peer, Tessera's kernel of `tessera bench optimizer`, target)}. The peer "limit" stands for the
-# kernel's own limit: its time is divided by the kernel's time. This limit is, on a GPU, a copy of as many bytes, timed
+# This is {where: (peer, Tessera's kernel of `tessera bench optimizer`, target)}. The peer "limit" is the kernel's own
+# limit: the limit's time is divided by the kernel's time. On a GPU, this limit is a copy of as many bytes, timed
 # between the steps.
 OPTIMIZER = {
     "host": (
@@ -86,8 +86,9 @@ OPTIMIZER_AVX2 = (
     ("tessera fp32", "tessera fp32_8bit_moments", 1.0),
 )
 
-# Each entry is (collective, bytes or None for the largest, target over Gloo), fp32. A call of the largest size uses the
-# group's memory, where the Engine has its buffers, and gathers into a private copy; other calls use any memory.
+# Each entry is (collective, bytes or None for the largest size, target over Gloo), with fp32. A call of the largest
+# size uses the group's memory, where the Engine has its buffers, and gathers into a private copy. Other calls use any
+# memory.
 COLLECTIVES = (
     ("barrier", 0, 500.0),
     ("all_reduce", 4, 500.0),
@@ -95,13 +96,14 @@ COLLECTIVES = (
     ("reduce_scatter", None, 13.0),
     ("all_gather", None, 10.0),
 )
-# Target for the largest size of each collective, as a share of a loop that only reads and writes the same bytes:
-# (memory, share). A call in a program's private memory has to go through memory of the group, so its target is lower.
+# Target for the largest size of each collective, as a share of the speed of a loop that only reads and writes the same
+# bytes: (memory, share). A call in a program's private memory has to go through memory of the group, so its target is
+# lower.
 COLLECTIVES_OF_LIMIT = (("group", 0.9), ("private", 0.85))
 
 # Targets of passes over a disk. DISK: Tessera's speed over the faster one of fio and of DeepSpeed's sweep.
-# DISK_DEFAULTS: its speed over that of DeepSpeed's defaults, where those reach less than the share DISK_SLOW of fio's.
-# DISK_CPU: DeepSpeed's CPU time for each byte over Tessera's.
+# DISK_DEFAULTS: Tessera's speed over that of DeepSpeed's defaults, if the defaults reach less than the share DISK_SLOW
+# of fio's speed. DISK_CPU: DeepSpeed's CPU time for each byte over Tessera's.
 DISK = 0.98
 DISK_DEFAULTS = 1.2
 DISK_SLOW = 0.8
@@ -111,17 +113,17 @@ DISK_CPU = 2.0
 DISK_STEPS = {"fp32": 1.5, "mixed_bf16_moments": 2.5, "mixed_8bit_moments": 3.5}
 DISK_STEPS_OF_LIMIT = 0.95
 
-# Target: the work per second of all ranks together when there are more ranks than cores, divided by that of the fewest
-# ranks.
+# Target with more ranks than cores: the work per second of all ranks together, divided by that of the run with the
+# fewest ranks.
 CROWDED = 0.9
 # Target: how many times faster steps are with the best bucket than with one collective for each tensor.
 BUCKETS = 1.2
-# The most time that a unit may cost the host beyond the plain module on a GPU, in microseconds.
+# The largest time, in microseconds, that a unit may cost the host in addition to the plain module's time, on a GPU.
 UNIT_US = 20
 
 GBIT = 10**9
-# Each entry is (Tessera's contender, its peer, {bits a second: target}): step times over a network, the contender's
-# divided by the peer's.
+# Each entry is (Tessera's contender, its peer, {bits per second: target}). The targets are for step times over a
+# network: the contender's divided by the peer's.
 NET_STEPS = (
     ("tessera_no_shard", "torch_ddp", {10 * GBIT: 1.0, 2 * GBIT: 1.0, GBIT: 0.95}),
     ("tessera_lossless", "torch_ddp", {10 * GBIT: 1.0, 2 * GBIT: 1.0, GBIT: 0.95}),
@@ -130,7 +132,7 @@ NET_STEPS = (
     ("tessera_int8", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
     ("tessera_power_sgd", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
 )
-# Targets in the form of NET_STEPS, for the time of a step beyond the computation of one rank alone.
+# Targets in the form of NET_STEPS, for the time of a step minus the computation of a single rank.
 NET_EXPOSED = (
     ("tessera_int8", "tessera_no_shard", {GBIT // 5: 0.35}),
     ("tessera_power_sgd", "tessera_no_shard", {GBIT // 5: 0.10}),
@@ -138,7 +140,8 @@ NET_EXPOSED = (
 # Limits of |predicted / measured - 1| over all rates and contenders: for the largest, and for the median.
 PREDICTED_WITHIN, PREDICTED_MEDIAN = 0.10, 0.05
 
-# Columns of the summary on a host's page, for every work: (heading, measure of the ratios, peer, Tessera's contender).
+# Columns of the summary on a host's page, for every workload: (heading, measure of the ratios, peer, Tessera's
+# contender).
 SUMMARY = (
     ("FULL_SHARD beside PyTorch FSDP2", "step", "torch_fsdp2", "tessera_full_shard"),
     ("FULL_SHARD with private copies beside PyTorch FSDP2", "step", "torch_fsdp2", "tessera_full_shard_private"),

@@ -68,8 +68,8 @@ def _help(binary, *arguments):
 
 
 def offered_sections(binary):
-    """Returns this binary's sections. A command without `bench` would print its general help, so this function looks
-    for `bench` in the general help first."""
+    """Returns the sections that this binary has. If the command has no `bench`, `tessera bench --help` would print the
+    general help. This function therefore looks for `bench` in the general help first."""
     if not re.search(r"^\s+bench\b", _help(binary), re.MULTILINE):
         return []
     text = _help(binary, "bench")
@@ -77,7 +77,8 @@ def offered_sections(binary):
 
 
 def run_section(binary, section, quick, more=(), timeout_s=TIMEOUT_S):
-    """Runs a section and returns its result. Raises BenchFailed if it ends with an error or writes something else."""
+    """Runs a section and returns its result. Raises BenchFailed if the section ends with an error or writes something
+    else."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "bench.json"
         command = [binary, "bench", section, "--json", str(file), *more] + (["--quick"] if quick else [])
@@ -88,14 +89,14 @@ def run_section(binary, section, quick, more=(), timeout_s=TIMEOUT_S):
 
 
 def run_buckets(binary, quick):
-    """Runs "buckets" over shared memory, where starting a reduction costs next to nothing, and over Gloo."""
+    """Runs "buckets" over shared memory, where starting a reduction costs almost nothing, and over Gloo."""
     written, over_gloo = (run_section(binary, "buckets", quick, more) for more in ((), ("--transport", "gloo")))
     written["models"] += [model | {"model": model["model"] + " over Gloo"} for model in over_gloo["models"]]
     return written
 
 
 def checked(section, data):
-    """Returns `data` in the peers' names and units, if it has the form that _FORMS gives."""
+    """Returns `data` in the peers' names and units, if its form is that of _FORMS."""
     _check(section, data, _FORMS.get(section, _TABLE))
     if section == "collectives":
         return {"cases": [_in_peers_terms(case) for case in data["cases"]]}

@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""Measures how throughput grows with hosts and with the batch, as BytePS shows it, on the hosts of scripts/net_lab.
+"""Measures, on the hosts of scripts/net_lab, how throughput grows with the number of hosts and with the batch, as the
+authors of BytePS show it.
 
-    benchmarks/throughput.py               1 to 4 hosts at 1 Gbit/s, 1, 4 and 16 samples a rank and step: about half an hour a round on two cores
+    benchmarks/throughput.py               1 to 4 hosts at 1 Gbit/s; 1, 4 or 16 samples per rank; 30 minutes per round
     benchmarks/throughput.py --quick       a smoke test of the path, on a tiny model
-    benchmarks/throughput.py --redraw      writes the table once more; nothing is measured
+    benchmarks/throughput.py --redraw      writes the table again; measures nothing
 
-It writes samples, a table as CSV and a page in Markdown into results/throughput, and wants root, ip and tc (else exit code 77). A host has one
-rank of one thread. Each cell is a run of its own, and each round measures every cell once.
+It writes samples, a table as CSV and a page in Markdown into results/throughput. It needs root, ip and tc (else exit
+code 77). A host has one rank of one thread. Each cell is a separate run, and each round measures every cell once.
 
-"No communication" is a run of as many ranks as there are hosts, side by side, each alone. It shows what the cores of
-this one machine can do. The throughput without communication grows no further with more ranks than cores, so each
-contender's share of it is the number to look at. The bytes that the busiest host's link carries in a step, with headers
-and small messages, are compared with a formula. The exit code is 1 if both differ by more than 10 %.
+"No communication" is a run of as many ranks as there are hosts. They train at the same time, each of them alone. It
+shows how fast the cores of this one machine can be. The throughput without communication does not grow any more with
+more ranks than cores. The number to look at is therefore each contender's share of it. The bytes that the busiest
+host's link carries in a step, with headers and small messages, are compared with a formula. The exit code is 1 if both
+differ by more than 10 %.
 
 Sections of the results:
 
     steps      [{work, hosts, contender, rounds: [{round, samples_s, losses, link_bytes: {sent, received} or null}]}]    a work is a batch
-    payloads   [{hosts, contender, bytes}]    what the formula says that a host sends in a step
+    payloads   [{hosts, contender, bytes}]    bytes that a host sends in a step by the formula
 """
 
 import argparse
@@ -41,16 +43,16 @@ from schedule import Task
 NAMES = ("torch_alone", "tessera_alone", "torch_ddp", "tessera_no_shard", "torch_fsdp2", "tessera_full_shard")
 MOST_HOSTS = 4
 WITHIN = 0.10
-# What each of N hosts with one rank sends in a step, divided by the bytes of the parameters. A ring's all-reduce and an
-# exchange with a gather send as many bytes. Gloo's reduce-scatter is an all-reduce, and FSDP2 gathers twice. `tessera
-# plan` says how many bytes a host sends with other contenders.
+# The bytes that each of N hosts with one rank sends in a step, divided by the bytes of the parameters. A ring's
+# all-reduce and an exchange with a gather send as many bytes. Gloo's reduce-scatter is an all-reduce, and FSDP2 gathers
+# twice. `tessera plan` says how many bytes each host sends with other contenders.
 FORMULAS = {"torch_ddp": 2, "tessera_no_shard": 2, "torch_fsdp2": 4}
 COLUMNS = ("hosts", "batch", "contender", "samples", "median_s", "tokens_per_s", "of_no_communication", "link_bytes", "formula_bytes",
            "over_formula")
 
 
 def payload(name, hosts, parameters):
-    """Returns the bytes that a host sends in a step by the formula; None where there is none."""
+    """Returns the bytes that a host sends in a step according to the formula. Returns None if there is no formula."""
     return FORMULAS[name] * (hosts - 1) / hosts * 4 * parameters if name in FORMULAS else None
 
 
@@ -123,7 +125,8 @@ class Throughput(harness.Benchmark):
 
 
 class ThroughputResults(Results):
-    """A run's results as numbers. A sample is the median of the timed steps of one run of a contender, one a round."""
+    """A run's results as numbers. A sample is the median of the timed steps of one run of a contender. There is one
+    sample for each round."""
 
     def __init__(self, data):
         super().__init__(data)
@@ -134,7 +137,7 @@ class ThroughputResults(Results):
         return [stats.median(run["samples_s"]) for run in rounds]
 
     def row(self, work, hosts, name):
-        """Returns a line of throughput.csv as {column: value}; None if the contender has no sample."""
+        """Returns a line of throughput.csv as {column: value}. Returns None if the contender has no sample."""
         samples = self.seconds(work, hosts, name)
         if not samples:
             return None
@@ -157,7 +160,7 @@ class ThroughputResults(Results):
         return [row for work in self.works.values() for hosts in self.hosts for name in self.contenders if (row := self.row(work, hosts, name))]
 
     def far_off(self):
-        """Returns the rows whose link carried more or less than the formula by more than WITHIN."""
+        """Returns the rows whose link carried bytes that differ from the formula by more than WITHIN."""
         return [row for row in self.rows() if row["over_formula"] is not None and abs(row["over_formula"] - 1) > WITHIN]
 
 
@@ -193,7 +196,7 @@ def page_of(found):
 
 
 def write(data, folder):
-    """Writes the table and the page. Returns whether all payloads are those of their formulas."""
+    """Writes the table and the page. Returns whether the bytes of each payload agree with its formula."""
     found = ThroughputResults(data)
     tables.write_csv({"throughput": {"title": "Throughput", "columns": list(COLUMNS), "rows": [list(row.values()) for row in found.rows()]}},
                      folder)

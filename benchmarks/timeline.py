@@ -4,8 +4,8 @@
 def last_step_of_trace(trace):
     """Returns the events of the last complete step in a Chrome trace (an object with traceEvents, or the list itself).
 
-    A step is a complete event (ph "X") named "step"; events of any process that begin during the step belong to it.
-    Tracks are "process / thread", by the names that the trace gives them. Raises ValueError if there is no step.
+    A step is a complete event (ph "X") named "step". Events of any process that begin during the step belong to the
+    step. Tracks are "process / thread", by the names that the trace gives them. Raises ValueError if there is no step.
     """
     events = trace["traceEvents"] if isinstance(trace, dict) else trace
     spans = [event for event in events if event.get("ph") == "X"]

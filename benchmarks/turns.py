@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""Compares the steps of contenders, builds or settings whose ranks all live at once and train by turns.
+"""Compares the steps of contenders, builds or settings whose ranks all exist at the same time and train in turn.
 
     benchmarks/turns.py tessera_no_shard torch_ddp
     benchmarks/turns.py --work narrow_24x64 --turn 0.4 tessera_full_shard@../before/build/release tessera_full_shard
     benchmarks/turns.py --work narrow_24x64 tessera_full_shard 'tessera_full_shard noise_scale={"every":50} --histogram-every 10'
 
-A side is the name of a contender (contenders.py). Behind "@" stands the build folder of another `tessera`. Further words are keys of the
-strategy with values in JSON that have no spaces, or arguments of `tessera train`.
+A side is the name of a contender (contenders.py). A "@" and the build folder of another `tessera` may follow. Further
+words are keys of the strategy with values in JSON that have no spaces, or arguments of `tessera train`.
 
-benchmarks/run starts contenders one after the other, so minutes lie between two of them, and other loads of the machine come and go
-in between. Here the ranks of a side are stopped (SIGSTOP) while another side has its turn. A turn is a fraction of a second or a few seconds
-long, so sides that are compared see the same machine. The ratio of two sides is the median over all rounds of the ratio of both
-medians of a round, and a 95 % interval of that median stands beside it. A step in which a side was stopped does not count.
+benchmarks/run starts contenders one after the other. So minutes lie between two of them, and the other load of the
+machine changes in this time. Here the ranks of a side are stopped (SIGSTOP) while another side trains. A side trains
+for a fraction of a second or a few seconds at a time (a turn), so all sides see the same machine. In each round the
+median of one side is divided by the median of the other side. The ratio of two sides is the median of this ratio over
+all rounds, and it has a 95 % interval. A step in which a side was stopped does not count.
 
-All sides are in memory at the same time. It uses the standard library only.
+All sides are in memory at the same time. The program uses the standard library only.
 """
 
 import argparse
@@ -37,7 +38,7 @@ import works
 from contenders import CONTENDERS
 from works import REPOSITORY
 
-STEPS = 100_000     # more than any side makes before it is ended
+STEPS = 100_000     # no side makes so many steps before it is ended
 START_LIMIT_S = 300
 
 
@@ -46,7 +47,7 @@ def say(text):
 
 
 class Side:
-    """One of the things to be compared: the ranks of a contender, which are stopped unless they have their turn."""
+    """One side of the comparison: the ranks of a contender. They are stopped except in their own turns."""
 
     def __init__(self, words):
         self.words = words
@@ -63,7 +64,7 @@ class Side:
         self._processes = []
 
     def start(self, work, count, python, scratch):
-        """Starts the ranks, waits until they have made the work's warm-up, and stops them."""
+        """Starts the ranks, waits until they have made the warm-up steps of the workload, and stops them."""
         contender = dataclasses.replace(self.contender, more=self.contender.more | self.keys)
         work = dataclasses.replace(work, steps=STEPS, cool_down=0)
         launcher = launch.Launcher(harness.binary(self.folder), {contender.family: python})
@@ -91,7 +92,7 @@ class Side:
                 raise ranks.ended(process, number, self._scratch)
 
     def take_turn(self, seconds):
-        """Lets the ranks train for some time, and keeps the samples of whole steps."""
+        """Lets the ranks train for some time, and stores the samples of the steps that were not interrupted."""
         before = len(launch.steps_of(self._metrics))
         self._signal(signal.SIGCONT)
         time.sleep(seconds)
@@ -109,18 +110,19 @@ class Side:
 
 
 def whole_steps(steps, before):
-    """Returns the seconds of the steps of a turn. `before` of `steps` were there when the turn began. The next
-    one had been begun in an earlier turn, so it contains the time for which its ranks were stopped."""
+    """Returns the seconds of the steps of a turn. `before` of `steps` existed when the turn began. The next step began
+    in an earlier turn, so it contains the time for which its ranks were stopped."""
     return [step["seconds"] for step in steps[before + 1:]]
 
 
 def ratios(turns, reference):
-    """Returns the ratio of the median of each turn to that of the reference's turn of the same round, where both have steps."""
+    """Returns a ratio for each round in which both sides have steps. It is the median of the turn divided by the median
+    of the reference's turn."""
     return [stats.median(mine) / stats.median(theirs) for mine, theirs in zip(turns, reference) if mine and theirs]
 
 
 def table(sides):
-    """Returns the lines of a table in Markdown, in which all sides are compared with the first one."""
+    """Returns the lines of a Markdown table in which all sides are compared with the first side."""
     lines = ["| side | steps | median ms | p10 | p90 | ratio to the first | 95 % interval |", "|---|---|---|---|---|---|---|"]
     for side in sides:
         samples = [1e3 * sample for turn in side.turns for sample in turn]

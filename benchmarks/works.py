@@ -1,4 +1,4 @@
-"""The works (workloads) on which contenders are timed, and the tokens that they read. It uses the standard library
+"""The workloads ("works") on which contenders are timed, and the tokens that they read. It uses the standard library
 only."""
 
 import array
@@ -17,21 +17,22 @@ TOKENS = 200_000
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A model, the number of its steps in a round, and its contenders, the most important first. Each rank trains in a
-    step on `batch` samples of seq_len tokens, and AdamW updates the weights."""
+    """A model, the number of its steps in a round, and its contenders, with the most important one first. In each step,
+    each rank trains on `batch` samples of seq_len tokens, and AdamW updates the weights."""
 
     name: str
     title: str
     model: dict                 # the model file
     dtype: str                  # dtype of parameters: "fp32" or "bf16" (then masters are fp32)
     steps: int                  # timed steps of a round
-    warm_up: int                # steps before the timed ones
+    warm_up: int                # steps before the timed steps
     contenders: tuple
-    # Number of steps after the timed ones. Ranks that train alone drift apart, and their timed steps must overlap.
+    # Number of steps after the timed steps. Ranks that train alone run at different speeds, and their timed steps must
+    # overlap.
     cool_down: int = 0
     batch: int = 1
-    reduce: str = "bf16"        # dtype in which gradients travel where parameters are bf16
-    estimate_s: float = 0.0     # time of one contender's run with the start of its process, for works of a GPU
+    reduce: str = "bf16"        # dtype in which gradients are reduced if parameters are bf16
+    estimate_s: float = 0.0     # time of one contender's run and its process's start, for workloads of a GPU
     limit_s: float = 600.0      # time after which a contender is stopped
     needs_per_parameter: int = 20
 
@@ -39,17 +40,17 @@ class Work:
         return parameter_count(self.model)
 
     def tokens(self):
-        """Returns the tokens that one rank trains on in a step."""
+        """Returns the number of tokens on which one rank trains in a step."""
         return self.batch * self.model["seq_len"]
 
     def needs_bytes(self):
-        """Returns the bytes that a GPU needs. PyTorch with masters by hand needs most: 2 bytes each for a bf16 parameter and its
-        gradient, 4 each
-        for the fp32 master, its gradient and two moments. It needs 4 GiB more for activations, logits and libraries."""
+        """Returns the bytes that a GPU needs. PyTorch with masters that the program stores needs most. It needs 2 bytes
+        each for a bf16 parameter and its gradient, and 4 bytes each for the fp32 master, its gradient and two moments.
+        It needs 4 GiB more for activations, logits and libraries."""
         return self.needs_per_parameter * self.parameters() + 2**32
 
     def facts(self):
-        """Returns the fields that results have for this work."""
+        """Returns the fields of this workload in the results."""
         names = ("name", "title", "model", "dtype", "batch", "steps", "warm_up", "contenders")
         return {name: getattr(self, name) for name in names} | {"parameters": self.parameters()}
 
@@ -64,10 +65,10 @@ def parameter_count(model):
 
 
 def flops_per_token(model):
-    """Returns the floating-point operations of forward and backward, by the formula of PaLM (arXiv 2204.02311, appendix B):
-    6 for each parameter of a matrix product (four of width^2 in attention, eight in the feed-forward layers, and the
-    head), and 12 * layers * width * seq_len for attention itself, whose masked half counts. Operations that backward repeats do not
-    count, since the model itself does not need them."""
+    """Returns the floating-point operations of forward and backward, by the formula of PaLM (arXiv 2204.02311, appendix
+    B). There are 6 operations for each parameter of a matrix product: four of width^2 in attention, eight in the
+    feed-forward layers, and the head. Attention itself has 12 * layers * width * seq_len operations. The masked half of
+    attention counts. Operations that recompute repeats do not count, since the model itself does not need them."""
     layers, width = model["layers"], model["width"]
     matrices = 12 * layers * width * width + model["vocab_size"] * width
     return 6 * matrices + 12 * layers * width * model["seq_len"]
@@ -82,7 +83,7 @@ _SMALL_TITLE = "GPT of 0.7 M parameters, fp32 (smoke test)"
 
 
 def of_host(quick):
-    """Returns the works that all contenders of a host train. A step of the first work is traced."""
+    """Returns the workloads that all contenders of a host train. A step of the first workload is traced."""
     families = ("torch", "deepspeed", "tessera")
     everyone = tuple(sorted(those_of("host"), key=lambda name: families.index(CONTENDERS[name].family)))
     if quick:
@@ -98,15 +99,15 @@ def of_host(quick):
 
 
 def of_python(quick):
-    """Returns the work with one Python model, which contenders of PyTorch, of DeepSpeed and of Tessera's Python package
-    train."""
+    """Returns the workload with one Python model, which contenders of PyTorch, of DeepSpeed and of Tessera's Python
+    package train."""
     if quick:
         return Work("python", _SMALL_TITLE, _SMALL, "fp32", 3, 2, those_of("python"))
     return Work("python", "GPT of 27 M parameters, fp32", _gpt(6, 512, 8, 8192, 512), "fp32", 6, 2, those_of("python"), cool_down=1)
 
 
 def of_crowd(quick):
-    """Returns a work that is trained several times, each time by more ranks on the same cores."""
+    """Returns a workload that is trained several times, each time with more ranks on the same cores."""
     layers, width = (2, 64) if quick else (8, 256)
     steps, warm_up, cool_down = (2, 1, 0) if quick else (12, 3, 2)
     return Work("crowded", f"GPT of {layers} layers of width {width}, fp32", _gpt(layers, width, 4, 4096), "fp32", steps, warm_up,
@@ -114,7 +115,7 @@ def of_crowd(quick):
 
 
 def of_net(quick, steps):
-    warm_up = 3  # DDP's hook for PowerSGD sends the gradients of the first two steps as they are
+    warm_up = 3  # DDP's hook for PowerSGD sends the first two steps' gradients uncompressed
     if quick:
         return Work("quick", _SMALL_TITLE, _SMALL, "fp32", steps, warm_up, those_of("net"))
     return Work("gpt_27m", "GPT of 27 M parameters, fp32", _gpt(6, 512, 8, 8192, 256), "fp32", steps, warm_up, those_of("net"))
@@ -125,13 +126,14 @@ _STATES_ON_HOST = ("tessera_host_backward", "torch_fsdp2_host", "tessera_host_gp
 
 
 def _of_gpu(name, title, model, batch, steps, warm_up, estimate_s, limit_s, contenders=_ON_GPU, **more):
-    """Returns a work with bf16 parameters and fp32 masters; gradients are reduced in fp32, as in FSDP2."""
+    """Returns a workload with bf16 parameters and fp32 masters. Its gradients are reduced in fp32, as in FSDP2."""
     return Work(name, title, model, "bf16", steps, warm_up, contenders, batch=batch, reduce="fp32", estimate_s=estimate_s,
                 limit_s=limit_s, **more)
 
 
 def of_gpu(quick):
-    """Returns the works that one GPU trains: models of GPT-2's form, whose vocabulary is filled up to a multiple of 64."""
+    """Returns the workloads that one GPU trains: models of GPT-2's form, whose vocabulary is padded to a multiple of
+    64."""
     if quick:
         model = _gpt(2, 128, 4, 1024, tie_head=True, recompute=True)
         return [_of_gpu("quick", "GPT of 0.5 M parameters, blocks recomputed (smoke test)", model, 2, 3, 2, 12, 90,
@@ -145,8 +147,8 @@ def of_gpu(quick):
     recomputed, on_host = ", blocks recomputed", ", optimizer states in the host's memory"
     shared = tuple(name for name in those_of("gpu") if name.startswith("shared_"))
     rules = tuple(f"rule_{name}" for name in ("adamw", "lamb", "adafactor", "muon", "muon_bf16", "lars"))
-    # With states on the host, bf16 parameters and gradients stay on the GPU. Records on their way need 6 bytes more for
-    # each parameter. Tessera pins 10 bytes of the host's memory for each parameter, and FSDP2 16.
+    # With states on the host, bf16 parameters and gradients stay on the GPU. Records that are under way need 6 more
+    # bytes for each parameter. Tessera pins 10 bytes of the host's memory for each parameter, and FSDP2 16.
     return [
         _of_gpu("gpt_124m", "GPT of 124 M parameters", small, 16, 20, 5, 12, 60),
         _of_gpu("gpt_1b5", middle_title + recomputed, middle, 8, 10, 3, 20, 90),
@@ -160,7 +162,7 @@ def of_gpu(quick):
 
 
 def write_tokens(path, vocab_size):
-    """Writes TOKENS tokens below vocab_size in llm.c's format: each is 5 times the token before it, plus noise."""
+    """Writes TOKENS tokens below vocab_size in llm.c's format. Each is 5 times the token before it, plus noise."""
     noise = random.Random(1)
     tokens = array.array("H", [0])
     while len(tokens) < TOKENS:

@@ -43,9 +43,9 @@ constexpr int kMostGenerations = 1000;
 //
 // A save begins in a folder "step-N.tmp-PID-NUMBER" under the folder's lock (`begin`, which first removes the files
 // that killed saves left). `commit` writes the manifest there, syncs, renames the folder to its final name, and then
-// replaces the one-line files `latest` and `best`. Readers look at committed names only: `list_checkpoints` orders them
-// by the time of their manifests, `named_checkpoint` follows a pointer, and `find_checkpoint` decides what a user's
-// path means. `prune` only renames; `remove_pruned` deletes later, without the lock.
+// replaces the one-line files `latest` and `best`. Readers look only at committed names. `list_checkpoints` orders
+// checkpoints by the time of their manifests, `named_checkpoint` follows a pointer, and `find_checkpoint` finds the
+// checkpoint for a user's path. `prune` only renames; `remove_pruned` deletes later, without the lock.
 
 constexpr std::size_t kNamedCheckpoints = 10;
 
@@ -97,7 +97,7 @@ absl::Status sync_folder(const std::string& folder, const std::string& who) {
   return got == 0 ? absl::OkStatus() : failed(who, operation, folder, -got);
 }
 
-/// Removes a folder of files. The manifest is removed first, so that files which remain after a failure are no
+/// Removes a folder of files. The manifest is removed first, so that files that remain after a failure are not a
 /// checkpoint. It tries to remove all files, and reports the first failure.
 absl::Status remove_tree(const std::string& path, const std::string& who) {
   absl::Status status;
@@ -212,7 +212,7 @@ absl::StatusOr<FolderLock> lock_for_run(const std::string& folder, const std::st
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) return failed(who, "create", folder, error.value());
-  // A run that is being killed may take a while to end, so this waits for the lock.
+  // This call waits for the lock, since a run that is being killed may take a while to end.
   return FolderLock::take(folder + "/run.lock", "trains with checkpoints in " + folder, who, std::chrono::seconds(3));
 }
 
@@ -228,7 +228,7 @@ absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> UnfinishedCheckpoint::begi
   TESSERA_ASSIGN_OR_RETURN(checkpoint->lock_,
                            FolderLock::take(folder + "/lock", "saves a checkpoint to " + folder, who));
   TESSERA_RETURN_IF_ERROR(checkpoint->remove_leftovers());
-  // A committed checkpoint is never replaced: a run that comes to the same step again takes a name with a higher number
+  // A committed checkpoint is never replaced: a run that reaches the same step again uses a name with a higher number
   // at its end.
   int generation = 0;
   while (generation < kMostGenerations && is_there(folder + "/" + name_of(step, generation))) ++generation;
@@ -297,7 +297,7 @@ absl::Status UnfinishedCheckpoint::prune(std::int64_t keep, std::vector<std::str
   for (const ListedCheckpoint& checkpoint : there) {
     if (left <= std::max<std::int64_t>(keep, 1)) break;
     if (checkpoint.name == latest || checkpoint.name == best) continue;
-    // A checkpoint that is half removed is recognised by this name.
+    // A checkpoint that is partly removed is recognised by this name.
     const std::string path = folder_ + "/" + checkpoint.name, gone = path + std::string(kUnfinished) + "pruned";
     const int got = retried([&] { return file_calls::rename(path, gone); });
     if (got < 0) return failed(who_, "rename", gone, -got);

@@ -20,8 +20,8 @@ void append_text(std::string& bytes, std::string_view text) {
   bytes += text;
 }
 
-/// Reads fields one after the other from bytes that may be damaged. It gives zeros and empty texts behind the end of
-/// the bytes, and `is_whole` is false then.
+/// Reads fields one after another from bytes that may be damaged. Behind the end of the bytes it returns zeros and
+/// empty texts, and `is_whole` becomes false.
 class PieceReader {
  public:
   explicit PieceReader(std::string_view bytes) : left_(bytes) {}

@@ -31,13 +31,13 @@ std::string commit_file(const std::string& stem, std::int64_t generation) {
   return stem + (generation % 2 == 0 ? ".commit-0" : ".commit-1");
 }
 
-/// The hash of the file's content follows in its name.
+/// The beginning of the name of a kept file. The hash of the file's content follows it.
 constexpr std::string_view kKept = "kept-";
 
-/// The lock file stays when its run ends.
+/// Returns the name of the lock file, which stays when its run ends.
 std::string lock_file(const std::string& stem) { return stem + ".lock"; }
 
-/// This marker file is empty.
+/// Returns the name of the marker file, which is empty.
 std::string begun_file(const std::string& stem) { return stem + ".begun"; }
 
 absl::Status log_failure(const std::string& who, const char* operation, const std::string& path, int error) {

@@ -15,54 +15,56 @@
 
 namespace tessera {
 
-/// The commits of one rank in a folder of a local disk: the last one, and the one before it, in two files that are
-/// written by turns. No other process can open the same rank's commits while this object lives.
+/// The commits of one rank in a folder of a local disk: the last commit, and the commit before it, in two files that
+/// are written alternately. No other process can open the same rank's commits while this object lives.
 ///
 /// Rank r has these files:
 ///
 /// - rank-0000r.commit-0 and .commit-1;
 /// - .lock, which stays;
-/// - .begun, empty, which is there from the moment on when all ranks have a commit. If a folder has this file and no
-///   commits, the commits are lost. If it has neither, its run ended before the first commit.
-/// - .kept-0123456789abcdef, bytes that are not written again with each commit; commits name them by their hash.
+/// - .begun, which is empty, and exists as soon as all ranks have a commit. If a folder has this file and no commits,
+///   the commits are lost. If it has neither, its run ended before the first commit.
+/// - .kept-0123456789abcdef, with bytes that are not written again with each commit; commits name these bytes by their
+///   hash.
 class CommitLog {
  public:
-  /// Makes the folder if it is not there. `who` is the prefix of messages: "rank 0".
+  /// Opens a rank's commits, and makes the folder if it does not exist. `who` is the prefix of messages: "rank 0".
   /// Errors: 69 if another process has opened the same rank's commits; 73 if it cannot be created; 77 without
   /// permission; 71 without free descriptors or memory; 74 if a read or write fails.
   static absl::StatusOr<std::unique_ptr<CommitLog>> open(const std::string& folder, int rank, const std::string& who);
 
-  /// Returns whether a run ever opened the rank's commits there, even if that run ended before its first commit.
+  /// Returns whether a run ever opened the rank's commits in the folder, even if that run ended before its first
+  /// commit.
   static bool was_opened(const std::string& folder, int rank);
-  /// Returns the whole commits that are there, the older one first; there is none before the first commit. A damaged
-  /// file is left out if the other commit is whole, and a warning says so. It changes nothing. Errors: 65 if there were
-  /// commits, and none of them is whole.
+  /// Returns the undamaged commits, the older commit first; none before the first commit. If one commit is damaged and
+  /// the other is not, the damaged commit is left out, with a warning. It does not change files. Errors: 65 if there
+  /// were commits, and none of them is whole.
   absl::StatusOr<std::vector<Commit>> read() const;
-  /// Removes what a killed process left of a commit that it was writing.
+  /// Removes the files that a killed process left of a commit that it was writing.
   absl::Status remove_leftovers() const;
   /// Returns whether all ranks have had a commit.
   bool has_begun() const;
   /// Notes that all ranks have a commit. REQUIRES: the second commit was not written yet.
   absl::Status begin() const;
-  /// Writes a commit in place of the commit whose generation is lower by 2. At any moment the file is the old one or
-  /// the new one, through errors, kills and power loss. After an error the commit may be the old or the new one (see
+  /// Writes a commit in place of the commit whose generation is lower by 2. At any moment the file has either the old
+  /// or the new commit, even after errors, kills and power loss. After an error it may have either of the two (see
   /// `remove`).
   absl::Status write(const Commit& commit) const;
   /// Removes the commit with this generation number from the disk, if it is there. Errors: 77 without permission; 74 if
   /// the removal fails for another reason.
   absl::Status remove(std::int64_t generation) const;
 
-  /// Writes bytes, which commits then name by their hash, to a file of their own. Returns their hash, in 16 digits.
+  /// Writes bytes to a separate file. Commits then name the bytes by their hash. Returns this hash, in 16 digits.
   absl::StatusOr<std::string> keep(std::string_view bytes) const;
   /// Reads the bytes with this hash. Errors: 65 if the bytes are missing or damaged.
   absl::StatusOr<std::string> kept(const std::string& hash) const;
-  /// Removes everything that was kept except the bytes with `hash`, which may be empty.
+  /// Removes all bytes that were kept, except the bytes with the hash `hash`. If `hash` is empty, all are removed.
   absl::Status remove_kept_but(const std::string& hash) const;
 
   /// Forgets the lock in a forked process (FolderLock::forget).
   void forget_lock() { lock_.forget(); }
 
-  /// Returns the beginning of this rank's file names: "/scratch/durable/rank-00000".
+  /// Returns the beginning of this rank's file names, such as "/scratch/durable/rank-00000".
   const std::string& stem() const { return stem_; }
 
  private:

@@ -52,7 +52,7 @@ Json list_of(const List& values) {
   return list;
 }
 
-/// Writes each object of a list on a line of its own, so that people can read and compare them.
+/// Writes each object of a list on a separate line, so that people can read and compare the objects.
 std::string lines_of(const Json& root) {
   std::string text;
   for (const auto& [key, value] : root.items()) {

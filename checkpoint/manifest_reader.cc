@@ -27,7 +27,7 @@ absl::Status corrupt_manifest(const std::string& file, const std::string& what) 
   return make_error(ExitCode::kCorruptData, file + ": " + what + (has_hint(what) ? "" : kDamagedCheckpointHint));
 }
 
-/// Multiplies sizes. Returns false if the product is more than any file holds.
+/// Multiplies sizes. Returns false if the product is larger than any file can be.
 bool multiply(const std::vector<std::int64_t>& shape, std::int64_t& numel) {
   numel = 1;
   for (const std::int64_t size : shape) {
@@ -40,9 +40,9 @@ bool multiply(const std::vector<std::int64_t>& shape, std::int64_t& numel) {
 /// Reads a manifest from JSON that may be damaged or hostile.
 ///
 /// Each list of the manifest has a reader of one element (`read_state`, `read_parameter`, ...), which `for_each` calls.
-/// A field that is missing, of another type or out of range gives a default and sets `problem_`; the first problem
-/// stays, and `read` returns it at the end. Then names are compared: none may come twice, and parameters may name known
-/// states only.
+/// If a field is missing, has another type or is out of range, the result is a default, and `problem_` is set. The
+/// first problem is kept, and `read` returns it at the end. Then names are compared: no name may occur twice, and
+/// parameters may name only known states.
 class ManifestReader {
  public:
   ManifestReader(const JsonNode& root, const std::string& file) : file_(file), root_(root, file, "", problem_) {}

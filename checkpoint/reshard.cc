@@ -52,7 +52,7 @@ void add_parameter(const SavedCheckpoint& from, const SavedParameter& parameter,
   }
 }
 
-/// Adds the pieces that belong to one rank of the run to one file, without cutting them anew.
+/// Adds the pieces that belong to one rank of the run to one file, without cutting these pieces.
 void add_residuals(const SavedCheckpoint& from, std::vector<std::vector<Piece>>& pieces) {
   const Manifest& manifest = from.manifest();
   if (!manifest.residuals) return;
@@ -68,7 +68,7 @@ void add_residuals(const SavedCheckpoint& from, std::vector<std::vector<Piece>>&
   }
 }
 
-/// Adds everything that belongs to no parameter.
+/// Adds all pieces that do not belong to a parameter.
 void add_the_rest(const SavedCheckpoint& from, std::vector<Piece>& pieces) {
   const Manifest& manifest = from.manifest();
   for (const SavedTensor& buffer : manifest.buffers) {
@@ -81,13 +81,14 @@ void add_the_rest(const SavedCheckpoint& from, std::vector<Piece>& pieces) {
   }
 }
 
-/// Returns [file]: all parameters one behind the other, in blocks, cut into runs of equal length.
+/// Returns, for each [file], its pieces: all parameters, one after another, are cut into runs with equal numbers of
+/// blocks.
 std::vector<std::vector<Piece>> cut(const SavedCheckpoint& from, std::int64_t files) {
   std::int64_t all = 0;
   for (const SavedParameter& parameter : from.manifest().parameters) all += blocks_of(parameter.numel);
   const std::int64_t run = std::max<std::int64_t>(1, (all + files - 1) / files);
   std::vector<std::vector<Piece>> pieces(static_cast<std::size_t>(files));
-  std::int64_t before = 0;  // blocks
+  std::int64_t before = 0;  // number of blocks
   for (const SavedParameter& parameter : from.manifest().parameters) {
     const std::int64_t blocks = blocks_of(parameter.numel);
     for (const auto& [state, shape] : parameter.state_shapes) {

@@ -12,14 +12,14 @@ namespace tessera {
 /// The largest number of files into which a checkpoint is cut.
 inline constexpr std::int64_t kMostShards = 65536;
 
-/// Writes what `from` holds to a new checkpoint in `folder`, cut into `files` files of about as many elements each, and
-/// returns its path; `folder`/latest names it. Numbers and texts stay the same, so it loads as `from` does, at any
-/// number of ranks.
+/// Writes the content of `from` to a new checkpoint in `folder`, with `files` files of about the same number of
+/// elements each. Returns its path; `folder`/latest names it. Numbers and texts are the same, so it loads in the same
+/// way as `from`, with any number of ranks.
 ///
-/// Parameters with their states are cut where a state's blocks of 256 elements end; everything else, which is little,
-/// goes to the first file. Every byte that is read is checked against its hash. It takes a few MiB of memory. `who`
-/// is the prefix of messages. Errors: 65, 74, 77 if `from` cannot be read; those of UnfinishedCheckpoint and
-/// ShardWriter if the new checkpoint cannot be written, and no file is left then.
+/// Parameters and their states are cut at the ends of a state's blocks of 256 elements. All other content, which is
+/// little, is written to the first file. Every byte that is read is checked against its hash. The function needs a few
+/// MiB of memory. `who` is the prefix of messages. Errors: 65, 74 or 77 if `from` cannot be read; those of
+/// UnfinishedCheckpoint and ShardWriter if the new checkpoint cannot be written, and no file is left then.
 absl::StatusOr<std::string> reshard_checkpoint(SavedCheckpoint& from, const std::string& folder, std::int64_t files,
                                                const std::string& who);
 

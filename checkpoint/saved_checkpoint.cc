@@ -17,15 +17,15 @@ namespace {
 // This file opens and reads checkpoints.
 //
 // `open` reads the manifest, then the headers of all files, and puts every piece under "what|name" (`tensors_`). It
-// then checks that each tensor that the manifest names is there, once and whole, and that there are no others. A read
-// goes over the pieces of a tensor part by part (`for_each_part`), and a part lies in one chunk of one file. Chunks are
-// the unit of hashing: a whole chunk is read straight to the caller; other chunks stay in `chunks_`, up to the
-// kMostChunks that were used last. `readers_` keeps open the kMostOpenFiles files that were used last.
+// then checks that each tensor that the manifest names exists, once and whole, and that there are no other tensors. A
+// read goes over the pieces of a tensor part by part (`for_each_part`), and a part lies in one chunk of one file. Each
+// chunk has a hash. A whole chunk is read directly into the caller's memory; other chunks are kept in `chunks_`, up to
+// the kMostChunks that were used last. `readers_` keeps open the kMostOpenFiles files that were used last.
 
 constexpr std::int64_t kMostManifestBytes = std::int64_t{256} << 20;
 constexpr std::size_t kMostOpenFiles = 16;
-/// Number of chunks that are kept. Neighbouring parameters of a unit lie in as many files as the run had ranks, and are
-/// read from these files by turns. No chunk is read twice with this number of chunks.
+/// The number of chunks that are kept. Neighbouring parameters of a unit lie in as many files as the run had ranks, and
+/// are read from these files alternately. With this number of chunks, no chunk is read twice.
 constexpr std::size_t kMostChunks = 4;
 constexpr std::size_t kNamedPieces = 3;
 
@@ -115,8 +115,8 @@ absl::Status SavedCheckpoint::check_kept_gradients() {
   return absl::OkStatus();
 }
 
-/// Checks pieces that need not cover the whole tensor, if there are any: they are fp32, and lie one behind the other
-/// within `numel` elements.
+/// Checks pieces that need not cover the whole tensor, if there are any: they are fp32, do not overlap, and lie in
+/// order within `numel` elements.
 absl::Status SavedCheckpoint::check_parts(const std::string& what, const std::string& name, std::int64_t numel) {
   std::int64_t next = 0;
   for (const Place& place : pieces(what, name)) {
@@ -220,7 +220,7 @@ absl::Status SavedCheckpoint::for_each_part(const std::string& what, const std::
                                             std::size_t bytes, const Visit& visit) {
   const std::span<const Place> places = pieces(what, name);
   auto place = std::ranges::upper_bound(places, first, {}, [](const Place& each) { return each.piece.offset; });
-  std::int64_t offset = 0;  // bytes into the piece
+  std::int64_t offset = 0;  // byte offset in the piece
   if (place != places.begin()) {
     --place;
     offset = (first - place->piece.offset) * element_bytes(place->piece.dtype);
@@ -293,7 +293,7 @@ absl::StatusOr<std::span<const std::byte>> SavedCheckpoint::chunk_of(std::size_t
   return std::span<const std::byte>(chunks_.front().bytes);
 }
 
-/// Returns a text such as "master of \"a\" (elements 0 to 4095), ... and 3 more".
+/// Returns a text about the pieces in a range of bytes, such as "master of \"a\" (elements 0 to 4095), ... and 3 more".
 std::string SavedCheckpoint::describe(std::size_t file, std::int64_t begin, std::int64_t end) const {
   std::vector<const Piece*> found;
   for (const auto& [key, places] : tensors_) {

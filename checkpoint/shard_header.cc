@@ -33,7 +33,7 @@ absl::Status corrupt(const std::string& file, const std::string& what) {
   return make_error(ExitCode::kCorruptData, file + ": header: " + what + kDamagedCheckpointHint);
 }
 
-/// Reads "master|blocks.0.weight|512" into a piece's what, name and offset.
+/// Reads a key such as "master|blocks.0.weight|512" into the fields `what`, `name` and `offset` of a piece.
 bool read_key(std::string_view key, Piece& piece) {
   const std::size_t first = key.find('|'), last = key.rfind('|');
   if (first == std::string_view::npos || first == last || first == 0) return false;

@@ -12,7 +12,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kBlock = std::int64_t{1} << 18;  ///< bytes that stay in a core's cache between read and hash
+constexpr std::int64_t kBlock = std::int64_t{1} << 18;  ///< bytes of a block, which stays in a core's cache between
+                                                        ///< reading and hashing
 
 }  // namespace
 
@@ -36,7 +37,7 @@ absl::Status ShardReader::read(std::int64_t offset, std::span<std::byte> bytes) 
 }
 
 absl::StatusOr<ShardHeader> ShardReader::read_header() {
-  TESSERA_RETURN_IF_ERROR(open());  // this opens the file first, so that no memory is taken for a missing one
+  TESSERA_RETURN_IF_ERROR(open());  // opens the file first, so that no memory is allocated for a missing file
   std::string head(static_cast<std::size_t>(file_.header_bytes), '\0');
   TESSERA_RETURN_IF_ERROR(read(0, std::as_writable_bytes(std::span(head))));
   if (const std::uint64_t got = checkpoint_hash(head); got != file_.header_hash)

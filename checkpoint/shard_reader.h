@@ -17,16 +17,16 @@
 
 namespace tessera {
 
-/// Reads one file of a checkpoint, which may be damaged or hostile: bytes are returned only if their hash is that of
-/// the manifest. Only a regular file of that name in that folder is opened; links are not followed. One thread at a
+/// Reads one file of a checkpoint, which may be damaged or hostile: bytes are returned only if they have the hash in
+/// the manifest. Only a regular file with that name in that folder is opened; links are not followed. One thread at a
 /// time uses it.
 ///
-/// Errors, with `who` and the file in front: 66 if the file is missing; 77 without permission; 71 without free
-/// descriptors or memory; 65 if the size or a hash is not that of the manifest (the message has the offset, both hashes
-/// and the pieces that lie there); 74 if a read fails.
+/// Messages begin with `who` and the file. Errors: 66 if the file is missing; 77 without permission; 71 without free
+/// descriptors or memory; 65 if the size or a hash differs from the manifest (the message has the offset, both hashes
+/// and the pieces at this offset); 74 if a read fails.
 class ShardReader {
  public:
-  /// Says what lies at bytes [begin, end) of the data, for messages.
+  /// A function that describes the content of the bytes [begin, end) of the data, for messages.
   using Describe = std::function<std::string(std::int64_t begin, std::int64_t end)>;
 
   /// `file` must outlive this object.
@@ -34,10 +34,10 @@ class ShardReader {
 
   /// Reads the head and checks it.
   absl::StatusOr<ShardHeader> read_header();
-  /// Reads a chunk of the data into `bytes` [chunk_bytes(chunk)], and checks it; the bytes of a damaged chunk are
-  /// written there too. `describe` is called if it is damaged. Reading is fastest in the order of the file.
+  /// Reads a chunk of the data into `bytes` [chunk_bytes(chunk)], and checks it. The bytes of a damaged chunk are
+  /// written to `bytes` too. `describe` is called if the chunk is damaged. Reading is fastest in the order of the file.
   absl::Status read_chunk(std::int64_t chunk, std::span<std::byte> bytes, const Describe& describe);
-  /// Returns the bytes of a chunk; the last one may be shorter than SavedFile::kChunkBytes.
+  /// Returns the bytes of a chunk; the last chunk may be shorter than SavedFile::kChunkBytes.
   std::size_t chunk_bytes(std::int64_t chunk) const;
   /// Checks a chunk without returning its bytes.
   absl::Status verify_chunk(std::int64_t chunk, const Describe& describe);
@@ -45,7 +45,7 @@ class ShardReader {
 
  private:
   struct Range {
-    std::int64_t begin = 0, end = 0;  ///< bytes of the data
+    std::int64_t begin = 0, end = 0;  ///< range of the data in the file, in bytes
   };
 
   absl::Status open();

@@ -57,7 +57,7 @@ absl::Status ShardWriter::error(const char* operation, int error, std::int64_t o
                      .error = error});
 }
 
-/// Takes a smaller block for little data, and a second block only if there is data to fill it.
+/// Allocates the blocks: a smaller block for little data, and a second block only if there is data to fill it.
 absl::Status ShardWriter::take_blocks() {
   const auto bytes = static_cast<std::size_t>(std::min(kBlockBytes, wanted_));
   TESSERA_ASSIGN_OR_RETURN(blocks_[0], AlignedMemory::make(bytes, who_));
@@ -103,7 +103,7 @@ absl::Status ShardWriter::hand_over_block() {
 
 absl::Status ShardWriter::end_write() { return under_way_.valid() ? under_way_.get() : absl::OkStatus(); }
 
-/// Turns O_DIRECT on or off; where the file system lacks it, the file is written through the page cache.
+/// Turns O_DIRECT on or off. If the file system does not support it, the file is written through the page cache.
 void ShardWriter::set_direct(bool direct) {
   const int flags = ::fcntl(fd_, F_GETFL);
   is_direct_ = flags >= 0 && ::fcntl(fd_, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 && direct;
@@ -112,7 +112,8 @@ void ShardWriter::set_direct(bool direct) {
 absl::Status ShardWriter::write(std::span<const std::byte> bytes, std::int64_t offset) {
   std::size_t done = 0;
   int got = file_calls::write_all(fd_, path_, bytes, static_cast<off_t>(offset), done);
-  if (got == -EINVAL && is_direct_) {  // the rest does not begin at a block of the disk, or the disk has larger blocks
+  if (got == -EINVAL && is_direct_) {  // the rest does not begin at a block boundary of the disk, or the disk has
+                                       // larger blocks
     set_direct(false);
     std::size_t more = 0;
     got = file_calls::write_all(fd_, path_, bytes.subspan(done), static_cast<off_t>(offset) + static_cast<off_t>(done),
@@ -125,8 +126,8 @@ absl::Status ShardWriter::write(std::span<const std::byte> bytes, std::int64_t o
   return absl::OkStatus();
 }
 
-/// Lets the disk begin to write while the next blocks are made, and not at the fsync. The call is only a hint: if the
-/// file system does not accept the hint, or a write fails, fsync reports that.
+/// Makes the disk begin to write while the next blocks are made, and not only at the fsync. The call is only a hint. If
+/// the file system does not accept the hint, or a write fails, fsync reports the error.
 void ShardWriter::begin_writeback(std::int64_t end) {
   constexpr std::int64_t kAtOnce = std::int64_t{8} << 20;
   if (end - in_writeback_ < kAtOnce) return;
@@ -148,7 +149,7 @@ absl::StatusOr<SavedFile> ShardWriter::finish() {
     TESSERA_RETURN_IF_ERROR(write(std::span<const std::byte>(blocks_[block_].span()).first(filled_), file_bytes_));
     file_bytes_ += static_cast<std::int64_t>(filled_);
   }
-  // fsync is never repeated, not even after EINTR: whether the data is on the disk is unknown then.
+  // fsync is never repeated, not even after EINTR, since it is then unknown whether the data is on the disk.
   if (const int got = file_calls::fsync(fd_, path_); got < 0) return error("fsync", -got);
   // Network file systems report a failed write here.
   if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) return error("close", errno);

@@ -17,29 +17,29 @@
 
 namespace tessera {
 
-/// Writes one file of a checkpoint: the head first, then the data, given in the order of the pieces in any portions,
-/// and hashed in chunks of SavedFile::kChunkBytes.
+/// Writes one file of a checkpoint: first the head, then the data. The data is given in the order of the pieces, in
+/// portions of any size, and is hashed in chunks of SavedFile::kChunkBytes.
 ///
 /// It collects data in one of two blocks (double buffering) while a thread writes the other block. It writes past the
-/// page cache (O_DIRECT) if the file system supports that. It takes no other memory. So nothing is copied once more,
-/// the page cache is not filled with a file that is seldom read, and little is left for the fsync. It writes through
-/// the page cache where O_DIRECT is missing, and asks the system to begin to write to the disk early.
+/// page cache (O_DIRECT) if the file system supports that. It allocates no other memory. So data is copied only once,
+/// the page cache is not filled with a file that is seldom read, and little is left for the fsync. Without O_DIRECT it
+/// writes through the page cache, and asks the system to begin writing to the disk early.
 ///
-/// Errors, with `who` in front: 73 where the file cannot be created; 77 without permission; 71 without free descriptors
-/// or memory; 74 for a full disk (bytes wanted and free), a failed write or fsync. Nothing but the destructor may be
-/// called after an error. A failed fsync is not tried again.
+/// Messages begin with `who`. Errors: 73 if the file cannot be created; 77 without permission; 71 without free
+/// descriptors or memory; 74 if the disk is full (the message has the bytes wanted and free), or if a write or fsync
+/// fails. After an error only the destructor may be called. A failed fsync is not tried again.
 class ShardWriter {
  public:
-  /// Creates `folder`/`name`. Fails if there is a file of that name.
+  /// Creates `folder`/`name`. Fails if a file with this name exists.
   static absl::StatusOr<std::unique_ptr<ShardWriter>> create(const std::string& folder, const std::string& name,
                                                              const ShardHeader& header, const std::string& who);
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
-  /// Writes the next bytes of the data. They may be reused when it returns.
+  /// Writes the next bytes of the data. Their memory may be reused when the function returns.
   absl::Status append(std::span<const std::byte> data);
-  /// Returns the bytes of data given so far.
+  /// Returns the number of bytes of data that were given so far.
   std::int64_t written() const { return appended_; }
 
   /// Writes the rest, syncs and closes the file, and returns its entry in the manifest. It fails with error 70 if the
@@ -67,12 +67,12 @@ class ShardWriter {
   std::int64_t file_bytes_ = 0, appended_ = 0, wanted_ = 0;
   std::array<AlignedMemory, 2> blocks_;
   std::size_t block_ = 0;                ///< index of the block that is being filled
-  std::size_t filled_ = 0, hashed_ = 0;  ///< bytes in this block, and how many of them are hashed
+  std::size_t filled_ = 0, hashed_ = 0;  ///< number of bytes in this block, and number of these that are hashed
   SavedFile file_;
   // The write that is under way, if there is one; `end_write` waits for it.
   std::future<absl::Status> under_way_;
   bool is_direct_ = false;
-  std::int64_t in_writeback_ = 0;  ///< bytes that the disk was asked to write
+  std::int64_t in_writeback_ = 0;  ///< number of bytes that the disk was asked to write
 };
 
 }  // namespace tessera

@@ -28,15 +28,15 @@ namespace tessera {
 /// The files may be damaged or hostile. Every header is checked before anything is read; no link is followed, and
 /// nothing outside of the folder is opened.
 ///
-/// Errors, with `who` in front: 66 there is no such file or folder, or no safetensors in it; 65 if a file is no
-/// safetensors file (for pickles, .pt and .bin files the message has a hint), for an index that names a file elsewhere,
-/// a tensor in two files or in none; those of RegularFile.
+/// Messages begin with `who`. Errors: 66 if there is no such file or folder, or no safetensors file in it; 65 if a file
+/// is not a safetensors file (for pickles, .pt and .bin files the message has a hint), if an index names a file outside
+/// of its folder, or if a tensor is in two files or in none; those of RegularFile.
 class TensorFiles {
  public:
   /// Opens a file, a folder or an index, and reads all headers.
   static absl::StatusOr<TensorFiles> open(const std::string& path, const std::string& who);
 
-  /// A tensor and the file that it lies in.
+  /// A tensor, and the file in which it lies.
   struct Place {
     std::size_t file = 0;
     FileTensor tensor;
@@ -44,14 +44,13 @@ class TensorFiles {
   /// Returns the tensors by their names.
   const std::map<std::string, Place>& tensors() const { return tensors_; }
 
-  /// Reads bytes of a tensor from byte `first` on, as many as `bytes` has room for. REQUIRES: the tensor has these
-  /// bytes.
+  /// Reads bytes of a tensor from byte `first` on, as many as fit into `bytes`. REQUIRES: the tensor has these bytes.
   absl::Status read(const Place& place, std::int64_t first, std::span<std::byte> bytes);
 
  private:
   struct File {
     std::string path;
-    std::int64_t data_begin = 0;  ///< bytes from the beginning of the file
+    std::int64_t data_begin = 0;  ///< offset of the data from the beginning of the file, in bytes
     std::int64_t bytes = 0;
   };
   explicit TensorFiles(std::string who) : who_(std::move(who)) {}
@@ -68,9 +67,9 @@ inline constexpr char kModelFile[] = "model.safetensors";
 inline constexpr char kIndexFile[] = "model.safetensors.index.json";
 inline constexpr char kIndexSuffix[] = ".index.json";
 
-/// Returns the index of a model in several files: names of tensors, each with the file in the index's folder that it is
-/// in. The names of files may not lead out of the folder. Errors, with `who` in front: 65 if the file is no such index,
-/// or names a file outside of its folder; those of RegularFile.
+/// Returns the index of a model in several files: the names of tensors, each with the name of its file in the index's
+/// folder. The names of files may not lead out of the folder. Messages begin with `who`. Errors: 65 if the file is not
+/// such an index, or names a file outside of its folder; those of RegularFile.
 absl::StatusOr<std::map<std::string, std::string>> read_model_index(const std::string& path, const std::string& who);
 
 }  // namespace tessera

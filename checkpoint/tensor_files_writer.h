@@ -15,30 +15,30 @@
 
 namespace tessera {
 
-/// Writes a model as safetensors files into a folder, which is made: `model.safetensors` alone, or, where that would
-/// have more than `most_bytes` of data, `model-00001-of-00003.safetensors`, ... and `model.safetensors.index.json`.
-/// Each file is written as "<name>.partial", and gets its name when all files are complete and on the disk; the index
-/// gets its name last.
+/// Writes a model as safetensors files into a folder, which it makes. There is only `model.safetensors`, unless that
+/// would have more than `most_bytes` of data. Then there are `model-00001-of-00003.safetensors` and so on, and
+/// `model.safetensors.index.json`. Each file is written as "<name>.partial", and gets its name when all files are
+/// complete and on the disk. The index gets its name last.
 ///
 ///   TESSERA_ASSIGN_OR_RETURN(auto writer, TensorFilesWriter::create(folder, tensors, options, who));
 ///   for each tensor, in the order of `tensors`: writer.append(its bytes), in any portions
 ///   writer.finish(existing)
 ///
-/// Errors, with `who` in front: 73 where the folder or a file cannot be created, or the folder has a model that must be
-/// kept; 74 where a write fails; 77 without permission. After an error, nothing but the destructor may be called.
+/// Messages begin with `who`. Errors: 73 if the folder or a file cannot be created, or if the folder has a model that
+/// must be kept; 74 if a write fails; 77 without permission. After an error, only the destructor may be called.
 class TensorFilesWriter {
  public:
-  /// Limit of a file's data in bytes; transformers splits models by the same limit.
+  /// Limit of a file's data, in bytes; the library transformers uses the same limit.
   static constexpr std::int64_t kMostBytes = 5'000'000'000;
 
-  /// `tensors`: name, dtype and shape. A tensor is never cut: one that is larger than `most_bytes` has a file of its
-  /// own.
+  /// `tensors`: name, dtype and shape. A tensor is never cut. A tensor that is larger than `most_bytes` has a separate
+  /// file.
   static absl::StatusOr<TensorFilesWriter> create(const std::string& folder, const std::vector<FileTensor>& tensors,
                                                   std::int64_t most_bytes, Existing existing, const std::string& who);
 
-  /// Writes the next bytes of the data: those of the tensors, one behind the other.
+  /// Writes the next bytes of the data. The data consists of the tensors, one after another.
   absl::Status append(std::span<const std::byte> bytes);
-  /// Completes all files. It fails with error 70 where the data is not as long as the tensors say.
+  /// Completes all files. It fails with error 70 if the data does not have the length of the tensors.
   absl::Status finish();
 
  private:
@@ -52,13 +52,13 @@ class TensorFilesWriter {
   static std::vector<Part> parts_of(const std::vector<FileTensor>& tensors, std::int64_t most_bytes);
   absl::Status open_next();
   absl::Status write_index();
-  /// Returns the names of files of an earlier model, with which the new one would be mixed up.
+  /// Returns the names of files of an earlier model, which would be mixed up with the new model.
   absl::StatusOr<std::vector<std::string>> model_files() const;
 
   std::string folder_, who_;
   std::vector<Part> parts_;
   Existing existing_;
-  std::vector<OutputFile> files_;  ///< files begun; the last one is being written
+  std::vector<OutputFile> files_;  ///< files that were begun; the last of them is being written
   std::int64_t left_ = 0;          ///< bytes that the last file still needs
 };
 

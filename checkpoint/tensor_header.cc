@@ -17,8 +17,8 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kMetadataKey = "__metadata__";
-/// A header has at most this many JSON values, each of some 200 bytes. A tensor has 6 values, and one more for each
-/// dimension.
+/// The largest number of JSON values in a header; each needs some 200 bytes of memory. A tensor has 6 values, and one
+/// more for each dimension.
 constexpr std::size_t kMostHeaderValues = std::size_t{1} << 21;
 constexpr std::int64_t kMostNumel = std::int64_t{1} << 62;
 constexpr std::size_t kMostNameInMessages = 120;

@@ -14,18 +14,19 @@ namespace tessera {
 /// A tensor in a safetensors file (https://github.com/huggingface/safetensors), in row-major order.
 struct FileTensor {
   std::string name;
-  std::string dtype;                ///< type in safetensors' words: "F32"
-  std::vector<std::int64_t> shape;  ///< sizes of the dimensions; empty: one element
+  std::string dtype;                ///< safetensors' word for the type, such as "F32"
+  std::vector<std::int64_t> shape;  ///< sizes of the dimensions; empty for a tensor with one element
   std::int64_t begin = 0;           ///< first byte in the file's data, counted from the beginning of the data
   std::int64_t bytes = 0;
 
   std::int64_t end() const { return begin + bytes; }
 };
 
-/// The header of a safetensors file of other programs: 8 bytes with the length of a JSON object in little endian, the
-/// object, and behind it the data. (ShardHeader is the header of this project's own shards, whose tensors are pieces.)
+/// The header of a safetensors file of other programs: 8 bytes with the length of a JSON object in little endian, and
+/// the object. The data follows. (ShardHeader is the header of this project's own shards, whose tensors are pieces.)
 struct TensorHeader {
-  static constexpr std::int64_t kMostBytes = 100'000'000;  ///< limit for the JSON, the same as safetensors' own
+  static constexpr std::int64_t kMostBytes = 100'000'000;  ///< limit for the JSON, the same as in the library
+                                                           ///< safetensors
   static constexpr std::int64_t kLengthBytes = 8;
   static constexpr std::size_t kMostDims = 16;
   static constexpr std::size_t kMostNameBytes = 4096;
@@ -33,24 +34,26 @@ struct TensorHeader {
   std::vector<FileTensor> tensors;  ///< ordered by `begin`
 };
 
-/// Returns the bits of an element of any safetensors type, also of types that Tessera lacks; 0 for any other word.
+/// Returns the number of bits of an element of any safetensors type, also of types that Tessera does not have; 0 for
+/// any other word.
 std::int64_t element_bits(std::string_view dtype);
-/// Returns the product of a shape's sizes; -1 where it is above 2^62 or a size is negative.
+/// Returns the product of a shape's sizes; -1 if it is above 2^62 or a size is negative.
 std::int64_t numel_of(const std::vector<std::int64_t>& shape);
 /// Returns a text such as "[2, 3]".
 std::string text_of_shape(const std::vector<std::int64_t>& shape);
 
-/// Reads the JSON of a head. Errors (65), naming `file` and the tensor: a head that is no such object; a type, a shape
-/// or a position that makes no sense; tensors that overlap, leave holes, or end elsewhere than at `data_bytes`; a name
-/// that is given twice, has more than kMostNameBytes or a NUL; more than kMostDims dimensions.
+/// Reads the JSON of a head. Errors: 65 if the head is not such an object; if a type, a shape or a position is invalid;
+/// if tensors overlap, leave holes, or do not end at `data_bytes`; if a name is given twice, has more than
+/// kMostNameBytes bytes or has a NUL; or if a tensor has more than kMostDims dimensions. The message names `file` and
+/// the tensor.
 absl::StatusOr<TensorHeader> read_tensor_header(const std::string& file, std::string_view json,
                                                 std::int64_t data_bytes);
 
-/// Returns the length and the JSON, filled up with spaces to a multiple of 64 bytes. The metadata says {"format":
-/// "pt"}, which the library `transformers` requires. REQUIRES: `begin` and `bytes` are set (place_tensors).
+/// Returns the length and the JSON, padded with spaces to a multiple of 64 bytes. The metadata is {"format": "pt"},
+/// which the library `transformers` requires. REQUIRES: `begin` and `bytes` are set (place_tensors).
 std::string write_tensor_header(const std::vector<FileTensor>& tensors);
 
-/// Sets `begin` and `bytes`: one tensor behind the other.
+/// Sets `begin` and `bytes` so that tensors follow each other.
 void place_tensors(std::vector<FileTensor>& tensors);
 
 /// The text of the head of a safetensors file (https://github.com/huggingface/safetensors): 8 bytes with the length of

@@ -1,10 +1,10 @@
 # Decides which CUDA parts are built.
 #
-#   TESSERA_HAVE_CUDA   headers of the toolkit and of NCCL, and LibTorch's CUDA library, are there: the nccl transport.
+#   TESSERA_HAVE_CUDA   the toolkit's and NCCL's headers and LibTorch's CUDA library exist: the nccl transport.
 #                       The headers are tessera_cuda_headers.
-#   TESSERA_HAVE_NVCC   and a compiler that works: the kernels.
+#   TESSERA_HAVE_NVCC   there is also a compiler that works: the kernels.
 #
-# TESSERA_CUDA=AUTO builds what can be built, ON demands both.
+# TESSERA_CUDA=AUTO builds the parts that can be built, and ON demands both.
 set(TESSERA_HAVE_CUDA OFF)
 set(TESSERA_HAVE_NVCC OFF)
 if(NOT TESSERA_CUDA STREQUAL "OFF")
@@ -20,11 +20,11 @@ if(NOT TESSERA_CUDA STREQUAL "OFF")
   endif()
   if(TESSERA_HAVE_CUDA AND TESSERA_NVCC AND TARGET tessera::cudart)
     set(CMAKE_CUDA_COMPILER ${TESSERA_NVCC})
-    # The kernels run on Ampere, Hopper and Blackwell, and on later GPUs by the last one's PTX.
+    # The kernels are compiled for Ampere, Hopper and Blackwell. Later GPUs run the PTX of the last of these.
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
     endif()
-    # The wheels keep their libraries in lib/, where their own nvcc does not look when CMake tries it out.
+    # The wheels have their libraries in lib/, where their own nvcc does not look when CMake tries it out.
     get_filename_component(tessera_cuda_root ${TESSERA_NVCC} DIRECTORY)
     get_filename_component(tessera_cuda_root ${tessera_cuda_root} DIRECTORY)
     if(EXISTS ${tessera_cuda_root}/lib/libcudart_static.a)

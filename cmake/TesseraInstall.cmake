@@ -1,6 +1,6 @@
 # `cmake --install` puts the library, its public headers, the command and a package config where find_package(Tessera)
-# finds them. A user links tessera::tessera, installed or not (FetchContent), and sees include/tessera and LibTorch: the
-# layers are linked, but their include folders and their packages stay with them.
+# finds them. A user links tessera::tessera, installed or not (FetchContent), and sees include/tessera and LibTorch. The
+# layers are linked too, but users do not see their include folders and their packages.
 add_library(tessera_all INTERFACE)
 target_include_directories(tessera_all INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
@@ -38,9 +38,10 @@ if(TESSERA_HAVE_MPI)
   install(TARGETS tessera_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-list(REVERSE tessera_installed_layers)  # a linker wants an archive before those that it uses
+list(REVERSE tessera_installed_layers)  # a linker wants an archive before the archives that it uses
 tessera_pkg_config(${tessera_installed_layers})
-# The command finds the LibTorch that it was linked with, and CUDA's runtime beside that; or libraries put into the prefix.
+# The command finds the LibTorch with which it was linked, and CUDA's runtime beside it; or it finds libraries in the
+# prefix.
 if(TESSERA_PROGRAMS)
   get_property(tessera_parts GLOBAL PROPERTY TESSERA_PARTS)
   set_target_properties(${tessera_parts} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${tessera_libtorch_runpath}")

@@ -8,13 +8,13 @@ function(tessera_compile_in_batches target)
   endif()
   if(TESSERA_BATCHES)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${sources})
-    # A batch is not a header, so an unnamed namespace in it is no mistake.
+    # A batch is compiled like a source, so an unnamed namespace in it is no mistake.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
   endif()
 endfunction()
 
-# What most files without LibTorch read: precompiled once for layers, and once with GoogleTest for tests. Sources still include what they
-# use.
+# The headers that most files without LibTorch include. They are precompiled once for layers, and once with GoogleTest
+# for tests. Sources still include the headers that they use.
 set(tessera_std_headers
   <absl/status/status.h> <absl/status/statusor.h> <fmt/format.h> <nlohmann/json.hpp>
   <algorithm> <array> <atomic> <bit> <chrono> <cmath> <condition_variable> <cstdint> <cstring> <deque> <filesystem> <fstream>
@@ -34,8 +34,8 @@ endfunction()
 
 # tessera_layer(<name> SOURCES <file>... [LINK <target>...])
 #
-# Declares the layer tessera_<name>. Sources are listed one by one; what a layer may include is what it links.
-# All includes are written from the root of the tree ("sharding/unit.h"), so the layer of a header is its folder.
+# Declares the layer tessera_<name>. Sources are listed one by one. A layer may include headers of those layers that it
+# links. All includes are written from the root of the tree ("sharding/unit.h"), so the layer of a header is its folder.
 function(tessera_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
   add_library(tessera_${name} STATIC ${ARG_SOURCES})
@@ -52,12 +52,14 @@ endfunction()
 # tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s] [CLOCK filter] [FAST] [WHOLE] [TORCH] [ALONE]
 #              [IN <program>])
 #
-# One GoogleTest executable, registered as one ctest entry per test case, or WHOLE: one for all. TORCH: it includes
-# LibTorch's headers. ALONE: no other test runs beside its cases of CLOCK, which look how soon something is noticed; without
-# CLOCK, beside any of its cases. FAST: it belongs to `ctest -L fast`, something of every room in five minutes. TIMEOUT: seconds on
-# a machine at rest after which an entry is ended; a loaded or slow machine has more (tests/support/limits/patience.h). CLOCK: the
-# cases, as --gtest_filter names them, that depend on limits, kills or orders. They carry the label `clock` (docs/testing.md); of a WHOLE program they are an entry of
-# their own, <name>_clock, and "*" are all of its cases.
+# This makes one GoogleTest executable. It is registered as one ctest entry for each test case, or with WHOLE as one
+# entry for all. TORCH: the test includes LibTorch's headers. ALONE: no other test runs at the same time as its cases of
+# CLOCK, which check how soon something is noticed. Without CLOCK, this holds for all its cases. FAST: the test belongs
+# to `ctest -L fast`, which runs some tests of every room in five minutes. TIMEOUT: the number of seconds, on an idle
+# machine, after which an entry is ended. A loaded or slow machine gets more time (tests/support/limits/patience.h).
+# CLOCK: a filter, as --gtest_filter takes it, for the cases that depend on limits, kills or orders. These cases have
+# the label `clock` (docs/testing.md). In a WHOLE program they are a separate entry, <name>_clock, and "*" stands for
+# all cases.
 #
 # IN: the test shares a program with others, and its ctest entries are still its own. Most of a test's compilation is headers, and
 # files of one program are compiled many at a time (TESSERA_BATCHES). So names of a file lie in a namespace of the file's name.
@@ -90,7 +92,7 @@ function(tessera_test name)
     add_executable(${program})
     target_link_libraries(${program} PRIVATE test_patience GTest::gmock ${main} tessera_options)
     add_dependencies(${program} with_patience)
-    # A test's own code is short-lived: what the compiler saves is worth more than what the test does. Its lines are known to debuggers
+    # A test's own code runs only for a short time, so the time that the compiler saves is worth more than faster tests. Its lines are known to debuggers
     # in other builds, and to sanitizers.
     set(quick -O1)
     if(NOT TESSERA_SANITIZE)
@@ -121,11 +123,11 @@ function(tessera_test name)
   endif()
 endfunction()
 
-# tessera_test_entries(<entry> <filter> [label...]): the cases of tessera_test's program that the filter names, as ctest entries. It reads
-# that function's variables.
+# tessera_test_entries(<entry> <filter> [label...]): makes ctest entries of the cases of tessera_test's program that the
+# filter names. It reads that function's variables.
 function(tessera_test_entries entry filter)
-  math(EXPR cost "${ARG_TIMEOUT} / 10")  # what may take long begins first, for at the end it would run alone
-  if(ARG_WHOLE)  # one ctest entry for the whole file, where starting the process costs more than the cases do
+  math(EXPR cost "${ARG_TIMEOUT} / 10")  # tests that may take long begin first, since at the end they would run alone
+  if(ARG_WHOLE)  # one ctest entry for the whole file, if starting processes costs more than the cases do
     set(flags)
     if(which)
       list(APPEND flags "--of=${which}")
@@ -136,7 +138,7 @@ function(tessera_test_entries entry filter)
     add_test(NAME ${entry} COMMAND with_patience ${ARG_TIMEOUT} $<TARGET_FILE:${program}> ${flags})
     set_tests_properties(${entry} PROPERTIES REQUIRED_FILES $<TARGET_FILE:${program}> RUN_SERIAL ${alone} COST ${cost} LABELS "${ARGN}")
   else()
-    list(JOIN ARGN "\\;" labels)  # as gtest_discover_tests wants a list
+    list(JOIN ARGN "\\;" labels)  # in the form that gtest_discover_tests takes
     set(launcher "${PROJECT_BINARY_DIR}/tests/support/with_patience;${ARG_TIMEOUT}")
     if(which)  # CMake before 3.31 gives a program no option when it asks for the program's tests
       string(PREPEND launcher "/usr/bin/env;TESTS_OF=${which};")

@@ -1,4 +1,4 @@
-# The packages that Tessera builds on, each with what to do where it is missing.
+# The packages that Tessera uses. Each has a hint for users whose machine lacks it.
 
 # tessera_find(<package> <Debian's name> [find_package's arguments]...)
 macro(tessera_find package debian)
@@ -15,7 +15,7 @@ tessera_find(fmt libfmt-dev)
 tessera_find(spdlog libspdlog-dev)
 tessera_find(Threads libc6-dev)
 
-# xxHash is used as a header alone, which has no package file everywhere.
+# Only the header of xxHash is used. It has no package file on some systems.
 find_path(TESSERA_XXHASH_INCLUDE xxhash.h)
 if(NOT TESSERA_XXHASH_INCLUDE)
   message(FATAL_ERROR "xxhash.h not found. scripts/setup installs it (Debian: libxxhash-dev); "
@@ -24,7 +24,7 @@ endif()
 add_library(tessera_xxhash INTERFACE)
 target_include_directories(tessera_xxhash SYSTEM INTERFACE ${TESSERA_XXHASH_INCLUDE})
 if(TESSERA_SANITIZE)
-  # Instrumented, GCC cannot inline all that the header says must be.
+  # In instrumented builds, GCC cannot inline all functions that the header wants to be inlined.
   target_compile_definitions(tessera_xxhash INTERFACE XXH_NO_INLINE_HINTS=1)
 endif()
 
@@ -35,8 +35,8 @@ if(NOT TESSERA_URING_INCLUDE)
     "for a copy elsewhere set TESSERA_URING_INCLUDE to its folder.")
 endif()
 
-# tessera_find_library(<target> <header> <names of libraries> <Debian's name>): a library without a package file for CMake. Its archive
-# is taken where there is one, so that programs run on machines without it.
+# tessera_find_library(<target> <header> <names of libraries> <Debian's name>): finds a library without a package file
+# for CMake. It uses the library's archive if there is one, so that programs also run on machines without the library.
 function(tessera_find_library target header libraries debian)
   string(TOUPPER ${target} prefix)
   find_path(${prefix}_INCLUDE ${header})
@@ -49,7 +49,7 @@ function(tessera_find_library target header libraries debian)
   target_include_directories(${target} SYSTEM INTERFACE ${${prefix}_INCLUDE})
   target_link_libraries(${target} INTERFACE ${${prefix}_LIBRARY})
 endfunction()
-# Expressions and normal forms of text, for tokenizers.
+# Tokenizers need regular expressions and normal forms of text.
 if(TESSERA_PROGRAMS)
   tessera_find_library(tessera_pcre2 pcre2.h "libpcre2-8.a;pcre2-8" libpcre2-dev)
   tessera_find_library(tessera_utf8proc utf8proc.h "libutf8proc.a;utf8proc" libutf8proc-dev)

@@ -1,7 +1,7 @@
-# Writes tessera.pc, for builds that use pkg-config. What it names is found from the targets, so that a package or a layer more is named
-# by itself, or is an error here.
+# Writes tessera.pc, for builds that use pkg-config. Its content is found from the targets. A new package or layer is
+# therefore added by itself, or gives an error here.
 
-# tessera_pkg_config(<layers...>): in link order, each before those that it links.
+# tessera_pkg_config(<layers...>): the layers are in link order, each before the layers that it links.
 function(tessera_pkg_config)
   get_property(layers GLOBAL PROPERTY TESSERA_LAYERS)
   set(requires "")
@@ -35,7 +35,7 @@ function(tessera_pkg_config)
   list(REMOVE_DUPLICATES requires)
   list(REMOVE_DUPLICATES others)
   list(REMOVE_DUPLICATES torch)
-  if(TARGET tessera_shared)  # it has the layers, and what they link but LibTorch
+  if(TARGET tessera_shared)  # it has the layers and everything that they link, except LibTorch
     set(requires "")
     set(libraries -ltessera)
     set(others "")

@@ -1,5 +1,6 @@
 # Decides whether the Python package is built: TESSERA_HAVE_PYTHON. It needs the wheel of torch (LibTorch alone lacks
-# libtorch_python.so) and the headers of the interpreter that has it. TESSERA_PYTHON_PACKAGE=AUTO builds it where it can be built.
+# libtorch_python.so), and the headers of the interpreter that has this torch. TESSERA_PYTHON_PACKAGE=AUTO builds it if
+# that is possible.
 set(TESSERA_PYTHON_PACKAGE AUTO CACHE STRING "Build the Python package: AUTO, ON, OFF")
 set_property(CACHE TESSERA_PYTHON_PACKAGE PROPERTY STRINGS AUTO ON OFF)
 set(TESSERA_HAVE_PYTHON OFF)

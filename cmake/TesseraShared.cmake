@@ -1,9 +1,9 @@
-# libtessera.so: the engine and the layers below it in one shared library. All that links it in one process has one copy of them, and of
-# their registries and caches.
+# libtessera.so: the engine and the layers below it in one shared library. All programs and libraries of one process
+# that link it have one copy of the layers, and of their registries and caches.
 option(TESSERA_SHARED "Build and install libtessera.so in place of the archives" OFF)
 
-# Appends `target` to the list `result`, and before it the layers that it stands on, each once. The command's own (app, launch, models, ...)
-# stay behind.
+# Appends `target` to the list `result`, and before it the layers on which it depends, each of them once. The command's
+# own layers (app, launch, models, ...) come after them.
 function(tessera_layers_below target result)
   get_property(every_layer GLOBAL PROPERTY TESSERA_LAYERS)
   get_target_property(links ${target} LINK_LIBRARIES)
@@ -15,7 +15,8 @@ function(tessera_layers_below target result)
   set(${result} ${${result}} ${target} PARENT_SCOPE)
 endfunction()
 
-# tessera_stands_on_engine(<variable> <target>...): whether one of them does. What does not stays free of LibTorch.
+# tessera_stands_on_engine(<variable> <target>...): returns whether one of the targets depends on the engine. Targets
+# that do not depend on it do not load LibTorch.
 function(tessera_stands_on_engine result)
   set(below "")
   foreach(target ${ARGN})
@@ -27,8 +28,8 @@ function(tessera_stands_on_engine result)
   endif()
 endfunction()
 
-# tessera_shared_library(<target>): libtessera.so, linked from the archives; it compiles nothing. What uses it links it before the
-# archives: since it has all of them whole, the linker takes nothing more from them.
+# tessera_shared_library(<target>): makes libtessera.so by linking the archives. It compiles nothing. Users of the
+# library link it before the archives. It contains all archives as a whole, so the linker takes nothing more from them.
 function(tessera_shared_library target)
   set(layers "")
   tessera_layers_below(tessera_engine layers)
@@ -36,7 +37,7 @@ function(tessera_shared_library target)
   file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/${target}.cc CONTENT "")
   add_library(${target} SHARED ${PROJECT_BINARY_DIR}/${target}.cc)
   target_link_libraries(${target} PRIVATE tessera_engine tessera_options)
-  # A minor version may change the interface: docs/compatibility.md.
+  # A minor version may change the interface (docs/compatibility.md).
   set_target_properties(${target} PROPERTIES OUTPUT_NAME tessera LINK_LIBRARY_OVERRIDE "WHOLE_ARCHIVE,${layers}"
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} LINKER_LANGUAGE CXX)
 endfunction()

@@ -1,8 +1,8 @@
 # Finds LibTorch and offers it as tessera::torch (CPU) and tessera::torch_cuda.
 #
 # The wheel's own TorchConfig.cmake is not used: it refuses to configure a CUDA wheel without the CUDA toolkit, and it
-# overwrites CMAKE_CUDA_ARCHITECTURES. Three libraries and two include folders are all that is needed.
-# This file is installed too, and used by TesseraConfig.cmake.
+# overwrites CMAKE_CUDA_ARCHITECTURES. Tessera needs only three libraries and two include folders. This file is
+# installed too, and TesseraConfig.cmake uses it.
 set(TESSERA_TORCH_ROOT "" CACHE PATH "Folder of LibTorch (holds include/ and lib/); empty: the torch package of .venv or of python3")
 
 if(NOT TESSERA_TORCH_ROOT)
@@ -28,9 +28,9 @@ if(NOT TARGET tessera::torch)
     IMPORTED_LOCATION ${TESSERA_TORCH_ROOT}/lib/libtorch_cpu.so
     INTERFACE_INCLUDE_DIRECTORIES "${TESSERA_TORCH_ROOT}/include;${TESSERA_TORCH_ROOT}/include/torch/csrc/api/include"
     INTERFACE_LINK_LIBRARIES ${TESSERA_TORCH_ROOT}/lib/libc10.so
-    # NDEBUG is part of the wheel's ABI: without it some of its classes (at::RecordFunction) have one member more.
+    # NDEBUG is part of the wheel's ABI: without it, some of its classes (at::RecordFunction) have one more member.
     INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO;NDEBUG"
-    # The wheel's libraries name their CUDA libraries through an RPATH of their own; the linker need not follow it.
+    # The wheel's libraries find their CUDA libraries through their own RPATH, which the linker need not follow.
     INTERFACE_LINK_OPTIONS "-Wl,--allow-shlib-undefined;-Wl,--no-as-needed")
   if(EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so)
     add_library(tessera::torch_cuda SHARED IMPORTED)
@@ -38,7 +38,8 @@ if(NOT TARGET tessera::torch)
       IMPORTED_LOCATION ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so
       INTERFACE_LINK_LIBRARIES "tessera::torch;${TESSERA_TORCH_ROOT}/lib/libc10_cuda.so"
       INTERFACE_COMPILE_DEFINITIONS "USE_C10D_NCCL")
-    # CUDA's runtime: the one that LibTorch itself loads, so that there is one in the process. Wheels have it beside torch.
+    # This is the CUDA runtime that LibTorch itself loads, so that the process has only one. Wheels have it beside
+    # torch.
     get_filename_component(tessera_site_packages ${TESSERA_TORCH_ROOT} DIRECTORY)
     find_library(TESSERA_CUDART NAMES libcudart.so.13 cudart
       HINTS ${tessera_site_packages}/nvidia/cu13/lib ${TESSERA_TORCH_ROOT}/lib $ENV{CUDA_HOME}/lib64 /usr/local/cuda/lib64)
@@ -66,7 +67,7 @@ function(tessera_use_torch_pch)
       <torch/nn/modules/normalization.h> <torch/nn/pimpl.h> ${headers})
   endif()
   foreach(target ${ARGN})
-    # This takes the place of the header without LibTorch, where a layer has that one.
+    # This replaces the precompiled header without LibTorch, if a layer has that header.
     set_target_properties(${target} PROPERTIES PRECOMPILE_HEADERS_REUSE_FROM tessera_torch_pch)
     tessera_compile_in_batches(${target})
   endforeach()

@@ -1,5 +1,5 @@
-# liburing as the target tessera::uring, for Tessera's build and for whoever links an installed copy. The archive is taken
-# where there is one, so that programs run on machines without liburing.
+# Defines liburing as the target tessera::uring, for Tessera's build and for users of an installed copy. The archive is
+# used if there is one, so that programs also run on machines without liburing.
 if(TARGET tessera::uring)
   return()
 endif()

@@ -1,12 +1,13 @@
-# The wheel: the package `tessera` for Python and for C++, as install component "wheel" and target tessera_wheel. scripts/wheel and
-# `pip install ./python` make it (python/Wheel.cmake). What it has is linked once more from the objects of this build:
+# The wheel: the package `tessera` for Python and for C++, as install component "wheel" and target tessera_wheel.
+# scripts/wheel and `pip install ./python` make it (python/Wheel.cmake). Its libraries and programs are linked again
+# from the objects of this build:
 #
 #   tessera/                    the Python files, and the extension
-#   tessera/lib                 libtessera.so, which the extension, the programs and a C++ user's program share; a CMake package; tessera.pc
+#   tessera/lib                 libtessera.so, shared by the extension and all programs; a CMake package; tessera.pc
 #   tessera/include/tessera     the public headers
 #   tessera/bin                 the tessera command and its parts
 #
-# LibTorch and CUDA's runtime are those of the torch package, beside it in site-packages.
+# LibTorch and CUDA's runtime come from the torch package, which lies beside it in site-packages.
 include(CMakePackageConfigHelpers)
 set(tessera_wheel_build ${PROJECT_BINARY_DIR}/wheel)
 set(tessera_minor ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
@@ -20,7 +21,7 @@ if(TARGET tessera::cudart)
   endif()
 endif()
 
-# A wheel has no symbolic links, so the file has its SONAME as its name.
+# A wheel cannot have symbolic links, so the file's name is its SONAME.
 tessera_shared_library(tessera_wheel_library)
 set_target_properties(tessera_wheel_library PROPERTIES EXCLUDE_FROM_ALL ON VERSION ${tessera_minor} INSTALL_RPATH "${tessera_wheel_rpath}"
   BUILD_WITH_INSTALL_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${tessera_wheel_build}/lib)
@@ -42,7 +43,7 @@ function(tessera_relink new target name)
 endfunction()
 
 tessera_relink(tessera_wheel_module tessera_python _native.${Python_SOABI}.so $ORIGIN/lib)
-# `tessera` and what else does without the engine are taken as they are: they start without loading LibTorch.
+# `tessera` and other programs that do not use the engine are copied unchanged: they start without loading LibTorch.
 get_property(tessera_parts GLOBAL PROPERTY TESSERA_PARTS)
 set(tessera_wheel_programs "")
 foreach(program tessera ${tessera_parts})
@@ -56,7 +57,7 @@ foreach(program tessera ${tessera_parts})
 endforeach()
 add_custom_target(tessera_wheel DEPENDS tessera_wheel_library tessera_wheel_module ${tessera_wheel_programs})
 
-# The files that builds with CMake and with pkg-config look for.
+# Builds with CMake and with pkg-config look for these files.
 include(${PROJECT_SOURCE_DIR}/python/TorchVersion.cmake)
 tessera_version_of_torch(${TESSERA_TORCH_ROOT} tessera_torch_version)
 tessera_minor_of_torch(${tessera_torch_version} tessera_torch_minor)
@@ -80,13 +81,13 @@ function(tessera_wheel_pkg_config)
 endfunction()
 tessera_wheel_pkg_config()
 
-# No other installation has these.
+# Only the wheel has these files.
 set(in_wheel COMPONENT wheel EXCLUDE_FROM_ALL)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/python/tessera DESTINATION . ${in_wheel} PATTERN __pycache__ EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/python/_tessera_command.py DESTINATION . ${in_wheel})
 install(FILES ${PROJECT_BINARY_DIR}/python/tessera/_built_with.py DESTINATION tessera ${in_wheel})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION tessera ${in_wheel})
-# Parts of these packages are in the wheel, and their licences want to be named. Debian has them here.
+# The wheel contains parts of these packages, whose licences must be named. On Debian the licences lie here.
 foreach(package libabsl-dev libcli11-dev libfmt-dev libpcre2-dev libspdlog-dev liburing-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev)
   install(FILES /usr/share/doc/${package}/copyright DESTINATION tessera/licenses RENAME ${package}.txt OPTIONAL ${in_wheel})
 endforeach()

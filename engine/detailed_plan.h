@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Makes a plan as plan_memory does, but returns the MemoryPlan itself, which also has the inputs of the plan's
-/// numbers.
+/// Makes a plan as plan_memory does, but returns the MemoryPlan itself, which also has the numbers from which the plan
+/// was computed.
 MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
                           const OwnRules& own_rules = {});
 

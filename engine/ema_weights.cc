@@ -56,8 +56,9 @@ void EmaWeights::close() {
   if (const std::unique_ptr<State> state = std::move(state_)) state->close();
 }
 
-/// During an exception the other ranks may never call this to change the values back. The Engine must not train the
-/// averages that it shows.
+/// The other ranks must also change their values back, which is collective. If an exception unwinds this rank, they
+/// perhaps never do so. This rank then does not wait for them, and makes the job fail, so that the Engine does not
+/// train on averages.
 EmaWeights::~EmaWeights() {
   if (!state_) return;
   if (std::uncaught_exceptions() > state_->exceptions_at_start) {

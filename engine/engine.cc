@@ -1,6 +1,6 @@
-// The public Engine: each call checks that it is allowed now (Training), does its work so that all ranks learn of a
-// failure (Job::or_abort), and calls the part that does the work. Plans of Engines that are not made (plan_memory) are
-// at the end.
+// The public Engine: each call checks that it is allowed now (Training), and calls the part of the Engine that does the
+// work. Job::or_abort lets all ranks learn of a failure. The functions that plan without an Engine (plan_memory) are at
+// the end.
 
 #include "tessera/engine.h"
 
@@ -44,8 +44,8 @@ std::shared_ptr<Strategy> with_defaults(const Strategy& given, const Mesh& mesh)
   return strategy;
 }
 
-/// Throws where the ranks of a plan would not wait for each other, have no memory in common, and no servers. A run gets
-/// this error from its transport (ReplicaSync::axes).
+/// Throws if the ranks of a plan would not wait for each other, and have neither memory in common nor servers. A run
+/// gets this error from its transport (ReplicaSync::axes).
 void expect_one_host(const Strategy& strategy, const Topology& topology) {
   const bool need_memory = strategy.sync.has_common_parameters() && !strategy.sync.has_servers();
   if (!need_memory || topology.num_hosts() == 1) return;
@@ -94,7 +94,8 @@ void Engine::backward_nothing() {
   training.job.or_abort("backward_nothing", [&] { training.run_nothing(); });
 }
 
-/// The gradients of all engines begin with the first one's loss scale; a factor corrects another engine's scale.
+/// Backward starts with the first engine's loss scale, which so scales the gradients of all engines. A factor for each
+/// other engine corrects this to the engine's own scale.
 std::vector<at::Tensor> Engine::State::factors_of(const std::vector<Engine*>& engines, const LossSeed& first) {
   const double scale = engines[0]->loss_scale();
   std::vector<at::Tensor> factors = {first.factor};
@@ -107,7 +108,7 @@ std::vector<at::Tensor> Engine::State::factors_of(const std::vector<Engine*>& en
   return factors;
 }
 
-/// Runs one backward. Only gradients for the parameters of `engines` count.
+/// Runs one backward. Only gradients for the parameters of `engines` are used.
 void Engine::State::run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines,
                                  const MicrobatchInfo& info) {
   const Span span("backward");
@@ -372,7 +373,7 @@ void Engine::enter_forked_process() {
   static_cast<void>(saving.durable.release());
   if (training.activations) training.activations->enter_forked_process();
   if (training.gathering.publication) training.gathering.publication->give_up();
-  // Private memory was copied by fork.
+  // If a fork has copied all parameters (private memory), they can still be read.
   if (!training.gathering.residency && !training.plan.placement().shared) return;
   for (auto& unit : training.units) {
     unit->poison("unit " + unit->name +

@@ -13,19 +13,21 @@ class EngineCheckpoints {
  public:
   explicit EngineCheckpoints(Engine& engine)
       : job_(engine.state_->job), training_(engine.state_->training), saving_(engine.state_->saving) {}
-  /// Classes beside the Engine in this layer use it.
+  /// Returns the Training, for classes of this layer other than the Engine.
   Training& training() { return training_; }
 
   std::string save(const std::string& folder, const CheckpointItems& items, const SaveOptions& options);
   /// Loads a checkpoint. No EngineCheckpoints may be used afterwards, since the Engine may plan anew (start_step).
   static LoadedCheckpoint load(Engine& engine, const std::string& path);
   void finish();
-  /// Goes back after step number `step`, which was skipped for its loss. Parameters and all that updates them get the
-  /// values of the last checkpoint that was saved or loaded; step numbers, generators and rates set by hand stay as
-  /// they are. It logs a warning. It waits for a save under way, whose error finish() throws. Nothing changes if there
-  /// is no checkpoint, or if spikes went back to the same one too often. It is collective.
+  /// Goes back to the last checkpoint that was saved or loaded, after step number `step` was skipped because of its
+  /// loss. Parameters and optimizer states get the values of the checkpoint. Step numbers, generators and rates set by
+  /// hand stay as they are. It logs a warning. It first waits for a save under way; finish() throws the error of that
+  /// save. Nothing changes if there is no checkpoint, or if spikes went back to the same checkpoint too often. It is
+  /// collective.
   void go_back(std::int64_t step);
-  /// Says that the caller will call finish() when all ranks' saves have ended, so that no step looks for their end.
+  /// A program calls this if it will itself call finish() when all ranks' saves have ended. Steps then do not look
+  /// whether a save has ended.
   void finish_by_hand() { saving_.ends_in_step = false; }
   /// Returns whether this rank's part of the save under way has ended, with success or with an error.
   bool save_has_ended() const;

@@ -39,8 +39,9 @@ struct Saving {
 
   /// Returns whether a save is under way and every rank's thread has ended. It is collective where a save is under way.
   bool save_has_ended() const;
-  /// This is called before training state changes. It waits for the commit under way, which then becomes the last
-  /// commit, or is removed on all ranks. The next commit reports a failure. It is collective where there is a commit.
+  /// It is called before training state changes. It waits for the commit under way. That commit then becomes the last
+  /// commit or, after a failure, is removed on all ranks; the next commit reports the failure. It is collective if
+  /// there is a commit.
   void settle_commit();
   /// Waits for the commit under way when the Engine is destroyed, without the other ranks. A failure that was not
   /// reported is logged, and ends tessera::run with its exit code.
@@ -48,13 +49,14 @@ struct Saving {
 
   Job& job;
   std::shared_ptr<Collectives> group;       ///< group of the saving thread; null unless CheckpointConfig::async
-  std::unique_ptr<SaveUnderWay> under_way;  ///< all ranks have it, or none has
-  std::jthread removal;                     ///< rank 0 removes old checkpoints beside training
-  bool ends_in_step = true;                 ///< a step that sees the end of a save throws its error
+  std::unique_ptr<SaveUnderWay> under_way;  ///< null unless a save is under way; the same on all ranks
+  std::jthread removal;                     ///< thread on which rank 0 removes old checkpoints while training continues
+  bool ends_in_step = true;                 ///< whether a step that sees the end of a save throws the save's error
   LastCheckpoint last_checkpoint;
   std::unique_ptr<DurableFiles> durable;  ///< null without "durable"
-  absl::Status commit_failure;            ///< failure of the latest commit, until the program is told of it
-  bool commit_ended_job = false;          ///< the job failed because of it, so the program knows this error
+  absl::Status commit_failure;            ///< failure of the latest commit, until the program gets it
+  bool commit_ended_job = false;          ///< whether the job failed because of `commit_failure`, so that the program
+                                          ///< has this error already
 };
 
 }  // namespace tessera

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// The numbers that each rank tells the others before a round of evaluation.
+/// The numbers that each rank sends to the other ranks before a round of evaluation.
 struct EvaluationRound {
   std::int64_t has_next = 0, batches = 0;
   double loss = 0.0, weight = 0.0;  ///< sums so far, with losses multiplied by weights
@@ -50,7 +50,7 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
       ++own.batches;
     }
     training.window.rounds.forget();
-    // This throws if queued work of a GPU has failed, since the losses are then worthless.
+    // This throws if queued work of a GPU has failed, since the losses are then wrong.
     throw_if_error(training.axes.status());
     Evaluation result;
     for (const EvaluationRound& round : rounds) {

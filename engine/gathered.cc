@@ -13,8 +13,8 @@ namespace tessera {
 
 namespace {
 
-/// Private copies of units whose ranks share one copy. A write under a guard stays in the rank's own copy until the
-/// guard stores it. It is collective over the ranks that share.
+/// Private copies of units, for ranks that otherwise share one copy of the parameters. A write under a guard stays in
+/// the rank's own copy until the guard stores it. It is collective over the ranks that share.
 class PrivateCopies {
  public:
   PrivateCopies(const std::vector<Unit*>& units, Collectives& sharers) : units_(units), sharers_(sharers) {
@@ -32,16 +32,16 @@ class PrivateCopies {
   PrivateCopies(const PrivateCopies&) = delete;
   PrivateCopies& operator=(const PrivateCopies&) = delete;
 
-  /// Waits until all ranks have copied the parameters, since no rank may write its part before that.
+  /// Waits until all ranks have copied the parameters. No rank may write its part before that.
   void meet() { throw_if_error(sharers_.barrier("Gathered").wait()); }
 
-  /// This is called after all ranks have written their parts. It puts the shared memory back in place.
+  /// It is called after all ranks have written their parts. Makes the parameters use the shared memory again.
   void close() {
     throw_if_error(sharers_.barrier("Gathered").wait());
     give_up();
   }
 
-  /// Puts the shared memory back in place, whatever its content is.
+  /// Makes the parameters use the shared memory again, whatever it contains.
   void give_up() {
     std::size_t i = 0;
     for_each_group([&](FlatGroup& group) { group.attach(shared_[i++]); });
@@ -140,7 +140,7 @@ void Gathered::State::store() {
   for (Unit* unit : units) store_parameters(*unit, *training.job.axes.control);
   unpin();
   for (Unit* unit : units) {
-    if (unit->keeper()) unit->keeper()->drop(*unit);  // gathered copies on other ranks are out of date
+    if (unit->keeper()) unit->keeper()->drop(*unit);  // gathered copies on other ranks are outdated
   }
   if (copies) copies->close();
   for (Unit* unit : units) training.values.checks->accept(*unit);
@@ -163,7 +163,8 @@ void Gathered::close() {
   if (state->average) state->average->close();
 }
 
-/// While an exception unwinds the stack, nothing is written back: the other ranks may never reach this point.
+/// While an exception unwinds the stack, nothing is written back, because the other ranks perhaps never reach this
+/// point.
 Gathered::~Gathered() {
   if (state_ && std::uncaught_exceptions() > state_->exceptions_at_start) {
     state_.reset();

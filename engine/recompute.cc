@@ -81,12 +81,12 @@ class WithoutCachedCasts {
   const bool before_;
 };
 
-/// Ends the second run of a function as soon as backward has what it needs. It is not a std::exception, so a program
-/// that catches such exceptions lets it pass.
+/// Ends the second run of a function as soon as backward has the tensors that it needs. It is not derived from
+/// std::exception, so a program that catches such exceptions does not catch it.
 struct NothingIsMissing {};
 
-/// Returns whether a tensor is kept and not computed again: one that stays alive in any case, such as a parameter.
-/// Other code releases and fills the storages of units.
+/// Returns whether a tensor is kept and not computed again. That is so for a tensor that stays alive in any case, such
+/// as a parameter, even if other code releases and fills its storage (as for units).
 bool is_to_be_kept(const at::Tensor& tensor) {
   return (tensor.is_leaf() && tensor.requires_grad()) || unit_of(tensor) != nullptr;
 }
@@ -95,10 +95,10 @@ std::vector<std::int64_t> sizes_of(const at::Tensor& tensor) {
   return tensor.is_nested() ? std::vector<std::int64_t>() : tensor.sizes().vec();
 }
 
-/// One call of checkpoint(); it lives as long as its graph. The graph is that of the first run. Tensors that its
-/// operators saved for backward were not kept, except for parameters: these stay alive anyway, and other code releases
-/// and fills their storages. The first node that wants such a tensor makes the function run again, until all such
-/// tensors were saved once more. Nodes take the tensors away one by one, so memory falls as backward proceeds.
+/// One call of checkpoint(); it lives as long as its graph. The graph comes from the first run. The tensors that its
+/// operators saved for backward were not kept, except for parameters, which stay alive anyway. The first node that
+/// needs a tensor that was not kept makes the function run again, until all these tensors were saved once more. Nodes
+/// take the tensors away one by one, so memory falls as backward proceeds.
 class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> {
  public:
   Call(TensorFunction function, const std::vector<at::Tensor>& inputs)
@@ -130,7 +130,7 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
              tensor.dtype() == options.dtype() && tensor.device() == options.device() && sizes == sizes_of(tensor);
     }
   };
-  /// The corresponding tensor of the second run.
+  /// A tensor that the second run saved, in the place of the same tensor of the first run.
   struct Again {
     at::Tensor tensor;
     SavedVersion version;
@@ -153,10 +153,10 @@ class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> 
   std::vector<autograd::SavedVariable> inputs_;
   std::vector<char> requires_grad_, is_leaf_;  ///< one for each input
   std::vector<Saved> saved_;
-  std::size_t last_ = 0;  ///< the last of `saved_` that was not kept
+  std::size_t last_ = 0;  ///< index in `saved_` of the last tensor that was not kept
 
   Mutex mutex_;
-  std::vector<Again> again_ ABSL_GUARDED_BY(mutex_);  ///< [saved]: its tensor of the second run, until a node takes it
+  std::vector<Again> again_ ABSL_GUARDED_BY(mutex_);  ///< [saved]: tensor of the second run, until a node takes it
   int graph_task_ ABSL_GUARDED_BY(mutex_) = -1;       ///< the backward for which the second run was made
 };
 
@@ -169,7 +169,7 @@ class Call::Hooks final : public autograd::SavedVariableHooks {
     index_ = call_->add(tensor);
     if (!call_->saved_[index_].is_kept) return;
     kept_ =
-        // a tensor that its own graph holds would never be freed
+        // without its graph: a tensor that its own graph holds would never be freed
         tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());
     version_ = call_->saved_[index_].version;
     call_.reset();
@@ -181,7 +181,7 @@ class Call::Hooks final : public autograd::SavedVariableHooks {
   }
 
  private:
-  std::shared_ptr<Call> call_;  ///< null where the tensor is kept
+  std::shared_ptr<Call> call_;  ///< null if the tensor is kept
   std::size_t index_ = 0;
   at::Tensor kept_;
   SavedVersion version_;  ///< version of a tensor that is kept
@@ -198,12 +198,13 @@ class Call::SecondRun final : public SavedTensorHooks {
   }
 
   std::unique_ptr<autograd::SavedVariableHooks> make() override { return std::make_unique<Collector>(*this); }
-  /// Returns whether all tensors have been saved again. The function may still run after that: it may catch the
-  /// exception, or its own backward may have saved the last tensor.
+  /// Returns whether all tensors have been saved again. The function may continue to run after that: it may catch the
+  /// exception, or a backward inside it may have saved the last tensor.
   bool is_complete() const { return is_complete_; }
 
  private:
-  /// The second run's own graph is for backwards that the function itself runs.
+  /// Keeps a tensor of the second run for the graph that this run makes. That graph is used only if the function itself
+  /// calls backward.
   class Collector final : public autograd::SavedVariableHooks {
    public:
     explicit Collector(SecondRun& run) : run_(run) {}
@@ -233,7 +234,7 @@ class Call::SecondRun final : public SavedTensorHooks {
     if (!saved.is_kept) call_.again_[i] = {without_graph, SavedVersion(tensor)};
     if (i != call_.last_) return;
     is_complete_ = true;
-    // NothingIsMissing is no std::exception, so it may not pass through an autograd engine that the function itself
+    // NothingIsMissing is not a std::exception, so it must not pass through a backward that the function itself
     // started.
     if (autograd::get_current_graph_task_id() == graph_task_) throw NothingIsMissing();
   }
@@ -253,7 +254,7 @@ void Call::run_again() {
   }
   const at::ThreadLocalStateGuard as_in_forward(thread_state_);
   const at::AutoGradMode with_grad(true);
-  // An input that was not a leaf must not become one, since leaves that want gradients count as parameters.
+  // An input that was not a leaf must not become a leaf, since leaves that require gradients are treated as parameters.
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (requires_grad_[i] && !is_leaf_[i]) inputs[i] = inputs[i].view_as(inputs[i]);
   }
@@ -273,7 +274,7 @@ void Call::run_again() {
               "that it changes");
 }
 
-/// Each backward has one second run. A tensor that is wanted twice in a backward needs a further run, which is rare.
+/// Each backward has one second run. If a backward needs a tensor twice, which is rare, there is a further run.
 at::Tensor Call::take(std::size_t i) {
   const MutexLock lock(mutex_);
   const int graph_task = autograd::get_current_graph_task_id();

@@ -17,7 +17,7 @@ namespace {
 
 struct Named {
   std::vector<at::Tensor> tensors;
-  bool replans = false;  ///< whether the set of parameters with gradients and states would change
+  bool replans = false;  ///< whether the set of parameters that have gradients and states changes
 };
 
 /// Returns the parameters that `patterns` name.
@@ -42,7 +42,8 @@ Named named(const std::vector<std::unique_ptr<Unit>>& units, std::span<const std
   return found;
 }
 
-/// Afterwards `units` have the groups of `optimizer`, of which the last is new. If it throws, they keep their groups.
+/// Gives the parameters of `units` the groups of `optimizer`, of which the last group is new. If it throws, parameters
+/// keep their groups.
 void assign_new_group(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer) {
   try {
     assign_groups(units, optimizer);
@@ -75,7 +76,7 @@ void Engine::set_trainable(const std::string& pattern, bool trainable) { set_tra
 
 void Engine::set_trainable(std::span<const std::string> patterns, bool trainable) {
   State& s = *state_;
-  std::unique_ptr<State> replaced;  // the State before; freed when the function returns
+  std::unique_ptr<State> replaced;  // the earlier State, which is freed when the function returns
   s.expect_may_plan_anew("set_trainable");
   auto [tensors, replans] = named(s.training.units, patterns, trainable);
   EngineCheckpoints(*this).finish();

@@ -69,7 +69,7 @@ StepProfiler::Round StepProfiler::round_of(const Entries& entries, std::size_t b
   for (std::size_t i = begin; i < end; ++i) {
     if (entries[i].event == Event::kBackward) {
       pass = RoundPass::kBackward;
-      from = entries[i].at;  // the loss's time counts for the unit that backward begins with
+      from = entries[i].at;  // the time of the loss is counted for the unit with which backward begins
       continue;
     }
     const UseTimes::Clock::time_point until = entries[i + 1].at;

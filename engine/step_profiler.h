@@ -14,8 +14,8 @@ namespace tessera {
 /// watches operators, which costs some microseconds each.
 class StepProfiler {
  public:
-  /// Throws tessera::Error (64) on several ranks, on a GPU, and where parameters lie on disk: a unit's measured time
-  /// would include waits and other work there.
+  /// Throws tessera::Error (64) if there are several ranks, if a GPU trains, or if parameters lie on disk. In these
+  /// cases a unit's measured time would include waits and other work.
   explicit StepProfiler(Engine& engine);
   ~StepProfiler();
   StepProfiler(const StepProfiler&) = delete;
@@ -24,7 +24,7 @@ class StepProfiler {
   /// Call it after each step. The first step of a run should not count (`counts` false).
   void end_step(bool counts = true);
   /// Returns medians over the steps that counted. A microbatch counts if it used its units in the same order as the
-  /// last one. Throws tessera::Error (64) where no step counted.
+  /// last microbatch. Throws tessera::Error (64) if no step counted.
   StepProfile profile() const;
 
  private:

@@ -6,7 +6,7 @@ namespace tessera {
 
 bool UnevenLoop::next(bool has_batch) {
   const auto any_rank_has_batch = [&] {
-    Training& training = engine_.state_->training;  // a step may have made another Training
+    Training& training = engine_.state_->training;  // a step may have replaced the Training
     return training.job.or_abort("uneven", [&] { return training.any_rank_has_batch(has_batch); });
   };
   while (any_rank_has_batch()) {

@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// Records that outlive the process, with the values of the last commit. The code that makes commits decides when a
-/// commit is valid, and stores the text of `where`:
+/// commit is valid, and stores the text that `where` returns:
 ///
 ///     tier.end_writes();  commit.records = tier.where();
 ///     tier.sync();  ... the commit is on the disk of every rank ...  tier.committed();
@@ -22,8 +22,8 @@ namespace tessera {
 ///
 /// The next process calls these functions before it puts any record:
 ///
-///     tier.protect(commit.records);     // whatever is put now, the commit stays as it is
-///     tier.return_to(commit.records);   // the records are the commit's
+///     tier.protect(commit.records);     // records that are put from now on do not change the commit
+///     tier.return_to(commit.records);   // the records have the values of the commit
 class DurableTier {
  public:
   virtual ~DurableTier() = default;
@@ -33,7 +33,7 @@ class DurableTier {
   /// Syncs the files, so that all writes are on the disk itself. Another thread may call it while records are read.
   /// Errors: 74 if the disk failed.
   virtual absl::Status sync() = 0;
-  /// Returns a text that says where the latest values are, with their checksums. It covers records on disk only (see
+  /// Returns a text with the positions of the latest values, and their checksums. It covers only records on disk (see
   /// `in_memory`).
   virtual std::string where() const = 0;
   /// Declares the values that the last `where` described to be the commit.
@@ -43,7 +43,8 @@ class DurableTier {
   /// Takes the records back to the commit's values. REQUIRES: no record is held, and no copy is under way. Errors: 65
   /// if `where` describes other records; and the errors of a read.
   virtual absl::Status return_to(std::string_view where) = 0;
-  /// The records that are never on disk. The code that makes the commit must save and restore them.
+  /// Returns the memory of the records that are never on disk. The code that makes the commit must save and restore
+  /// them.
   virtual std::span<std::byte> in_memory() = 0;
 };
 

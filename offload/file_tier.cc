@@ -19,13 +19,14 @@ namespace {
 
 // This file moves records between slots and files.
 //
-// A slot is memory for one record. `get` finds the record's slot or takes the slot whose record was put or released
-// first (`take_slot`), and, if the slot does not have the record yet, begins a read and waits for its end (`bring_in`).
-// `fetch` only finds the slot and begins the read, and `put` begins a write that `end_write` ends: when the slot is
-// needed, when `write_behind` other writes have followed, or in `flush`. The ring's tags are slot numbers; copies,
-// which need no slot, have tags from kCopies on. The first failure is kept in `failure_`, and every call returns it.
+// A slot is memory for one record. `get` finds the record's slot, or takes the slot whose record was put or released
+// first (`take_slot`). If the slot does not have the record yet, `get` begins a read and waits for its end
+// (`bring_in`). `fetch` only finds the slot and begins the read. `put` begins a write. `end_write` waits for it: when
+// the slot is needed, when `write_behind` other writes have followed, or in `flush`. The ring's tags are slot numbers;
+// copies, which need no slot, have tags from kCopies on. The first failure is kept in `failure_`, and every call
+// returns it.
 
-/// tags of copies in the ring; lower tags are those of slots
+/// the smallest tag of a copy in the ring; lower tags are those of slots
 constexpr std::uint64_t kCopies = std::uint64_t{1} << 32;
 
 }  // namespace
@@ -108,7 +109,7 @@ FileTier::~FileTier() {
 
 bool FileTier::fetch(std::int64_t record) {
   if (!failure_.ok() || !is_on_disk(record)) return true;
-  // A request beyond `in_flight` would have to wait in the ring.
+  // A request in addition to `in_flight` requests would have to wait in the ring.
   const int most = std::min(options_.read_ahead + options_.write_behind,
                             std::max(options_.read_ahead, options_.io.in_flight - options_.write_behind));
   const bool has_room = options_.read_ahead > 0 && fetched_ < most;
@@ -122,7 +123,7 @@ bool FileTier::fetch(std::int64_t record) {
     ++fetched_;
     return true;
   }
-  if (disk_.written[on_disk(record)] == 0) return true;  // a record of zeros needs no disk
+  if (disk_.written[on_disk(record)] == 0) return true;  // a record of zeros need not be read
   if (!has_room) return false;
   failure_.Update(end_writes_that_are_done());
   const std::optional<std::size_t> next = next_slot();
@@ -207,7 +208,7 @@ absl::Status FileTier::start_copy(std::int64_t record, std::span<std::byte> memo
 absl::Status FileTier::end_copies(std::uint64_t tag) {
   absl::Status result = failure_;
   for (Copy& copy : copies_) {
-    if (copy.tag == tag) result.Update(end_copy(copy));  // copies are ended even after one of them has failed
+    if (copy.tag == tag) result.Update(end_copy(copy));  // all copies are completed, even after one of them has failed
   }
   std::erase_if(copies_, [&](const Copy& copy) { return copy.tag == tag; });
   return result;
@@ -291,8 +292,8 @@ bool FileTier::holds(std::int64_t record) const {
   return found > 0 && slots_[as_size(found - 1)].state == SlotState::kHeld;
 }
 
-// Returns the slot to use for another record. It is the slot whose record was put or released first, among slots that
-// are neither held nor read ahead. Its record may still have to be written.
+// Returns the slot to use for another record. Among the slots that are neither held nor read ahead, it is the slot
+// whose record was put or released first. The write of this record may still be under way.
 std::optional<std::size_t> FileTier::next_slot() const {
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {
@@ -303,9 +304,10 @@ std::optional<std::size_t> FileTier::next_slot() const {
   return best;
 }
 
-// Takes a slot for a `get`. A slot is always available: at most `most_held - 1` slots are held, and `read_ahead +
-// write_behind` are read ahead. The tier has fewer than `most_held + read_ahead + write_behind` slots only if each
-// record has a slot of its own. One slot is then free, since this record does not have its slot yet.
+// Takes a slot for a `get`. A slot is always available, because at most `most_held - 1` slots are held, and at most
+// `read_ahead + write_behind` slots are read ahead. The tier has fewer than `most_held + read_ahead + write_behind`
+// slots only if each record has its own slot. In that case one slot is free, since this record does not have its slot
+// yet.
 absl::StatusOr<std::size_t> FileTier::take_slot(std::int64_t record) {
   const std::size_t index = *next_slot();
   if (slots_[index].state == SlotState::kWriting) TESSERA_RETURN_IF_ERROR(end_write(index));
@@ -464,8 +466,8 @@ absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_
   return options_.write_behind == 0 ? end_write(index) : absl::OkStatus();
 }
 
-// Waits for the end of each write after which `write_behind` later writes have begun, so that at least `read_ahead`
-// slots are available for reading.
+// Waits for each write that was followed by `write_behind` later writes, so that at least `read_ahead` slots are
+// available for reading.
 absl::Status FileTier::end_writes_behind() {
   const auto behind = static_cast<std::uint64_t>(options_.write_behind);
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {
@@ -502,7 +504,7 @@ absl::Status FileTier::wrong_use(const std::string& what) {
   return failure_;
 }
 
-// Keeps the first error. `record` < 0: the error belongs to no record in particular.
+// Keeps the first error. If `record` is negative, the error does not belong to a particular record.
 absl::Status FileTier::fail(std::int64_t record, const absl::Status& status) {
   const std::string prefix = record < 0 ? std::string() : name_of(record) + ": ";
   if (failure_.ok()) failure_ = make_error(exit_code_of(status), prefix + message_of(status));

@@ -18,83 +18,83 @@
 
 namespace tessera {
 
-/// A directory for some of the records; each directory should be on a disk of its own.
+/// A directory for some of the records; each directory should be on a separate disk.
 struct StripePath {
   std::string directory;
-  double weight = 1.0;  ///< weight of its share of the records: the bandwidth of the disk, in any unit
+  double weight = 1.0;  ///< weight of the directory's share of the records: the bandwidth of its disk, in any unit
 };
 
-/// The options of a FileTier; `check_options` in its source refuses options that make no sense with error 70.
+/// The options of a FileTier; `check_options` in its source refuses invalid options with error 70.
 struct FileTierOptions {
   std::int64_t records = 0;  ///< number of records, 1 or more
-  /// 1 or more; a record takes whole blocks of 4096 bytes on disk. 2 to 6 MiB are fastest
+  /// bytes of a record, 1 or more; on disk a record takes whole blocks of 4096 bytes. Records of 2 to 6 MiB are fastest
   std::size_t record_bytes = 0;
-  /// Bytes of each record, 1 to record_bytes, where they differ: a record takes no more blocks on disk than it needs,
-  /// but record_bytes in memory. If it is empty, all have record_bytes.
+  /// Bytes of each record, 1 to record_bytes, if records have different sizes. On disk a record takes only the blocks
+  /// that it needs, but in memory it takes record_bytes. If the list is empty, all records have record_bytes.
   std::vector<std::size_t> sizes = {};
-  std::string who = {};  ///< text in front of errors: "rank 0 optimizer state"
-  /// Returns the name of a record for errors, such as "layers.3.weight". It is called for an error only. Null: the
-  /// record's number is enough.
+  std::string who = {};  ///< beginning of error messages, such as "rank 0 optimizer state"
+  /// Returns the name of a record for errors, such as "layers.3.weight". It is called only for an error. If it is null,
+  /// errors have only the record's number.
   std::function<std::string(std::int64_t record)> record_name = nullptr;
   std::vector<StripePath> paths = {};  ///< one directory or more, unless all records are resident
 
-  /// Numbers of slots of record_bytes each, in memory: for records that the caller holds, that are read ahead, and that
-  /// are being written.
+  /// Numbers of slots in memory, each of record_bytes: for records that the caller holds, for records that are read
+  /// ahead, and for records that are being written.
   int most_held = 1;     ///< 1 or more
   int read_ahead = 4;    ///< 0 or more; each record that is read ahead hides the latency of one read
-  int write_behind = 3;  ///< 0 or more; with 0 `put` waits for its write
-  /// Bytes of memory for records that stay there and are never read or written. As many records as fit are taken: some
-  /// of the first `resident_first` ones, then some of the others. These records are spread evenly, so that the disk
+  int write_behind = 3;  ///< 0 or more; if it is 0, `put` waits for its write
+  /// Bytes of memory for records that stay in memory and are never read or written. As many records are chosen as fit:
+  /// some of the first `resident_first` records, then some of the others. They are spread evenly, so that the disk
   /// works on other records while these are used.
   std::size_t resident_bytes = 0;
   std::int64_t resident_first = 0;  ///< 0 to records
 
-  /// Keeps a checksum of each record on disk, 8 bytes in memory, and compares it when the record is read.
+  /// Whether a checksum of each record on disk, of 8 bytes, is kept in memory and compared when the record is read.
   bool verify = false;
   bool direct = true;       ///< BlockFileOptions::direct
   bool write_zeros = true;  ///< BlockFileOptions::write_zeros
   IoRingOptions io = {};
-  /// Function that gives the memory for records, if a device copies from and to this memory; null: the system gives it.
+  /// Function that allocates the memory for records, if a device copies from and to this memory. If it is null, the
+  /// system allocates the memory.
   AlignedMemory::Give memory = nullptr;
-  /// The name of the files in each directory, if records are durable (DurableTier). The files stay when the process
-  /// ends, and have two positions on disk for each record. Checksums are compared as with `verify`. Empty: scratch
-  /// files.
+  /// The name of the files in each directory, if records are durable (DurableTier). These files stay when the process
+  /// ends, and have two positions for each record. Checksums are compared as with `verify`. If the name is empty, the
+  /// files are scratch files.
   std::string durable = {};
   bool durable_is_there = false;  ///< BlockFileOptions::must_be_there
 };
 
-/// Records in scratch files, read ahead and written behind asynchronously; RecordTier says what callers can rely on,
-/// and which threads may call.
+/// Records in scratch files, which are read ahead and written in the background. The description of RecordTier says
+/// what callers can rely on, and which threads may call.
 ///
-/// **Memory.** It takes memory for the resident records, and `most_held + read_ahead + write_behind` slots. Slots for
-/// reading
-/// ahead and writing behind are shared: records are read into those that are not being written, at least `read_ahead`
-/// of them (none if `read_ahead` is 0). So there is always a slot for the next `get`.
+/// **Memory.** It needs memory for the resident records, and `most_held + read_ahead + write_behind` slots. Slots for
+/// reading ahead and for writing are shared. Records are read into slots that are not being written; at least
+/// `read_ahead` slots are available for this (none if `read_ahead` is 0). So there is always a slot for the next `get`.
 ///
 /// **Traversals.** A slot keeps its record until the slot is needed for another record. The slot whose record was put
-/// or released first is reused first, whether or not that record has been written to disk by then. Which records are
-/// read therefore does not depend on the disk's speed (if all fetched records are also got, in the same order). A
-/// traversal that begins where the last one ended (forward, then backward) finds the last records in the slots. The
-/// resident set does not depend on
-/// the order: it saves the same reads and writes in any order.
+/// or released first is reused first, whether or not that record has already been written to disk. So the records that
+/// must be read do not depend on the disk's speed (if all fetched records are also got, in the same order). If a
+/// traversal begins where the last one ended (forward, then backward), the last records are still in the slots. The
+/// resident records save the same number of reads and writes in any order.
 ///
-/// **A record that is wanted again while it is being written** is not read: its slot still has it. The record is given
-/// to the caller when the write has ended. So no read of a record is ever in flight beside a write of it.
+/// **A record that is needed again while it is being written** is not read, because its slot still has it. The caller
+/// gets the record when the write has ended. So there is never a read and a write of the same record at the same time.
 ///
-/// **A record that was never put** is zeros, without a read.
+/// **A record that was never put** has zeros, and is not read from disk.
 ///
-/// **A copy** reads straight from the disk to where it is wanted, whatever the slots hold; only what is resident, or
-/// was never put, needs no read. The reads of copies therefore do not depend on other calls, and copies need no slot.
+/// **A copy** is read directly from the disk into the caller's memory, whatever records the slots have. Only records
+/// that are resident, or were never put, need no read. So the reads of copies do not depend on other calls, and copies
+/// need no slot.
 class FileTier final : public RecordTier, public DurableTier {
  public:
   /// Returns the bytes of memory that `create` will take: exact, except for io_uring's rings (some KiB) or the threads'
-  /// stacks. Errors: 70 options that make no sense.
+  /// stacks. Errors: 70 if options are invalid.
   static absl::StatusOr<std::size_t> memory_bytes(const FileTierOptions& options);
-  /// Returns the exact number of bytes that `create` will take in each of `options.paths`. Errors: 70 options that make
-  /// no sense.
+  /// Returns the exact number of bytes that `create` will take in each of `options.paths`. Errors: 70 if options are
+  /// invalid.
   static absl::StatusOr<std::vector<std::int64_t>> file_bytes(const FileTierOptions& options);
-  /// Takes all memory and all room on disk. Errors: 70 options that make no sense; those of `BlockFile::create` and
-  /// `IoRing::make`; 71 no memory.
+  /// Takes all memory and all space on disk. Errors: 70 if options are invalid; those of `BlockFile::create` and
+  /// `IoRing::make`; 71 if there is not enough memory.
   static absl::StatusOr<std::unique_ptr<FileTier>> create(const FileTierOptions& options);
 
   /// Waits for the writes that are under way; a failed write is logged. Call `flush` before, to get the failure.
@@ -110,12 +110,12 @@ class FileTier final : public RecordTier, public DurableTier {
   absl::Status release(std::int64_t record) override;
   /// Returns the record's memory to a caller that writes all of it, so nothing is read.
   absl::StatusOr<std::span<std::byte>> get_to_overwrite(std::int64_t record);
-  /// Does what `put` does, but writes nothing if the record's latest value has the same bytes. REQUIRES: the tier keeps
+  /// Does what `put` does, but does not write if the record's latest value has the same bytes. REQUIRES: the tier keeps
   /// checksums.
   absl::Status put_if_changed(std::int64_t record);
   absl::Status start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) override;
   absl::Status end_copies(std::uint64_t tag) override;
-  /// Records that were fetched but not got stay in memory; their slots may be used for other records.
+  /// Records that were fetched but not got stay in memory, but their slots may be used for other records.
   absl::Status flush() override;
   TierCounters counters() const override;
   std::size_t record_memory_bytes() const override { return resident_memory_.bytes() + slot_memory_.bytes(); }
@@ -136,10 +136,11 @@ class FileTier final : public RecordTier, public DurableTier {
 
  private:
   enum class SlotState : std::uint8_t { kFree, kFetched, kHeld, kWriting };
-  /// Memory for one record that is not resident. `record` is the record that it holds, in any state.
+  /// Memory for one record that is not resident.
   struct Slot {
-    std::int64_t record;  ///< record in the slot; -1: none
-    std::uint64_t order;  ///< order in which slots were last put or released; the lowest one is used next
+    std::int64_t record;  ///< record in the slot, in any state; -1: none
+    std::uint64_t order;  ///< order in which slots were last put or released; the slot with the lowest number is used
+                          ///< next
     SlotState state;
     bool reading;     ///< whether its read may still be under way
     bool was_read;    ///< whether its record was read from disk for a later `get`
@@ -149,9 +150,9 @@ class FileTier final : public RecordTier, public DurableTier {
   /// A read of a record into memory of the caller.
   struct Copy {
     std::int64_t record;
-    std::span<std::byte> memory;  ///< memory to read into, as long as the record in whole blocks
-    std::uint64_t tag;            ///< tag of the caller
-    std::uint64_t request;        ///< request of the ring
+    std::span<std::byte> memory;  ///< memory into which the record is read, as long as the record in whole blocks
+    std::uint64_t tag;            ///< the caller's tag
+    std::uint64_t request;        ///< number of the request in the ring
     bool ended;
   };
   struct Sizes {
@@ -164,9 +165,9 @@ class FileTier final : public RecordTier, public DurableTier {
 
   /// Tables with one entry for each record on disk.
   struct RecordsOnDisk {
-    Table<std::int32_t> slot_of;  ///< slot of the record, plus 1; 0: none
+    Table<std::int32_t> slot_of;  ///< number of the record's slot, plus 1; 0: no slot
     Table<StripePlace> places;
-    Table<std::int64_t> offsets;     ///< offset in its file
+    Table<std::int64_t> offsets;     ///< offset of the record in its file
     Table<std::uint8_t> written;     ///< whether the record was ever put
     Table<std::uint64_t> checksums;  ///< used if has_checksums
     TwoPlaces two_places;            ///< used if records are durable
@@ -190,7 +191,7 @@ class FileTier final : public RecordTier, public DurableTier {
   bool is_on_disk(std::int64_t record) const {
     return record >= 0 && record < options_.records && !resident_.has(record);
   }
-  /// Returns the record's index in RecordsOnDisk, whose tables leave out the resident records.
+  /// Returns the record's index in the tables of RecordsOnDisk, which do not include resident records.
   std::size_t on_disk(std::int64_t record) const { return static_cast<std::size_t>(resident_.index(record)); }
   bool holds(std::int64_t record) const;
   static std::size_t size_of(const FileTierOptions& options, std::int64_t record) {
@@ -234,7 +235,7 @@ class FileTier final : public RecordTier, public DurableTier {
   std::vector<Copy> copies_;  ///< copies that have not ended, oldest first
   std::uint64_t copies_begun_ = 0;
   int held_ = 0, fetched_ = 0, writing_ = 0;
-  std::uint64_t order_ = 0;  ///< the last order number given
+  std::uint64_t order_ = 0;  ///< the order number that was given last
   TierCounters counters_;    ///< all counters except wait_seconds, which is added when they are read
   absl::Status failure_;
   absl::Status sync_failure_;  ///< failure of a sync on any thread; the next end_writes returns it

@@ -8,7 +8,7 @@
 #include "offload/files/sector.h"
 #include "runtime/base/status.h"
 
-// This file computes what a FileTier will take, on disk and in memory, before it is created.
+// This file computes the space that a FileTier will need, on disk and in memory, before it is created.
 
 namespace tessera {
 namespace {

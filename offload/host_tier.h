@@ -14,29 +14,30 @@ namespace tessera {
 /// The options of a HostTier.
 struct HostTierOptions {
   std::int64_t records = 0;      ///< number of records, 1 or more
-  std::size_t record_bytes = 0;  ///< 1 or more
-  /// Bytes of each record, 1 to record_bytes, where they differ; each record begins at a multiple of 64. If it is
-  /// empty, all have record_bytes.
+  std::size_t record_bytes = 0;  ///< size of a record in bytes, 1 or more
+  /// The size of each record in bytes, 1 to record_bytes, if the sizes differ; each record begins at a multiple of 64.
+  /// If it is empty, each record has record_bytes bytes.
   std::vector<std::size_t> sizes = {};
-  std::string who = {};  ///< text in front of errors
-  /// Memory to use: enough for all records, at a multiple of 64; it is zeroed, and must outlive the tier. Empty: the
-  /// tier takes its own.
+  std::string who = {};  ///< text at the beginning of error messages
+  /// The memory for all records. It begins at a multiple of 64, must outlive the tier, and is zeroed by the tier. If it
+  /// is empty, the tier allocates memory.
   std::span<std::byte> memory = {};
-  /// Function that gives memory that a device copies from and to, if `memory` is empty; null: the system gives the
-  /// memory.
+  /// Function that allocates memory from which and to which a device can copy. It is used if `memory` is empty; null:
+  /// memory is allocated from the system.
   AlignedMemory::Give give = nullptr;
 };
 
-/// All records in memory, one behind the other. Nothing is ever read or written, so every `get` is a hit and any number
-/// of records may be held. A record stays at its place, so a device may continue to copy a record after it was put.
+/// A tier with all records in memory, one after another. No record is ever read from or written to a disk, so every
+/// `get` is a hit, and any number of records may be held. The address of a record never changes, so a device may
+/// continue to copy a record after the record was put.
 class HostTier final : public RecordTier {
  public:
-  /// Returns the exact number of bytes that `create` will take from the system, including tables with some bytes per
-  /// record.
+  /// Returns the exact number of bytes that `create` will allocate from the system, including tables with a few bytes
+  /// for each record.
   static std::size_t memory_bytes(const HostTierOptions& options);
-  /// Returns the bytes of the records themselves.
+  /// Returns the number of bytes of all records, without tables.
   static std::size_t all_bytes(const HostTierOptions& options);
-  /// Errors: 70 options that make no sense, 71 no memory.
+  /// Errors: 70 if options are invalid, 71 if there is not enough memory.
   static absl::StatusOr<std::unique_ptr<HostTier>> create(const HostTierOptions& options);
 
   std::int64_t num_records() const override { return options_.records; }
@@ -63,8 +64,8 @@ class HostTier final : public RecordTier {
   const HostTierOptions options_;
   AlignedMemory memory_;
   std::span<std::byte> records_;
-  AlignedMemory held_;           ///< one byte per record: 1 if the caller holds it
-  Table<std::uint64_t> begins_;  ///< where each record begins, if sizes differ
+  AlignedMemory held_;           ///< one byte for each record: 1 if the caller holds the record
+  Table<std::uint64_t> begins_;  ///< offset of each record, if sizes differ
   TierCounters counters_;
   absl::Status failure_;
 };

@@ -15,15 +15,15 @@
 namespace tessera {
 namespace {
 
-// This file moves values between slots and scratch files.
+// This file transfers values between slots and scratch files.
 //
-// `put` cuts a value into pieces and writes each through a slot (`put_piece`): it takes room on the disk, copies the
-// bytes into an empty slot and begins the write. `get` copies each piece out of its slot, reading it first where no
-// slot has it (`read`), and begins to read the pieces that come next (`read_ahead`). The slot to empty for another
-// piece is the one whose piece is needed last (`slot_to_empty`, `is_needed_later`). The ring's tags are slot numbers.
-// If a value is dropped during a transfer of it, `end_transfer` frees its room.
+// `put` cuts a value into pieces and writes each piece through a slot. For this, `put_piece` reserves space on the
+// disk, copies the bytes into an empty slot, and begins the write. `get` copies each piece out of its slot; `read`
+// reads the piece first if no slot has it. Then `read_ahead` begins to read the next pieces. If all slots are full, the
+// slot whose piece is needed last is emptied (`slot_to_empty`, `is_needed_later`). The ring's tags are slot numbers. If
+// a value is dropped while a transfer of it is under way, `end_transfer` frees its space on the disk.
 
-constexpr std::int64_t kLeastPieces = 16;  // least number of pieces for which a new file has room
+constexpr std::int64_t kLeastPieces = 16;  // a new file has room for at least so many pieces
 constexpr int kMostQueueDepth = 32;
 
 absl::Status check_options(const SpillOptions& options) {
@@ -56,7 +56,7 @@ absl::StatusOr<std::unique_ptr<Spill>> Spill::create(SpillOptions options) {
 Spill::Spill(SpillOptions options) : options_(std::move(options)), slots_(slots_of(options_.queue_depth)) {
   const auto piece = static_cast<std::int64_t>(whole_sectors(options_.piece_bytes));
   for (const std::string& directory : options_.directories) {
-    // Writing zeros first would cost a write of the whole file, in the middle of the first step.
+    // Writing zeros first would mean writing the whole file once, in the middle of the first step.
     rooms_.emplace_back(
         BlockFileOptions{
             .directory = directory, .bytes = 0, .who = options_.who, .direct = options_.direct, .write_zeros = false},
@@ -171,7 +171,7 @@ void Spill::drop(Id id) {
       Slot& slot = slots_[static_cast<std::size_t>(piece.slot)];
       const bool is_moving = slot.state == SlotState::kWriting || slot.state == SlotState::kReading;
       slot.id = kNone;
-      if (is_moving) continue;  // end_transfer frees the room later
+      if (is_moving) continue;  // end_transfer frees the space on the disk later
       slot = {};
     }
     room_of(piece.room).give_back(piece.room);
@@ -182,15 +182,17 @@ void Spill::drop(Id id) {
 // ---- Slots
 // -----------------------------------------------------------------------------------------------------------
 
-/// Returns whether `get` needs `a` after `b`; a piece that was got already comes behind everything else.
+/// Returns whether `get` will need the piece of `a` after the piece of `b`. A piece that was already got is needed
+/// last.
 bool Spill::is_needed_later(const Slot& a, const Slot& b) const {
   if (a.was_got != b.was_got) return a.was_got;
   if (a.id != b.id) return a.id < b.id;
   return a.piece > b.piece;
 }
 
-/// Returns a slot without a transfer: a free one, else the one that is needed last, if its piece is needed later than
-/// that of `needed` (null: the time does not matter). Returns -1 if there is no such slot.
+/// Returns a slot that has no transfer under way: a free slot, or else the slot whose piece is needed last. The latter
+/// is returned only if its piece is needed later than that of `needed` (null: in any case). Returns -1 if there is no
+/// such slot.
 int Spill::slot_to_empty(const Slot* needed) const {
   int best = -1;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -208,7 +210,7 @@ void Spill::empty(int index) {
   slot = {};
 }
 
-/// Returns an empty slot. Waits for the oldest transfer if nothing else helps.
+/// Returns an empty slot. If no slot can be emptied at once, it waits for the oldest transfer.
 absl::StatusOr<int> Spill::empty_slot() {
   for (;;) {
     TESSERA_RETURN_IF_ERROR(end_what_has_ended());
@@ -268,7 +270,7 @@ absl::Status Spill::read(Id id, std::size_t index, int slot) {
   return transfer(IoKind::kRead, slot, piece);
 }
 
-/// Begins to read the pieces that follow a piece, and hands the reads over to the ring.
+/// Begins to read the pieces that follow a piece, and submits these reads.
 absl::Status Spill::read_ahead(Id id, std::size_t index) {
   auto value = values_.find(id);
   for (int ahead = 0; ahead < options_.queue_depth; ++ahead) {

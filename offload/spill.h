@@ -22,61 +22,64 @@ namespace tessera {
 
 /// The options of a Spill.
 struct SpillOptions {
-  std::string who = {};  ///< text in front of errors: "rank 0 activations"
-  /// One directory or more, each on a disk of its own: pieces are written to them in turn.
+  std::string who = {};  ///< text at the beginning of errors: "rank 0 activations"
+  /// One directory or more, each on a separate disk. Pieces are written to the directories in turn.
   std::vector<std::string> directories = {};
-  std::size_t piece_bytes = std::size_t{2} << 20;  ///< 1 or more: the most that one transfer moves
-  /// number of pieces read ahead, and of pieces written behind: 1 to 32
+  std::size_t piece_bytes = std::size_t{2} << 20;  ///< largest number of bytes in one transfer, 1 or more
+  /// number of pieces that are read ahead, and of pieces that are written in the background: 1 to 32
   int queue_depth = 8;
-  bool verify = false;  ///< whether it keeps a checksum of each piece and compares it when the piece is read
+  bool verify = false;  ///< whether a checksum of each piece is kept, and compared when the piece is read
   bool direct = true;   ///< BlockFileOptions::direct
   IoRingOptions io = {};
 };
 
-/// Values of any length that are put once, got any number of times (usually the last one first), and dropped. They lie
-/// in scratch files, written behind and read ahead asynchronously. Unlike a FileTier, it need not know beforehand how
-/// many values there are, and a value may be larger than the Spill's memory. Activations that are offloaded to files
-/// are kept in a Spill.
+/// A store for values of any length. A value is put once, got any number of times, and dropped; usually the last value
+/// is got first. Values are in scratch files, which are written in the background and read ahead. Unlike in a FileTier,
+/// the number of values need not be known in advance, and a value may be larger than the Spill's memory. A Spill keeps
+/// activations that are offloaded to files.
 ///
-/// **Memory.** It takes `2 x queue_depth + 1` slots of `piece_bytes` when it is made. A value is cut into pieces, and
-/// `put` copies each into a slot. It returns when the last piece has a slot; the caller may then free its bytes. While
-/// all slots are being written, `put` waits for the disk.
+/// **Memory.** A Spill allocates `2 x queue_depth + 1` slots of `piece_bytes` when it is made. `put` cuts a value into
+/// pieces, copies each piece into a slot, and returns when the last piece has a slot. The caller may then free the
+/// value. While all slots are being written, `put` waits for the disk.
 ///
-/// **Order.** `get` copies pieces out as their reads end, and always reads ahead the `queue_depth` pieces that come
-/// next: the rest of the value, then the values put before it, the last one first. A slot keeps its piece until the
-/// slot is needed for another one. The piece that comes last in that order loses its slot first. So the value that was
-/// put last is got without a read.
+/// **Order.** `get` copies pieces out when their reads have ended, and always reads ahead the next `queue_depth`
+/// pieces. These are the rest of the value, then the values that were put before it, the latest first. A slot keeps its
+/// piece until the slot is needed for another piece. The slot whose piece is last in this order is emptied first. So no
+/// read is needed to get the value that was put last.
 ///
-/// **Room on the disk** grows with what is put (ScratchRoom), so a full disk is an error of `put`.
+/// **Space on the disk** grows with the values that are put (ScratchRoom), so a full disk is an error of `put`.
 ///
-/// **Errors.** The first one stays: every later `put` and `get` returns it, so no value comes back that a failed write
-/// has not kept. One thread at a time may use it, always the same one unless `io.any_thread` is set.
+/// **Errors.** After the first error, every later `put` and `get` returns that error, so a value that was not written
+/// is never returned. One thread at a time may use a Spill, and always the same thread unless `io.any_thread` is set.
 class Spill {
  public:
   using Id = std::int64_t;
 
-  /// Returns the bytes of memory that `create` takes: exact, except for io_uring's rings or the threads' stacks.
+  /// Returns the number of bytes that `create` allocates. It is exact, but does not contain io_uring's rings and
+  /// threads' stacks.
   static constexpr std::size_t memory_bytes(std::size_t piece_bytes, int queue_depth) {
     return slots_of(queue_depth) * whole_sectors(piece_bytes);
   }
-  /// Looks at the directories; takes memory, and nothing on the disk. Errors: those of look_at_scratch_directory; 71 no
-  /// memory; 70 options that make no sense.
+  /// Checks the directories and allocates memory, but no space on the disk. Errors: those of look_at_scratch_directory;
+  /// 71 if there is not enough memory; 70 if options are invalid.
   static absl::StatusOr<std::unique_ptr<Spill>> create(SpillOptions options);
   ~Spill();
   Spill(const Spill&) = delete;
   Spill& operator=(const Spill&) = delete;
 
-  /// Takes a copy of `bytes`, at least one. Ids grow. Errors: those of BlockFile and IoRing, of earlier writes too.
+  /// Stores a copy of `bytes`, which are not empty. Each value gets a larger id than the values before it. Errors:
+  /// those of BlockFile and IoRing, also of earlier writes.
   absl::StatusOr<Id> put(std::span<const std::byte> bytes);
-  /// Copies a value to `memory`, which has its size. Errors: those of reads, and of earlier writes; 65 the bytes are
-  /// not those that were written.
+  /// Copies a value to `memory`, which has the size of the value. Errors: those of reads and of earlier writes; 65 if
+  /// the bytes differ from those that were written.
   absl::Status get(Id id, std::span<std::byte> memory);
-  /// Forgets a value. It does not wait. The room is used again when transfers of the value have ended.
+  /// Removes a value, without waiting. The value's space on the disk can be used again when the transfers of the value
+  /// have ended.
   void drop(Id id);
 
   TierCounters counters() const;
   std::size_t memory_bytes() const { return memory_.bytes(); }
-  /// Returns the bytes on the disk: those of all files, and those of the values in them.
+  /// These return numbers of bytes on the disk: of all files, and of the values in the files.
   std::int64_t file_bytes() const;
   std::int64_t taken_bytes() const;
   std::string describe() const { return ring_->describe(); }
@@ -84,21 +87,22 @@ class Spill {
  private:
   static constexpr Id kNone = -1;
   enum class SlotState : std::uint8_t { kFree, kWriting, kReading, kFilled };
-  /// Memory for one piece. It holds the bytes of `id`'s piece in every state but kFree, or will hold them when its read
-  /// has ended.
+  /// Memory for one piece. Unless the state is kFree, it contains the bytes of a piece of the value `id`, or will
+  /// contain them when the read has ended.
   struct Slot {
     SlotState state = SlotState::kFree;
-    Id id = kNone;  ///< kNone where the value was dropped while a transfer was under way
+    Id id = kNone;  ///< kNone if the value was dropped while a transfer was under way
     std::size_t piece = 0;
     bool was_got = false;
-    bool unverified = false;  ///< whether its piece was read and the checksum was not compared yet
-    std::uint64_t begun = 0;  ///< number of its transfer, in the order in which transfers begin
-    Room room;                ///< room of the transfer; given back when the transfer ends, if the value was dropped
+    bool unverified = false;  ///< whether the piece was read and its checksum was not compared yet
+    std::uint64_t begun = 0;  ///< number of the slot's transfer, in the order in which transfers began
+    Room room;                ///< space of the transfer on the disk. If the value was dropped, the space is freed when
+                              ///< the transfer ends
   };
   struct Piece {
     Room room;
-    std::size_t bytes = 0;  ///< bytes of the value
-    int slot = -1;          ///< slot that holds it; -1: none does
+    std::size_t bytes = 0;  ///< number of the value's bytes in this piece
+    int slot = -1;          ///< slot that has the piece; -1: no slot has it
     std::uint64_t checksum = 0;
   };
 
@@ -126,11 +130,12 @@ class Spill {
   std::vector<Slot> slots_;
   std::map<Id, std::vector<Piece>> values_;
   Id next_ = 0;
-  std::size_t turn_ = 0;     ///< directory of the next piece
-  std::uint64_t begun_ = 0;  ///< number of transfers begun
+  std::size_t turn_ = 0;     ///< index of the directory for the next piece
+  std::uint64_t begun_ = 0;  ///< number of transfers that were begun
   TierCounters counters_;    ///< all counters except wait_seconds, which is added when they are read
   absl::Status failure_;
-  std::unique_ptr<IoRing> ring_;  ///< declared behind the memory and files that it uses, so that it is destroyed first
+  std::unique_ptr<IoRing> ring_;  ///< declared after the memory and files that it uses, so that it is destroyed before
+                                  ///< them
 };
 
 }  // namespace tessera

@@ -12,7 +12,8 @@
 
 namespace tessera {
 
-/// A fixed number of plain values, all bytes zero at first, in memory that is counted like the memory of records.
+/// An array of a fixed number of plain values, whose bytes are zero at first. Its memory is counted like the memory of
+/// records.
 template <typename T>
 class Table {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -29,7 +30,7 @@ class Table {
     table.size_ = size;
     return table;
   }
-  /// Returns the bytes that `make(size)` occupies.
+  /// Returns the number of bytes that `make(size)` allocates.
   static constexpr std::size_t occupied_bytes(std::size_t size) {
     return AlignedMemory::occupied_bytes(size * sizeof(T));
   }

@@ -12,34 +12,34 @@
 
 namespace tessera {
 
-/// Says at which of its two places on disk each record is (double buffering), so that the values of a commit are never
-/// overwritten before the next commit. A record that is written for the first time after a commit goes to its other
-/// place, and stays there until the next commit.
+/// A table of the current places of records, each of which has two places on disk (double buffering). So the values of
+/// a commit are never overwritten before the next commit. The first write of a record after a commit goes to the
+/// record's other place, as do further writes until the next commit.
 ///
-/// `text` contains all that is needed to find the records again. It has, for each record, one byte (bit 0 its place,
-/// bit 1 whether it was ever written) and its checksum in eight bytes, the lowest first.
+/// `text` contains all that is needed to find the records again. For each record it has one byte (bit 0: the place, bit
+/// 1: whether the record was ever written). Then come the eight bytes of the checksum, the lowest byte first.
 class TwoPlaces {
  public:
-  static constexpr std::size_t kTextBytes = 9;  ///< bytes per record
+  static constexpr std::size_t kTextBytes = 9;  ///< number of bytes of the text for each record
 
   TwoPlaces() = default;
-  /// Errors: 71 no memory.
+  /// Errors: 71 if there is not enough memory.
   static absl::StatusOr<TwoPlaces> make(std::size_t records, const std::string& who);
   static constexpr std::size_t occupied_bytes(std::size_t records) { return Table<State>::occupied_bytes(records); }
 
   /// Returns the place (0 or 1) of the record's latest value.
   int place(std::size_t record) const { return states_[record].latest; }
-  /// Returns the place for the record's next value, which is the latest place from then on.
+  /// Returns the place for the record's next value. From now on `place` returns this place.
   int place_to_write(std::size_t record);
-  /// Declares the latest values to be those of the commit.
+  /// Makes a commit of the latest values.
   void commit();
 
-  /// Protects the places of the commit that `text` comes from until the next commit. It does not change the latest
+  /// Protects, until the next commit, the places of the commit from which `text` is. It does not change the latest
   /// values.
   absl::Status protect(std::string_view text);
   /// Returns the text of the latest values. `written`, `checksums`: [record].
   std::string text(const Table<std::uint8_t>& written, const Table<std::uint64_t>& checksums) const;
-  /// Takes the latest values back to those of the commit that `text` comes from.
+  /// Makes the values of the commit from which `text` is the latest values again.
   absl::Status return_to(std::string_view text, const Table<std::uint8_t>& written,
                          const Table<std::uint64_t>& checksums);
 

@@ -14,7 +14,7 @@ namespace {
 
 using Lanes = std::array<double, kAdafactorLanes>;
 
-/// Number of sums that fit into the registers of every x86-64 processor.
+/// The number of sums that fit into the registers of every x86-64 processor.
 constexpr std::size_t kAtOnce = 16;
 
 /// Adds the `term` of value i to lane i modulo kAdafactorLanes, for all values.
@@ -39,8 +39,8 @@ double joined(Lanes& lanes) {
   return lanes[0];
 }
 
-/// Returns the sum of the terms of at most kAdafactorLanes values. Lanes that would be zero are left out, which changes
-/// no sum.
+/// Returns the sum of the terms of at most kAdafactorLanes values. Lanes that would be zero are left out; this does not
+/// change the sum.
 template <class Term>
 double sum_of_few(std::span<const float> values, const Term& term) {
   Lanes lanes;
@@ -82,7 +82,7 @@ double sum_of_blocks(std::span<const float> values) {
   return joined(lanes);
 }
 
-/// One matrix of a tensor: its last two dimensions, at one index of the others.
+/// One matrix of a tensor: its last two dimensions, at one index of its other dimensions.
 struct Matrix {
   std::size_t rows, columns;
   std::span<float> gradient, row_var, col_var;
@@ -96,8 +96,7 @@ void move_rows(const Matrix& m, float weight) {
   }
 }
 
-/// Adds up squares in `count` columns of `rows` neighbouring rows. `g` points at the first row's element in the first
-/// of these columns.
+/// Adds up squares in `count` columns of `rows` neighbouring rows. `g` points to the first of these elements.
 template <class Count>
 void add_up_columns(double* totals, const float* g, std::size_t rows, std::size_t stride, Count count) {
   std::array<double, kAtOnce> sums{};
@@ -107,7 +106,7 @@ void add_up_columns(double* totals, const float* g, std::size_t rows, std::size_
   for (std::size_t c = 0; c < count; ++c) totals[c] += sums[c];
 }
 
-/// Handles the columns in strips, one strip after the other, so that the sums of a strip fit on the stack. Neighbouring
+/// Handles the columns in strips, one strip after another, so that the sums of a strip fit on the stack. Neighbouring
 /// strips share the pages in which a block of rows lies.
 void move_columns(const Matrix& m, float weight) {
   constexpr std::size_t kStrips = 8;

@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// Sizes in Adafactor's sums (adafactor.h): lanes, values in a block of a tensor, and rows in a block of a column.
+/// Sizes in Adafactor's sums (adafactor.h): number of lanes, of values in a block of a tensor, and of rows in a block
+/// of a column.
 constexpr std::size_t kAdafactorLanes = 32, kAdafactorBlock = 4096, kAdafactorRows = 256;
 
 constexpr std::size_t adafactor_blocks(std::size_t count, std::size_t block) { return (count + block - 1) / block; }
@@ -21,11 +22,11 @@ struct AdafactorNumbers {
 /// Computes the AdafactorNumbers of a step, on the host.
 AdafactorNumbers adafactor_numbers(const AdafactorConfig& config, const AdafactorStep& numbers);
 
-/// The numbers of doubles that a GPU keeps between its kernels, by kind.
+/// The numbers of doubles that a GPU keeps between kernels, by kind.
 struct AdafactorSums {
-  std::size_t blocks;       ///< sums of blocks of the parameter, and equally many of the gradient
+  std::size_t blocks;       ///< sums of blocks of the parameter; there are as many of the gradient
   std::size_t column_sums;  ///< sums for columns that have more than one block of rows
-  std::size_t means;        ///< one mean per matrix, of its `row_var`
+  std::size_t means;        ///< means of `row_var`, one for each matrix
 
   explicit AdafactorSums(const AdafactorTensor& t) : blocks(adafactor_blocks(t.parameter.size(), kAdafactorBlock)) {
     const std::size_t row_blocks = adafactor_blocks(static_cast<std::size_t>(t.rows), kAdafactorRows);
@@ -37,7 +38,7 @@ struct AdafactorSums {
 
 // The arithmetic below is shared with GPUs.
 
-/// Returns what std::max returns, for NaNs too.
+/// Returns the same as std::max, also for NaNs.
 template <class Float>
 TESSERA_ALWAYS_INLINE Float adafactor_larger(Float a, Float b) {
   return a < b ? b : a;
@@ -49,28 +50,28 @@ TESSERA_ALWAYS_INLINE float adafactor_mean(double sum, std::size_t count) {
   return static_cast<float>(sum / static_cast<double>(count));
 }
 
-/// Moves the mean towards `value` by the share `weight` of the distance.
+/// Moves the mean towards `value` by the fraction `weight` of their difference.
 TESSERA_ALWAYS_INLINE void adafactor_move(float& mean, float value, float weight) { mean += weight * (value - mean); }
 
 constexpr float kAdafactorEps = 0x1p-23F;
 
-/// Returns the mean of a matrix's `row_var`, given their sum.
+/// Returns the mean of a matrix's `row_var`, from their sum.
 TESSERA_ALWAYS_INLINE float adafactor_mean_of_rows(double sum, std::size_t rows) {
   return adafactor_larger(adafactor_mean(sum, rows), kAdafactorEps);
 }
 
-/// v = r c^T / mean(r)
+/// Returns v = r c^T / mean(r) for one element.
 TESSERA_ALWAYS_INLINE float adafactor_variance(float of_row, float of_column, float mean_of_rows) {
   return of_row * of_column / mean_of_rows;
 }
 
-/// u = g / sqrt(v)
+/// Returns u = g / sqrt(v) for one element.
 TESSERA_ALWAYS_INLINE float adafactor_divided(float g, float v) {
   return g / ScalarLane::sqrt(adafactor_larger(v, kAdafactorEps * kAdafactorEps));
 }
 
-/// Returns the factor by which updates are multiplied. It comes from the sums of squares of parameter and updates
-/// (`numel` numbers each).
+/// Returns the factor by which updates are multiplied. It is computed from the sums of squares of the parameter and of
+/// the updates (`numel` numbers each).
 TESSERA_ALWAYS_INLINE float adafactor_moved(const AdafactorNumbers& numbers, double of_parameter, double of_updates,
                                             std::size_t numel) {
   const auto count = static_cast<double>(numel);

@@ -17,7 +17,7 @@
 namespace tessera {
 
 /// The interface of the kernels of a GPU's step. optim/cuda implements it. Calls other than copies are queued on
-/// LibTorch's current stream, in order, after what is queued there already. Pointers are to device memory unless a
+/// LibTorch's current stream, in order, behind the work that is already there. Pointers point to device memory unless a
 /// comment says otherwise. Errors are std::runtime_error with the device's text.
 class DeviceKernels {
  public:
@@ -33,24 +33,25 @@ class DeviceKernels {
   virtual void begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables) = 0;
   /// Makes the optimizer's pass over one run, in one launch. Nothing happens if the decision is to skip.
   virtual void update(const DeviceRun& run, const StepTables& tables) = 0;
-  /// Makes Muon's directions of a run: see optim/cuda/device_step.h.
+  /// Computes Muon's directions for a run: see optim/cuda/device_step.h.
   virtual void muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants,
                                const StepTables& tables) = 0;
   /// Does the work of LAMB and LARS between their passes: see optim/cuda/device_layers.h.
   virtual void adapt_rates(const StepRequest& request, const LayerTables& layers, const StepTables& tables) = 0;
-  /// These read the run's masters, and put new masters in their place: see optim/cuda/device_step.h.
+  /// These read the run's masters, and write new masters over them: see optim/cuda/device_step.h.
   virtual void read_weights(const DeviceRun& run, float* masters) = 0;
   virtual void assign_weights(const DeviceRun& run, const StepTables& tables) = 0;
-  /// These put masters in the place of weights, and make one pass of an outer step: see optim/cuda/device_outer.h.
+  /// These write masters over weights, and make one pass of an outer step: see optim/cuda/device_outer.h.
   virtual void write_weights(const StepArguments& to, const float* masters) = 0;
   virtual void outer_pass(const OuterRun& run) = 0;
-  /// Does what step_adafactor (adafactor.h) does, with the same bits. `scratch` has adafactor_scratch(tensor) numbers.
+  /// Does the work of step_adafactor (adafactor.h), with the same bits. `scratch` has adafactor_scratch(tensor)
+  /// numbers.
   virtual void adafactor(const AdafactorConfig& config, const AdafactorStep& numbers, const AdafactorTensor& tensor,
                          std::span<double> scratch) = 0;
   /// Exchanges a run's masters and averages, for the parameters that some step has updated.
   virtual void swap_averages(const DeviceRun& run, const StepTables& tables) = 0;
 
-  /// An event, which marks a place in a queue of the device. All work that was queued earlier is "before the mark".
+  /// An event, which marks a point in a queue of the device. All work that was queued earlier is "before the mark".
   class Mark {
    public:
     virtual ~Mark() = default;
@@ -62,26 +63,28 @@ class DeviceKernels {
   /// Makes a mark at the end of the current stream.
   virtual std::unique_ptr<Mark> mark() = 0;
 
-  /// Host memory that the device copies from and to by itself; zero-filled, beginning at a multiple of 4096 bytes.
+  /// Returns host memory from and to which the device copies by itself. It is filled with zeros and begins at a
+  /// multiple of 4096 bytes.
   virtual std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) = 0;
   struct UploadPiece {
     void* device;
     const std::byte* pinned;
     std::size_t bytes;
   };
-  /// Copies to the device on a queue of its own, while the current stream computes. The copies wait for the mark
-  /// `after` if it is given, and for nothing else. The mark that is returned comes after the copies: join it before
-  /// using the copied values, and do not change `pinned` until the device has passed it.
+  /// Copies to the device on a separate queue, while the current stream computes. The copies wait only for the mark
+  /// `after`, if it is given. The returned mark comes after the copies: join it before using the copied values, and do
+  /// not change the pinned memory until the device has passed the mark.
   virtual std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) = 0;
-  /// Copies from the device on a queue of its own, after all work that is on the current stream now. The mark that is
-  /// returned comes after this copy and all earlier ones: join it before changing `device`. `pinned` holds the bytes
-  /// once the device has passed the mark.
+  /// Copies from the device on a separate queue, after all work that is now on the current stream. The returned mark
+  /// comes after this copy and all earlier copies: join it before changing `device`. `pinned` holds the bytes once the
+  /// device has passed the mark.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
   /// Copies memory that no longer changes, outside of all queues, and returns when the bytes have arrived. Any thread
   /// may call it at any time.
   virtual void fetch(std::byte* pinned, const void* device, std::size_t bytes) = 0;
 
-  /// A part of the current stream, from the place where the Interval was made to the place where `end` was called.
+  /// A part of the current stream, from the point at which the Interval was made to the point at which `end` was
+  /// called.
   class Interval {
    public:
     virtual ~Interval() = default;

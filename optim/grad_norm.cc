@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLanes = 16;
-constexpr std::size_t kAhead = 8 * kNormBlock;  // distance of prefetches in elements; shards are read once, in order
+constexpr std::size_t kAhead = 8 * kNormBlock;  // distance of prefetches, in elements; shards are read once, in order
 
 TESSERA_ALWAYS_INLINE double sum_lanes(double* lanes) {
   for (std::size_t width = kLanes / 2; width > 0; width /= 2) {
@@ -21,10 +21,10 @@ TESSERA_ALWAYS_INLINE double sum_lanes(double* lanes) {
   return lanes[0];
 }
 
-// Returns the sum of squares of one block. A shorter last block counts as filled up with zeros: x + 0.0 == x, so the
-// tail needs no order of its own.
+// Returns the sum of squares of one block. A shorter last block counts as padded with zeros; since x + 0.0 == x, the
+// tail can be added in the same order.
 TESSERA_ALWAYS_INLINE double block_sum(const float* block, std::size_t numel) {
-  // This loop is separate from the sums because the compiler does not vectorise a loop that also prefetches.
+  // This loop is separate from the sums, because the compiler does not vectorise a loop that also prefetches.
   for (std::size_t line = 0; line < numel; line += kLanes) __builtin_prefetch(block + kAhead + line);
   double lanes[kLanes] = {};
   std::size_t i = 0;
@@ -145,7 +145,7 @@ void NormSums::skip_to(std::uint64_t begin) {
 void NormSums::add_blocks(const float* values, std::uint64_t numel) {
   double* const stack = stack_;
   std::size_t depth = depth_;
-  std::uint64_t done = block_ - runs_[run_].first_block;  // blocks of the run so far
+  std::uint64_t done = block_ - runs_[run_].first_block;  // number of the run's blocks that are added so far
   std::uint64_t end = block_;
   for (std::uint64_t begin = 0; begin < numel; begin += kNormBlock) {
     double sum = block_sum_(values + begin, std::min(kNormBlock, numel - begin));
@@ -164,7 +164,7 @@ std::span<const double> NormSums::sums() const {
 }
 
 bool NormSums::finite() const {
-  // A square that is not finite never vanishes from a sum.
+  // A sum that includes a square that is not finite is never finite.
   return std::all_of(sums().begin(), sums().end(), [](double sum) { return std::isfinite(sum); });
 }
 

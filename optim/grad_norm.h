@@ -10,17 +10,17 @@
 
 namespace tessera {
 
-// The squared 2-norm of all gradients, in fp64, with the same bits for every layout of tensors in flat buffers and of
-// buffers in parts.
+// The squared 2-norm of all gradients, in fp64. It has the same bits for every layout of tensors in flat buffers, and
+// for every division of buffers into parts.
 //
-// Each tensor has a tree of its own (norm_tree.h). A block's sum runs over 16 lanes (element i of the block goes to
-// lane i mod 16), added in a fixed order. Squares of fp32 numbers are exact in fp64. A rank adds up the largest nodes
-// that its part holds completely (NormSums) and sends their sums. Every rank then adds up the nodes above these in the
-// same way (NormTotals). The sums of tensors are added in the order of the tensors' numbers, which do not depend on the
-// layout.
+// Each tensor has its own tree (norm_tree.h). A block's sum is made over 16 lanes (element i of the block goes to lane
+// i mod 16), which are added in a fixed order. Squares of fp32 numbers are exact in fp64. A rank adds up the largest
+// nodes that its part holds completely (NormSums) and sends their sums. Every rank then adds up the nodes above these
+// in the same way (NormTotals). The sums of tensors are added in the order of the tensors' numbers, which do not depend
+// on the layout.
 //
-// The nodes of a part follow from where tensors lie, so every rank knows them beforehand: only sums are sent, equally
-// many each time. If an element is infinite or NaN, so is the total.
+// The nodes of a part depend only on the places of tensors, so every rank knows them beforehand. Only sums are sent,
+// the same number each time. If an element is infinite or NaN, the total is infinite or NaN too.
 
 /// Takes one part's elements in order and adds up the nodes of its runs. The result has the same bits, however the
 /// elements are divided into pieces. It allocates only when it is constructed. One thread at a time may use it.
@@ -35,19 +35,20 @@ class NormSums {
 
   /// Begins again: the next element is the first element of the part.
   void reset();
-  /// Adds the elements that follow those added so far. Throws `std::invalid_argument` if they end inside a block of a
-  /// tensor.
+  /// Adds the elements that follow those added so far. Throws `std::invalid_argument` if the piece ends inside a block
+  /// of a tensor.
   void add(std::span<const float> piece);
   /// Skips to element `begin` of the part. Only whole tensors may be skipped; their elements count as zeros. Throws
-  /// `std::invalid_argument` if `begin` lies before what has been added, or inside a tensor.
+  /// `std::invalid_argument` if `begin` lies before the end of the added elements, or inside a tensor.
   void skip_to(std::uint64_t begin);
 
-  /// Returns one sum for each node: the nodes of each run in order, run by run. Throws `std::logic_error` before all
-  /// runs have been added.
+  /// Returns one sum for each node, run by run, with the nodes of each run in order. Throws `std::logic_error` before
+  /// all runs have been added.
   std::span<const double> sums() const;
   /// Returns the number of sums.
   std::size_t count() const { return count_; }
-  /// Returns whether all sums are finite. They are if all elements are, since fp64 holds the squares of fp32 numbers.
+  /// Returns whether all sums are finite. They are finite if all elements are, since fp64 holds the squares of fp32
+  /// numbers.
   bool finite() const;
 
  private:
@@ -57,32 +58,33 @@ class NormSums {
 
   std::vector<NormRun> runs_;
   double (*block_sum_)(const float* block, std::size_t numel);
-  std::vector<double> sums_;  ///< [count_], and space for the stack of the last runs
+  std::vector<double> sums_;  ///< [count_]: sums, followed by space for the stack of the last runs
   std::size_t count_ = 0;
-  std::uint64_t at_ = 0;     ///< elements of the part added so far
-  std::size_t run_ = 0;      ///< the run that comes next or is being added
+  std::uint64_t at_ = 0;     ///< number of elements of the part that were added so far
+  std::size_t run_ = 0;      ///< index of the run that comes next or is being added
   std::uint64_t block_ = 0;  ///< number of the next block in its tensor
-  double* stack_ = nullptr;  ///< sums of the run's nodes so far, as a stack, in the memory for the run's results
+  double* stack_ = nullptr;  ///< sums of the run's nodes so far, as a stack; it lies in the memory for the run's
+                             ///< results
   std::size_t depth_ = 0;
 };
 
 /// Adds up the sums of all parts. All ranks get the same result. It allocates memory only when it is made.
 class NormTotals {
  public:
-  /// `numels[t]`: the elements of tensor t. `parts[k]`: the runs of all buffers' k-th parts, in the order in which
-  /// their sums are sent. Throws `std::invalid_argument` unless the parts, in order, hold each block of every tensor
-  /// once.
+  /// `numels[t]`: the number of elements of tensor t. `parts[k]`: the runs of part k of all buffers, in the order in
+  /// which their sums are sent. Throws `std::invalid_argument` unless the parts, in order, hold each block of every
+  /// tensor once.
   NormTotals(std::span<const std::uint64_t> numels, std::span<const std::vector<NormRun>> parts);
 
   std::size_t tensors() const { return first_link_.size() - 1; }
   /// Returns the largest number of sums that one part sends.
   std::size_t most_sums() const { return most_sums_; }
 
-  /// Writes each tensor's sum of squares to `squares` [tensors], and returns their sum, in order of the numbers.
-  /// `sums[k]`: the sums that part k sent, aligned to 8 bytes.
+  /// Writes each tensor's sum of squares to `squares` [tensors], and returns the sum of these, added in the order of
+  /// the tensors' numbers. `sums[k]`: the sums that part k sent, aligned to 8 bytes.
   double add_up(std::span<const double* const> sums, std::span<double> squares) const;
 
-  /// Kernels use these: the links of tensor t are links()[k] for first_link()[t] <= k < first_link()[t + 1].
+  /// Kernels use these functions. The links of tensor t are links()[k] for first_link()[t] <= k < first_link()[t + 1].
   std::span<const NormLink> links() const { return links_; }
   std::span<const std::uint32_t> first_link() const { return first_link_; }
 

@@ -23,7 +23,7 @@ constexpr bool kSaysRatio = requires {
   &Rule::trust_ratio;
 };
 
-// A rule whose rate depends on norms needs trust_ratio, since its rate would otherwise stay as it is.
+// A rule whose rate depends on norms must have trust_ratio, since otherwise its rate would not be adapted.
 #define TESSERA_CHECK(enumerator, Rule)                                       \
   static_assert(!adapts_rates(OptimizerType::enumerator) || kSaysRatio<Rule>, \
                 "a rule whose row has kLayers needs trust_ratio (optim/rules/rule.h)");

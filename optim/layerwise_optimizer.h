@@ -9,26 +9,27 @@
 
 namespace tessera {
 
-/// Makes updates by LAMB and LARS. The length of a step depends on the norms of each tensor, which no rank holds as a
-/// whole. A step therefore has two passes, and ranks add up their parts of the norms between them. It works on the CPU.
-/// Many threads may use it at once, on disjoint slices.
+/// Makes updates by LAMB and LARS, on the CPU. The size of an update depends on the norms of each tensor, which no rank
+/// holds as a whole. A step therefore has two passes, and between them ranks add up their parts of the norms. Many
+/// threads may use it at once, on disjoint slices.
 class LayerwiseOptimizer final : public Optimizer {
  public:
   /// `config.type`: lamb or lars.
   explicit LayerwiseOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
                               InstructionSet set = best_instruction_set());
 
-  /// lamb has exp_avg and exp_avg_sq; lars has momentum_buffer, where there is momentum. The average comes last, where
-  /// weights are averaged.
+  /// Returns the states: exp_avg and exp_avg_sq for lamb; momentum_buffer for lars, if there is momentum. If weights
+  /// are averaged, the average is the last state.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
 
-  /// Returns true for lamb: the update's norm is that of the directions that the first pass makes. For lars it is
-  /// false, since the norm is that of the gradient.
+  /// Returns true for lamb: the update's norm is the norm of the directions that the first pass computes. Returns false
+  /// for lars, for which it is the norm of the gradient.
   bool makes_directions() const { return makes_direction(elements_.rule()); }
 
-  /// Makes the first pass. It calls `add(begin, weights, directions)` for the slice's elements in order: both are fp32
-  /// [m] and belong to the elements from `begin` on. lamb updates the moments, and writes directions to `direction`
-  /// [n], which may be the memory of the slice's gradient. lars changes nothing, and has no directions.
+  /// Makes the first pass. It calls `add(begin, weights, directions)` for the slice's elements in order: `weights` and
+  /// `directions` are fp32 [m] and belong to the elements from `begin` on. lamb updates the moments, and writes
+  /// directions to `direction` [n], which may be the memory of the slice's gradient. lars changes nothing, and has no
+  /// directions.
   template <class Add>
   void measure(const StepScalars& scalars, const OptimizerSlice& slice, std::span<float> direction,
                const Add& add) const {
@@ -46,8 +47,8 @@ class LayerwiseOptimizer final : public Optimizer {
   /// Returns the factor of a tensor's rate (trust_ratio.h).
   double trust_ratio(double weights_norm, double update_norm) const;
 
-  /// Makes the second pass, over a run of one tensor. `scalars.lr` already has the tensor's ratio. lamb:
-  /// `slice.gradient` has the directions; they are neither scaled nor clipped.
+  /// Makes the second pass, over a run of one tensor. `scalars.lr` is already multiplied by the tensor's trust ratio.
+  /// For lamb, `slice.gradient` has the directions, which are neither scaled nor clipped.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   /// Makes the second pass for the slice's elements [begin, begin + count), which belong to one tensor.
   void step(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count) const;
@@ -59,8 +60,8 @@ class LayerwiseOptimizer final : public Optimizer {
   void set_numbers(const OptimizerConfig& config) override { elements_.set_numbers(config); }
 
  private:
-  /// Number of elements in a piece; a piece stays in the first-level cache while several operations use it. The end of
-  /// a piece is also the end of a block of the norms' trees.
+  /// Number of elements in a piece; a piece stays in the first-level cache while several operations use it. A piece
+  /// ends at the end of a block of the norms' trees.
   static constexpr std::size_t kPiece = 2048;
 
   StepArguments arguments(const StepScalars& scalars, const OptimizerSlice& slice) const;

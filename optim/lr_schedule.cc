@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-// Returns how far `step` is on its way from `begin` to `end`, as a number in [0, 1]; 1 for an empty interval.
+// Returns the position of `step` between `begin` and `end`, as a number in [0, 1]; 1 for an empty interval.
 double share_of(double step, double begin, double end) {
   return end > begin ? std::clamp((step - begin) / (end - begin), 0.0, 1.0) : 1.0;
 }
@@ -50,7 +50,7 @@ double ratio_at(const LrScheduleConfig& config, double step) {
     }
     case LrScheduleType::kManual:
     case LrScheduleType::kOneCycle:
-      break;  // these types have returned above
+      break;  // these types were handled above
   }
   return 1.0;
 }

@@ -23,7 +23,8 @@ void MuonOptimizer::set_numbers(const OptimizerConfig& config) {
 }
 
 StepArguments MuonOptimizer::direction_arguments(const OptimizerSlice& slice, std::span<float> direction) const {
-  OptimizerSlice as_if = slice;  // the directions are written instead of masters, which may not be in memory
+  OptimizerSlice as_if = slice;  // the directions are written where masters would be, since masters may not be in
+                                 // memory
   as_if.master_kind = MasterKind::kF32;
   as_if.master = direction;
   as_if.low = {};
@@ -39,7 +40,7 @@ StepArguments MuonOptimizer::step_arguments(const OptimizerSlice& slice) const {
   return a;
 }
 
-/// Muon's constants are the same in all steps.
+/// Returns Muon's constants, which are the same in all steps.
 MuonMomentumConstants MuonOptimizer::momentum_constants() const {
   return MuonMomentumRule::constants(momentum_, /*step=*/1, /*lr=*/0);
 }

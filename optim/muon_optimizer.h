@@ -9,8 +9,8 @@
 namespace tessera {
 
 /// Makes the part of Muon that updates single elements: the pass before whole matrices are made orthogonal
-/// (`direction`), and the pass after that (`step`). Each guarantees what Optimizer guarantees. Many threads may use it
-/// at once, on disjoint slices.
+/// (`direction`), and the pass after that (`step`). Both give the guarantees of Optimizer. Many threads may use it at
+/// once, on disjoint slices.
 class MuonOptimizer final : public Optimizer {
  public:
   explicit MuonOptimizer(const OptimizerConfig& config, const EmaConfig& ema = {},
@@ -19,13 +19,13 @@ class MuonOptimizer final : public Optimizer {
   /// Returns the momentum, followed by the average if weights are averaged.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
   /// Updates the momentum, and writes the values that will be made orthogonal to `direction` [n] (MuonMomentumRule).
-  /// `direction` may be the memory of the slice's gradient. Masters and parameters are not touched.
+  /// `direction` may be the memory of the slice's gradient. Masters and parameters do not change.
   void direction(const StepScalars& scalars, const OptimizerSlice& slice, std::span<float> direction) const;
-  /// Moves masters against `slice.gradient`, which is a part of an orthogonal matrix and is neither scaled nor clipped.
-  /// Weight decay is decoupled.
+  /// Updates masters by a step against `slice.gradient`, which is a part of an orthogonal matrix and is neither scaled
+  /// nor clipped. Weight decay is decoupled.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
-  // Returns the arguments for kernels of a GPU, without the numbers that are in its tables (gradient scale, noise,
-  // constants of a step).
+  // Returns the arguments for kernels of a GPU, without the numbers that are in the GPU's tables (gradient scale,
+  // noise, constants of a step).
   StepArguments direction_arguments(const OptimizerSlice& slice, std::span<float> direction) const;
   StepArguments step_arguments(const OptimizerSlice& slice) const;
   MuonMomentumConstants momentum_constants() const;
@@ -37,7 +37,7 @@ class MuonOptimizer final : public Optimizer {
   void set_numbers(const OptimizerConfig& config) override;
 
  private:
-  const RuleOptimizer elements_;  ///< SGD with momentum has the same states
+  const RuleOptimizer elements_;  ///< SGD with momentum, which has the same states
   RuleNumbers momentum_, step_;
   const StepLoops& loops_;
 };

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: unit.
-
 #include "optim/arithmetic/noise_rule.h"
 
 namespace tessera {
@@ -19,14 +17,15 @@ class NoiseScale {
   /// `smoothing`: from 0 (only the latest step counts) to below 1.
   explicit NoiseScale(double smoothing) : smoothing_(smoothing) {}
 
-  /// Adds a step. Returns false, and changes nothing, if the step gives no information: no batch is smaller than the
-  /// whole batch, or a number is not finite.
+  /// Adds a step. Returns false, and changes nothing, if the step gives no information: if no batch is smaller than the
+  /// whole batch, or if a number is not finite.
   bool add(const Step& step);
 
-  /// These return estimates of |G|^2, and of tr(Sigma) of one sample; 0 before the first step. Either may be below 0.
+  /// These return estimates of |G|^2, and of tr(Sigma) of one sample; 0 before the first step. Both estimates may be
+  /// below 0.
   double square() const { return mean(state_.square); }
   double variance() const { return mean(state_.variance); }
-  /// Returns tr(Sigma) / |G|^2 in samples; 0 where it is not known, since one of the two is not above 0.
+  /// Returns tr(Sigma) / |G|^2 in samples; 0 if it is not known, because one of the two estimates is not above 0.
   double scale() const { return square() > 0 && variance() > 0 ? variance() / square() : 0.0; }
   double batch() const { return state_.batch; }
 

@@ -9,45 +9,45 @@
 
 namespace tessera {
 
-// This is how a GPU adds up the nodes of the norm, for all buffers, in two launches. The nodes do not change from step
-// to step, so tables say for each where its elements are and where its sum goes. The tables are plain data that host
-// and kernels share.
+// A GPU adds up the nodes of the norm, for all buffers, in two launches. The nodes do not change from step to step, so
+// tables give, for each node, the addresses of its elements and of its sum. The tables are plain data that host and
+// kernels share.
 
-/// A thread block adds up a tile: neighbouring nodes that have at most kNormTile blocks together.
+/// The largest number of blocks of a tile. A tile is a list of neighbouring nodes, which one thread block adds up.
 constexpr std::uint32_t kNormTile = 256;
 constexpr std::uint32_t kNormTileLevel = 8;
 
-/// A node that has at most a tile's blocks.
+/// A node that has at most as many blocks as a tile.
 struct NormTileNode {
   const float* values = nullptr;
   double* sum = nullptr;
   std::uint32_t numel = 0;
-  std::uint32_t first_leaf = 0;  ///< index of its first block in the tile
+  std::uint32_t first_leaf = 0;  ///< index of the node's first block in the tile
 };
 
-/// A node that is larger than one tile. It has `tiles` tiles. All of them are full, except perhaps the tensor's last
-/// tile.
+/// A node that is larger than one tile. It has `tiles` tiles. All tiles are full, except perhaps the last tile of the
+/// tensor.
 struct NormSpan {
-  double* tile_sums = nullptr;  ///< [tiles]; overwritten while they are added up
+  double* tile_sums = nullptr;  ///< [tiles]; the sums are overwritten while they are added up
   double* sum = nullptr;
   std::uint64_t tiles = 0;
 };
 
-/// The tables as kernels get them; all pointers are to device memory.
+/// The tables in the form that kernels get; all pointers point to device memory.
 struct NormTables {
   const NormTileNode* nodes = nullptr;        ///< ordered by tile
-  const std::uint32_t* first_node = nullptr;  ///< it has tiles + 1 elements
-  const NormSpan* spans = nullptr;            ///< it has span_count elements
+  const std::uint32_t* first_node = nullptr;  ///< [tiles + 1]
+  const NormSpan* spans = nullptr;            ///< [span_count]
   std::uint32_t tiles = 0, span_count = 0;
-  std::ptrdiff_t shift = 0;  ///< offset in elements that is added to each node's address of its values
-  // These are set if values are masters split in two (WeightFormat::kSplitBF16). `high` and `low` are the two halves of
-  // the first master, and `at` is the address that nodes have for this master. Otherwise they are null.
+  std::ptrdiff_t shift = 0;  ///< number of elements that is added to the address of each node's values
+  // These are set if values are masters split in two (WeightFormat::kSplitBF16). `high` and `low` are the addresses of
+  // the first master's two halves, and `at` is the address that nodes have for this master. Otherwise they are null.
   const std::uint16_t* high = nullptr;
   const std::int16_t* low = nullptr;
   const float* at = nullptr;
 };
 
-/// One buffer, aligned to 16 bytes, with the runs that it holds.
+/// A buffer, aligned to 16 bytes, with the runs that it holds.
 struct NormBuffer {
   const float* values = nullptr;
   std::vector<NormRun> runs;

@@ -20,7 +20,7 @@ void check_length(std::string_view optimizer, std::string_view what, std::size_t
   refuse(optimizer, fmt::format("the slice's {} wants {} {}, got {}", what, wanted, unit, got));
 }
 
-/// Names are built only for an error, so a usual step allocates no memory.
+/// Throws if a state does not fit. Names are built only for an error, so a usual step allocates no memory.
 void check_state(std::string_view optimizer, std::size_t index, const std::vector<StateInfo>& states,
                  const StateSlice& state, std::size_t numel) {
   const bool exists = index < states.size();

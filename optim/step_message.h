@@ -16,8 +16,8 @@
 namespace tessera {
 
 // The data of a step on a GPU. The host does not wait for the device's decision. At the end of backward each rank
-// writes a message in device memory. The ranks gather all messages; the device decides from them and updates.
-// Everything here is plain data that the host and the kernels (optim/cuda) share.
+// writes a message in device memory. The ranks gather all messages. The device makes the decision from them, and makes
+// the update. All types in this file are plain data that the host and the kernels (optim/cuda) share.
 
 /// The largest number of steps whose outcome the host does not know yet.
 constexpr int kMostStepsInFlight = 4;
@@ -26,7 +26,8 @@ constexpr int kMostStepsInFlight = 4;
 /// "reproducible" the losses of this rank's microbatches (StepMessages::losses_offset). The norm's sums over this
 /// rank's parts begin at StepMessages::sums_offset.
 struct StepMessageHeader {
-  double loss = 0.0;         ///< LocalStep::loss; the device writes this field and the next one, the host the rest
+  double loss = 0.0;         ///< LocalStep::loss; the device writes this field and the next field, and the host writes
+                             ///< all others
   double own_squares = 0.0;  ///< LocalStep::own, in a step that measures noise; else zeros
   double weight = 0.0;       ///< sum of the weights of this rank's microbatches
   std::int64_t tokens = 0, samples = 0;
@@ -35,7 +36,7 @@ struct StepMessageHeader {
   double own_weights = 0.0, own_weight_squares = 0.0;
 };
 
-/// The part of a step's loss that one microbatch adds, under "reproducible". The device writes it.
+/// The contribution of one microbatch to a step's loss, under "reproducible". The device writes it.
 struct MicrobatchLossThere {
   double loss = 0.0;    ///< sum of weight * loss over all losses of the microbatch
   double weight = 0.0;  ///< MicrobatchInfo::weight
@@ -47,8 +48,8 @@ struct StepsSoFar {
   std::int64_t samples;  ///< samples of the applied steps, over all replicas
 };
 
-/// The device's decision about a step, and the state from earlier steps that it needs. It is all zero before the first
-/// step, except for the scaler.
+/// The device's decision about a step, and the state from earlier steps that it needs. Before the first step all fields
+/// are zero, except the scaler.
 struct DeviceDecision {
   double loss;       ///< mean over ranks and microbatches (weighted_mean.h), added in rank order
   double weight;     ///< sum of weights, added in rank order
@@ -63,8 +64,8 @@ struct DeviceDecision {
   std::int32_t numbers_differ;   ///< the first rank whose rates or options differ from those of rank 0; 0: none
   SpikeVerdict spike;            ///< the verdict on the loss
   std::int32_t is_skipped;       ///< overflow, a difference or a spike: this step makes no further changes
-  /// Number, from 1, of the unit whose gradients on this rank are not all finite, if units are updated in backward; 0:
-  /// none.
+  /// If units are updated in backward: number, from 1, of the unit whose gradients on this rank are not all finite; 0
+  /// if there is none.
   std::int32_t not_finite_unit;
   StepsSoFar so_far;       ///< this step included
   LossScalerState scaler;  ///< state after this step; its scale is that of the next backward
@@ -82,39 +83,41 @@ TESSERA_ALWAYS_INLINE bool is_first_of_run(const DeviceDecision& decision, bool 
 struct StepRequest {
   StepRule rule = StepRule::kAdam;
   RuleNumbers numbers;             ///< numbers for parameters in no group
-  RuleNumbers of_matrices;         ///< muon only: SGD's numbers, for parameters that are matrices
-  double microbatches = 1.0;       ///< number of ranks times a rank's microbatches in a step
-  double max_norm = 0.0;           ///< gradient_clipping; 0 means none
+  RuleNumbers of_matrices;         ///< muon only: numbers of SGD, for parameters that are matrices
+  double microbatches = 1.0;       ///< number of ranks times number of a rank's microbatches in a step
+  double max_norm = 0.0;           ///< gradient_clipping; 0: no clipping
   double trust_coefficient = 0.0;  ///< only lars reads it (trust_ratio.h)
   LossScaleRule loss_scale;
   SpikeRule spikes;
   double noise_smoothing = 0.0;  ///< NoiseScaleConfig::smoothing
-  double base_lr = 0.0;          ///< argument of scaled_lr (scaled_lr.h)
+  double base_lr = 0.0;          ///< the argument of scaled_lr (scaled_lr.h)
   BatchScale batch_scale;
-  SampleWarmUp warm_up;       ///< argument of warm_up_ratio
-  std::int64_t replicas = 1;  ///< replicas that train separately; each is assumed to have as many samples as this one
-  /// The schedule's ratios if `known_skipped` steps were skipped so far, if one more was skipped, if two more were
-  /// skipped, and so on.
+  SampleWarmUp warm_up;       ///< the argument of warm_up_ratio
+  std::int64_t replicas = 1;  ///< number of replicas that train separately; each is assumed to have as many samples as
+                              ///< this one
+  /// The schedule's ratios: first the ratio if `known_skipped` steps were skipped so far, then the ratio if one more
+  /// step was skipped, and so on.
   double lr_ratios[kMostStepsInFlight + 1] = {};
   std::int64_t known_skipped = 0;
 };
 
-/// A unit that is updated while backward goes on. Kernels get it by value.
+/// A unit that is updated while backward runs. Kernels get it by value.
 struct UnitRequest {
   std::int32_t unit = 0;
-  std::uint32_t first_group = 0, groups = 0;          ///< groups of the unit in StepTables
-  std::uint32_t first_parameter = 0, parameters = 0;  ///< parameters of the unit in StepTables
+  std::uint32_t first_group = 0, groups = 0;          ///< the unit's groups in StepTables
+  std::uint32_t first_parameter = 0, parameters = 0;  ///< the unit's parameters in StepTables
   std::uint32_t sum_count = 0, digest_bits = 0;
-  /// [sum_count]: the norm's sums over this rank's part of the unit's gradients; all pointers here are to device memory
+  /// [sum_count]: the norm's sums over this rank's part of the unit's gradients; all pointers here point to device
+  /// memory
   const double* sums = nullptr;
   const float* weight = nullptr;  ///< [1]: sum of the weights over all ranks
   /// [1]: number of samples of all ranks; null if the rate does not depend on samples
   const float* samples = nullptr;
-  const float* used = nullptr;    ///< [parameters]: above 0 where some rank used the parameter
+  const float* used = nullptr;    ///< [parameters]: above 0 if some rank used the parameter
   const float* differ = nullptr;  ///< [digest_bits]: 0 unless ranks gathered units in different orders
 };
 
-/// The parameters of one group, among those of all groups.
+/// The range of one group's parameters among the parameters of all groups.
 struct StepGroup {
   std::uint32_t first_parameter = 0, parameters = 0;
 };
@@ -122,10 +125,10 @@ struct StepGroup {
 /// Numbers of a parameter group (OptimizerConfig::groups).
 struct GroupNumbers {
   RuleNumbers numbers;
-  double lr_ratio = 1.0;         ///< factor of the rate that parameters without a group have
-  double lr = 0.0;               ///< the group's own rate, set by hand; NaN: none
+  double lr_ratio = 1.0;         ///< factor that is applied to the rate of parameters without a group
+  double lr = 0.0;               ///< the group's own rate, which was set by hand; NaN if there is none
   RuleNumbers of_matrices = {};  ///< StepRequest::of_matrices
-  bool adapts_layers = true;     ///< lamb and lars only: rates are multiplied by trust ratios
+  bool adapts_layers = true;     ///< lamb and lars only: whether rates are multiplied by trust ratios
 };
 
 /// Where the messages of a step lie, and what lies where in each of them. Offsets are in bytes.
@@ -141,17 +144,17 @@ struct StepNorms {
   int tensors = 0;                           ///< all parameters of the module, in order of registration
   const std::int32_t* part_ranks = nullptr;  ///< the ranks whose parts make up the whole gradient, in the parts' order
   const NormLink* links = nullptr;
-  const std::uint32_t* first_link = nullptr;  ///< it has tensors + 1 elements
+  const std::uint32_t* first_link = nullptr;  ///< [tensors + 1]
   double* link_scratch = nullptr;             ///< one for each link
   double* squares = nullptr;                  ///< [tensors]: squared norm of the summed, unscaled gradient
   double* sum_of_squares = nullptr;           ///< [1]
 };
 
-/// The addresses of a step's data. All pointers are to device memory; [n] is a length.
+/// The addresses of a step's data. All pointers point to device memory; [n] is a length.
 struct StepTables {
   int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
-  /// The steps of a parameter are counted when its unit is updated (UnitRequest), and not at the step's end. The run
-  /// then ends with its first skipped step.
+  /// Whether units are updated in backward. The steps of a parameter are then counted when its unit is updated
+  /// (UnitRequest), and not at the step's end. The run ends with its first skipped step.
   bool updates_in_backward = false;
   /// Number of a step's microbatches on each rank, under "reproducible"; they are neighbours in the tree of sums.
   /// Otherwise 0. Loss and weight are then sums in that tree.
@@ -160,18 +163,19 @@ struct StepTables {
   StepNorms norm;
   // These tables are written once.
   const StepGroup* group = nullptr;  ///< one for each group
-  /// [parameters]: its parameter group, from 1; 0: none. null: no parameter has a group
+  /// [parameters]: number of the parameter's group, from 1; 0: no group. It is null if no parameter has a group
   const std::uint32_t* group_number = nullptr;
-  /// [parameters]: updated with the matrix that muon made orthogonal. null: no parameter is a matrix
+  /// [parameters]: whether the parameter is updated with a matrix that muon made orthogonal. It is null if no parameter
+  /// is a matrix
   const std::uint8_t* is_matrix = nullptr;
   // These tables are written for each step.
-  const GroupNumbers* group_numbers = nullptr;  ///< one for each parameter group
-  std::uint8_t* used = nullptr;                 ///< [parameters]: whether any rank used it
+  const GroupNumbers* group_numbers = nullptr;  ///< one entry for each parameter group
+  std::uint8_t* used = nullptr;                 ///< [parameters]: whether any rank used the parameter
   /// [groups]: whether all parameters are used and have the same number of steps and the same options
   std::uint8_t* is_uniform = nullptr;
-  RuleConstants* constants = nullptr;  ///< one for each parameter
+  RuleConstants* constants = nullptr;  ///< one entry for each parameter
   // These tables keep their values from step to step.
-  std::int64_t* steps = nullptr;       ///< [parameters]: steps applied
+  std::int64_t* steps = nullptr;       ///< [parameters]: number of applied steps
   DeviceDecision* decision = nullptr;  ///< [1]
   double* losses = nullptr;            ///< [SpikeRule::window]: the losses of the window, as a ring
 };
@@ -180,41 +184,43 @@ struct StepTables {
 /// to the parameters of one unit. The fields are like those of StepNorms, but are about optimizer parts (the elements
 /// that each rank updates).
 struct LayerTables {
-  /// Number of kinds of norms: those of weights, and those of updates if the rule computes directions. lars has a
-  /// second kind in backward too: the norms of gradients, since no rank knows those of the step yet.
+  /// Number of kinds of norms: those of weights, and those of updates if the rule computes directions. In backward lars
+  /// also has a second kind: the norms of gradients, since no rank knows the step's norms yet.
   int kinds = 1;
-  std::size_t most_sums = 0;                          ///< the largest number of sums of one kind that a rank sends
+  std::size_t most_sums = 0;                          ///< largest number of sums of one kind that a rank sends
   std::uint32_t first_parameter = 0, parameters = 0;  ///< the parameters in StepTables to which these norms belong
   std::uint32_t first_group = 0, groups = 0;          ///< the groups of these parameters
   const std::int32_t* part_ranks = nullptr;
   const NormLink* links = nullptr;
-  const std::uint32_t* first_link = nullptr;  ///< it has parameters + 1 elements
+  const std::uint32_t* first_link = nullptr;  ///< [parameters + 1]
   const std::uint32_t* tensor = nullptr;      ///< [parameters]: the parameter's index in StepNorms::squares
   const double* messages = nullptr;           ///< [StepTables::ranks][kinds][most_sums]
   double* link_scratch = nullptr;
   double* squares = nullptr;  ///< [kinds][parameters]
 };
 
-/// The beginning of a parameter in its group, in units of 32 elements. The parameter ends where the next one begins.
+/// The beginning of a parameter in its group, counted in blocks of 32 elements. The parameter ends where the next
+/// parameter begins.
 struct ParameterBegin {
   std::uint32_t begin = 0;
   std::uint32_t parameter = 0;  ///< number among the parameters of all groups
 };
 constexpr std::uint64_t kParameterAlign = 32;
 
-/// One run of a flat group; see OptimizerSlice.
+/// A run of elements of a flat group; see OptimizerSlice.
 struct DeviceRun {
   StepRule rule = StepRule::kAdam;
-  /// Complete, apart from fields that only the device knows: gradient_scale, noise, first_element, average.start.
+  /// The arguments, without the fields that only the device knows: gradient_scale, noise, first_element, average.start.
   StepArguments arguments;
   std::uint64_t stream = 0;  ///< number of the group, for stochastic rounding
-  /// Index of the run's first element in the group: a multiple of 32, of 256 with 8-bit states.
+  /// Index of the run's first element in the group; a multiple of 32, and with 8-bit states a multiple of 256.
   std::uint64_t first_element = 0;
   std::uint32_t group = 0;       ///< index in StepTables
-  bool takes_direction = false;  ///< the gradient's memory holds a direction, which is neither scaled nor clipped
+  bool takes_direction = false;  ///< whether the gradient's memory holds a direction, which is neither scaled nor
+                                 ///< clipped
   float* direction = nullptr;    ///< kLamb only: memory for directions, which may be that of the gradient
   std::uint32_t parameters = 0;  ///< number of the group's parameters
-  const ParameterBegin* begins = nullptr;  ///< [parameters], ascending; device memory
+  const ParameterBegin* begins = nullptr;  ///< [parameters], ascending; in device memory
 };
 
 }  // namespace tessera

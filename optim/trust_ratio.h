@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Returns the ratio that the rule computes, or 1 for a rule that adapts no rates.
+/// Returns the ratio that the rule computes, or 1 for a rule that does not adapt rates.
 template <class Rule>
 TESSERA_ALWAYS_INLINE double ratio_of(const RuleNumbers& numbers, double trust_coefficient, double weights_norm,
                                       double update_norm) {
@@ -16,13 +16,13 @@ TESSERA_ALWAYS_INLINE double ratio_of(const RuleNumbers& numbers, double trust_c
   }
 }
 
-/// Returns the factor by which LAMB and LARS multiply a tensor's rate. Norms are those of its weights, and of its
-/// directions (lamb) or its scaled gradient (lars):
+/// Returns the factor by which LAMB and LARS multiply a tensor's rate. The norms are those of the tensor's weights, and
+/// of its directions (lamb) or its scaled gradient (lars):
 ///
 ///   lamb: weights / update                                                          (arXiv 1904.00962, without bounds)
 ///   lars: trust_coefficient * weights / (update + weight_decay * weights + eps)     (arXiv 1708.03888)
 ///
-/// and 1 if the norm of the weights or the other norm is zero. It computes in fp64; GPUs use the same code.
+/// The factor is 1 if one of the two norms is zero. It is computed in fp64; GPUs use the same code.
 TESSERA_ALWAYS_INLINE double trust_ratio(StepRule rule, const RuleNumbers& numbers, double trust_coefficient,
                                          double weights_norm, double update_norm) {
   if (!(weights_norm > 0) || !(update_norm > 0)) return 1;

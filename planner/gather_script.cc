@@ -24,8 +24,8 @@ void GatherScript::use(int index, ScriptWriter& writer) {
   prefetch(writer);
 }
 
-/// The last operation of a backward need not read its unit (an embedding's does not). The first use in the next forward
-/// is therefore counted as a new use, even if the same unit was used last.
+/// The last operation of a backward may not read its unit's parameters (an embedding's does not). The first use in the
+/// next forward is therefore counted as a new use, even if the same unit was used last.
 void GatherScript::end_round() {
   last_ = -1;
   schedule_.end_round();
@@ -57,7 +57,7 @@ void GatherScript::gather(int index, ScriptWriter& writer) {
   if (plan_.placement().shared)
     writer.call(Channel::kGather, links.cost(links.small, writer.ranks(Axis::kShard), 0), Spending::kGather, "barrier",
                 index);
-  // Offloaded parameters are only brought to memory first; they are sent when the unit is needed.
+  // Offloaded parameters are only read to memory here; they are sent when the unit is needed.
   if (!plan_.parameters_below()) post(index, writer);
 }
 
@@ -66,7 +66,7 @@ void GatherScript::post(int index, ScriptWriter& writer) {
   const int ranks = writer.ranks(Axis::kShard);
   Unit& unit = this->unit(index);
   unit.is_posted = true;
-  if (unit.has_copy) {  // a rounded copy is gathered only when somebody waits for it
+  if (unit.has_copy) {  // a rounded copy is gathered only when a rank waits for it
     if (!plan_.placement().secondary.is_rounded()) post_inside(index, writer);
     return;
   }
@@ -81,8 +81,8 @@ void GatherScript::post(int index, ScriptWriter& writer) {
   }
 }
 
-/// Posts gathers among the ranks that hold a second copy together. They send nothing over the shard axis's network, so
-/// their time is written as latency.
+/// Posts gathers among ranks that together have a second copy of the parameters. These gathers send nothing over the
+/// shard axis's network, so their time is written as latency.
 void GatherScript::post_inside(int index, ScriptWriter& writer) {
   const SecondaryCopy& copy = plan_.placement().secondary;
   const Links& links = writer.secondary_links();
@@ -134,8 +134,8 @@ void GatherScript::prefetch(ScriptWriter& writer) {
   }
 }
 
-/// Chooses a slot as Residency does: an empty one, else that of the unit which is needed last, but never that of the
-/// unit in use. An early gather evicts only a unit that is needed later than its own unit.
+/// Chooses a slot as Residency does: an empty slot, or else the slot of the unit that is needed last, but never that of
+/// the unit in use. A gather ahead of use evicts only a unit that is needed later than the gathered unit.
 int GatherScript::find_slot(int index, bool early) {
   if (index == 0) return holders_[0] < 0 ? 0 : kNoSlot;
   for (std::size_t slot = 1; slot < holders_.size(); ++slot) {

@@ -10,23 +10,22 @@
 
 namespace tessera {
 
-/// Writes into a script where a step gathers units and where it waits for them, in the order of Residency. Units are
-/// gathered by their first use, or before it if the Schedule says so; a slot is taken from the unit whose next use is
-/// farthest away.
+/// Writes a step's gathers of units into a script, and the waits for them, in the order of Residency. A unit is
+/// gathered at its first use, or before it if the Schedule requires this. If no slot is empty, the unit whose next use
+/// is farthest away loses its slot.
 ///
-/// It writes nothing if nothing is sent (with one rank, or with one copy in shared memory).
+/// It writes nothing if no gather sends data: with one rank, or with one copy in shared memory.
 class GatherScript {
  public:
   explicit GatherScript(const MemoryPlan& plan);
 
   /// Uses unit `index`: waits for its gather, and begins the gathers of units that follow.
   void use(int index, ScriptWriter& writer);
-  /// This is called at the end of a round (forward and backward of one microbatch).
+  /// It is called at the end of a round (forward and backward of one microbatch).
   void end_round();
-  /// Begins the first gathers of the next step at the end of this one, if the transport can carry gathers in the
-  /// background.
+  /// Begins the next step's first gathers at the end of this step, if the transport can gather in the background.
   void gather_ahead(ScriptWriter& writer);
-  /// This is called when the step's update has changed the parameters.
+  /// It is called when the step's update has changed the parameters.
   void release_all(ScriptWriter& writer);
 
  private:
@@ -36,8 +35,8 @@ class GatherScript {
     State state = State::kReleased;
     int slot = kNoSlot;
     bool is_posted = false;
-    bool has_copy = false;        ///< the second copy of the parameters is up to date
-    std::vector<int> calls = {};  ///< numbers of calls that are not waited for yet
+    bool has_copy = false;        ///< whether the second copy of the parameters is up to date
+    std::vector<int> calls = {};  ///< numbers of calls for which no rank has waited yet
   };
 
   Unit& unit(int index) { return units_[static_cast<std::size_t>(index)]; }
@@ -56,7 +55,7 @@ class GatherScript {
   const MemoryPlan& plan_;
   const bool is_needed_;
   std::vector<Unit> units_;
-  std::vector<int> holders_;  ///< [slot]: the unit in it, or -1; first the root's slot, then the shared slots
+  std::vector<int> holders_;  ///< [slot]: index of the unit in it, or -1; first the root's slot, then the shared slots
   Schedule schedule_;
   int last_ = -1;
 };

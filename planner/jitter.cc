@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::uint64_t kStride = 0x9e3779b97f4a7c15u;  // this is 2^64 over the golden ratio
+constexpr std::uint64_t kStride = 0x9e3779b97f4a7c15u;  // 2^64 divided by the golden ratio
 
 /// Mixes bits: a bijection in which every input bit influences every output bit.
 std::uint64_t mix_bits(std::uint64_t x) {

@@ -5,13 +5,12 @@
 
 namespace tessera {
 
-/// A random factor for the time of a piece of work, which makes it longer on one rank than on another: lognormal with
-/// mean 1. So it is never negative, and is far above 1 more often than far below, as with work on computers.
+/// A random factor for the time of a piece of work, so that ranks need different times. It is lognormal with mean 1, so
+/// it is never negative. Like the times of work on computers, it is far above 1 more often than far below 1.
 ///
 /// A factor is a pure function of (seed, step, rank, entry). There is no generator with a state, so a factor does not
-/// depend on the order in which ranks are visited. The four numbers are mixed by the finaliser of SplitMix64 (Steele,
-/// Lea and Flood, OOPSLA 2014, section 6). Two uniform numbers are converted to a normal one by the method of Box and
-/// Muller (1958).
+/// depend on the order of calls. The four numbers are mixed by the finaliser of SplitMix64 (Steele, Lea and Flood,
+/// OOPSLA 2014, section 6). Two uniform numbers are converted to a normal one by the method of Box and Muller (1958).
 class Jitter {
  public:
   /// `relative`: the factors' standard deviation; 0: all are exactly 1.

@@ -17,7 +17,7 @@ void add(PredictedWire& wire, const CallCost& cost) {
   wire.transfer_s += cost.transfer_s;
 }
 
-/// Returns the traffic of one step, if `every` steps together have the traffic `wire`.
+/// Returns the mean traffic of one step, if `every` steps together have the traffic `wire`.
 PredictedWire mean_of(const PredictedWire& wire, std::int64_t every) {
   const auto steps = static_cast<double>(every);
   const auto rounded_up = [&](std::int64_t count) { return (count + every - 1) / every; };

@@ -8,13 +8,13 @@ namespace tessera {
 /// The cost of outer steps (SyncConfig), as a mean over the steps between them.
 struct OuterCost {
   double exposed_s = 0;            ///< waiting for other replicas, and for the other ranks of this replica
-  PredictedWire shard, replicate;  ///< calls and bytes of a step, rounded up
+  PredictedWire shard, replicate;  ///< calls and bytes for each step, rounded up
 };
 
-/// Returns the cost for a plan with outer steps. local_sgd and diloco wait for all sums of an outer step;
-/// streaming_diloco waits for what remains of a fragment's sum after `delay` steps of `step_s` seconds. Outer gradients
-/// are sent in fewer bits if "compression" says so and the wire reduces in the background, as a
-/// network does. `links.replicate`: links between ranks of different replicas.
+/// Returns the cost for a plan with outer steps. With local_sgd and diloco, ranks wait for all sums of an outer step.
+/// With streaming_diloco, they wait for what remains of a fragment's sum after `delay` steps of `step_s` seconds. Outer
+/// gradients are sent in fewer bits if "compression" requires this and the transport reduces in the background, as over
+/// a network. `links.replicate`: links between ranks of different replicas.
 OuterCost outer_cost(const MemoryPlan& plan, double step_s, const MeshLinks& links);
 
 }  // namespace tessera

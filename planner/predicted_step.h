@@ -12,18 +12,20 @@
 
 namespace tessera {
 
-/// The part of a step that takes longest on its own: a step takes at least as long, however well its parts overlap.
+/// The part of a step that takes longest on its own. A step takes at least as long as this part, even if all parts
+/// overlap.
 enum class StepBound { kCompute, kShardWire, kReplicateWire, kAgreement };
 /// Returns "compute", "the wire on the shard axis", "the wire on the replicate axis", "the agreement of all ranks".
 std::string name_of(StepBound bound);
 
 /// The use of a group's wire in a step.
 struct PredictedWire {
-  double busy_s = 0;            ///< seconds in which some call was under way, or the rank made a sum in shared memory
+  double busy_s = 0;            ///< seconds in which some call was under way, or the rank computed a sum in shared
+                                ///< memory
   std::int64_t calls = 0;       ///< number of all-gathers and reductions of flat groups, and of barriers
   std::int64_t sent_bytes = 0;  ///< bytes that one rank sends
-  double latency_s = 0;         ///< sum over all calls, as if each were alone on the wire
-  double transfer_s = 0;        ///< sum over all calls, as if each were alone on the wire
+  double latency_s = 0;         ///< sum of the latencies of all calls
+  double transfer_s = 0;        ///< sum of the transfer times of all calls, each as if no other call used the wire
 };
 
 /// The time of a training step and how it is spent, for steps from the second one on.
@@ -35,14 +37,15 @@ struct PredictedStep {
   double compute_s = 0;  ///< forward and backward of all microbatches
   double update_s = 0;   ///< the update of this rank's part
   double rest_s = 0;     ///< StepProfile::rest_seconds
-  /// The seconds by which compute, update and rest take longer because transport uses cores (Links::cpu_s_per_byte,
+  /// The seconds by which compute, update and rest take longer because the transport uses cores (Links::cpu_s_per_byte,
   /// CodingFit).
   double stretch_s = 0;
-  double exposed_gather_s = 0;     ///< waiting for parameters
-  double exposed_reduction_s = 0;  ///< waiting for sums of gradients, or making them in shared memory
-  double exposed_publish_s = 0;    ///< waiting for updated values, after and during the update
-  double agreement_s = 0;          ///< the step's agreement on loss and norm
-  double exposed_outer_s = 0;  ///< waiting for other replicas ("sync"), as a mean over the steps between outer steps
+  double exposed_gather_s = 0;     ///< seconds of waiting for parameters
+  double exposed_reduction_s = 0;  ///< seconds of waiting for sums of gradients, or of computing them in shared memory
+  double exposed_publish_s = 0;    ///< seconds of waiting for updated values, after and during the update
+  double agreement_s = 0;          ///< seconds of the agreement of all ranks on loss and norm
+  double exposed_outer_s = 0;      ///< seconds of waiting for other replicas ("sync"), as a mean over the steps between
+                                   ///< outer steps
   PredictedWire shard, replicate;  ///< the traffic of each axis, without the agreement
   StepBound bound = StepBound::kCompute;
   std::vector<std::string> left_out;  ///< sentences that name the parts of the plan whose time is not predicted
@@ -52,8 +55,8 @@ struct PredictedStep {
   double communication_s() const {
     return exposed_gather_s + exposed_reduction_s + exposed_publish_s + agreement_s + exposed_outer_s;
   }
-  /// Returns T_comm / (T_comp + T_comm), the s of tessera/scaling.h, from which that file computes a speed-up; 0 for an
-  /// empty step.
+  /// Returns T_comm / (T_comp + T_comm), which is s in tessera/scaling.h, where a speed-up is computed from it. It is 0
+  /// for an empty step.
   double communication_share() const { return seconds > 0 ? communication_s() / seconds : 0.0; }
   /// Returns the seconds of compute, update and rest, without the time that transport takes from them.
   double work_s() const { return compute_s + update_s + rest_s; }
@@ -62,16 +65,24 @@ struct PredictedStep {
 /// Simulates a step of ranks that are all alike (StepClock). `plan` gives the work and its order, `profile` says how
 /// long one rank computes, and `links` how long calls take.
 ///
-/// **In it**: gathers on demand and ahead of use, with the plan's slots and the choice of which unit loses its slot;
-/// reductions in the background, in shared memory or in the call, with the plan's lags; both on one wire, in fair
-/// shares; a second axis; all-gathers of updated values while the update goes on; microbatches; updates in backward;
-/// fewer bits, PowerSGD and top-k by their bytes; one copy in shared memory; outer steps (outer_cost.h), as they are
-/// after sync.start_step.
+/// **Included** are:
 ///
-/// **Not in it**: disks; the exchange of matrices (`left_out` says so); saves, commits and broadcasts of buffers; what
-/// ranks compute for methods of compression (codecs of fewer bits are in it: CodingFit); a wire that both axes share,
-/// or that another job uses; operators that read several units at once; events at the beginning of a run: the first
-/// step, the first gradients, a change of the parameters that are used.
+/// * gathers on demand and ahead of use, with the plan's slots and the choice of the unit that loses its slot;
+/// * reductions in the background, in shared memory or in the call, with the plan's lags;
+/// * a wire that gathers and reductions share equally, and a second axis;
+/// * microbatches, updates in backward, and all-gathers of updated values while the update proceeds;
+/// * the bytes of fewer bits, of PowerSGD and of top-k;
+/// * one copy in shared memory;
+/// * outer steps (outer_cost.h), as they are after sync.start_step.
+///
+/// **Not included** are:
+///
+/// * disks, saves, commits and broadcasts of buffers;
+/// * the exchange of matrices (`left_out` has a sentence about it);
+/// * computation for compression methods, except that of codecs with fewer bits (CodingFit);
+/// * a wire that both axes share, or that another job uses;
+/// * operators that read several units at the same time;
+/// * events at the beginning of a run: the first step, the first gradients, a change of the set of used parameters.
 ///
 /// Errors: those of script_of_step.
 absl::StatusOr<PredictedStep> predict_step(const MemoryPlan& plan, const StepProfile& profile, const MeshLinks& links);

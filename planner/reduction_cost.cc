@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kF32Bytes = 4;
 
-/// Returns the part of `numel` elements that each of `ranks` ranks owns.
+/// Returns the number of elements, of `numel`, that each of `ranks` ranks owns.
 std::int64_t part_of(std::int64_t numel, int ranks) { return (numel + ranks - 1) / ranks; }
 
 struct SentAs {
@@ -18,8 +18,8 @@ struct SentAs {
   DType dtype = DType::kF32;
 };
 
-/// A rank sends its contribution to each part but its own; in an all-reduce it also sends the sum of its own part to
-/// each other rank.
+/// A rank sends its contributions to all parts except its own; in an all-reduce it also sends the sum of its own part
+/// to each other rank.
 CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool is_cut, SentAs contribution,
                         SentAs sums) {
   const std::int64_t part = part_of(numel, ranks);
@@ -38,11 +38,11 @@ CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool 
   return with_sum(with_coding(links.cost(links.all_reduce, ranks, bytes), coding_s));
 }
 
-/// Returns the cost, over an axis of `ranks` ranks, of a group's sums under "reproducible", if a rank sends several
-/// sums (BlockSums): the cost of an all-to-all over the world, and of an all-gather unless each rank keeps exactly the
+/// Returns the cost, over an axis of `ranks` ranks, of a group's sums under "reproducible" if a rank sends several sums
+/// (BlockSums). It is the cost of an all-to-all over the world, and of an all-gather unless each rank keeps exactly the
 /// blocks that it joins. Data for other hosts is sent through the rank at the same position on that host. `gathered`:
-/// the number of parts that a rank has when the all-gather over this axis begins. An all-to-all costs what a
-/// reduce-scatter of its bytes does, but its bytes are not reduced by sums inside a host.
+/// the number of parts that a rank has when the all-gather over this axis begins. An all-to-all costs as much as a
+/// reduce-scatter of the same bytes, but sums inside a host do not reduce its bytes.
 CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links, int ranks, int gathered) {
   const int world = plan.placement().mesh.world_size();
   const std::int64_t part = kF32Bytes * part_of(group.layout.numel(), world);
@@ -50,7 +50,7 @@ CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Link
   for (double* const beta : {&exchange.beta_s_per_byte, &exchange.busy_beta_s_per_byte})
     *beta /= links.coding.of_gathers;
   CallCost cost = links.cost(exchange, ranks, plan.sums().block_sums * (world / ranks) * (ranks - 1) * part);
-  if (gathered == 1)  // the exchange of the other axis is over, so the rank has all sums
+  if (gathered == 1)  // the exchange of the other axis has ended, so the rank has all sums
     cost.sum_s = links.sum_s_per_byte * static_cast<double>(plan.sums().block_sums * (world - 1) * part);
   return plan.joins_own_parts() ? cost : cost + links.all_gather_cost(ranks, gathered * part);
 }
@@ -66,7 +66,7 @@ CallCost message_cost(const MethodMessage& message, const Links& links, int rank
       return plain_all_reduce(links, ranks, message.words);
     case Exchange::kAllGather:
       return links.all_gather_cost(ranks, kWord * message.words);
-    case Exchange::kOwners:  // sent to owners and back, as in an all-reduce
+    case Exchange::kOwners:  // contributions are sent to owners, and sums are sent back, as in an all-reduce
       return links.cost(links.all_reduce, ranks, 2 * (ranks - 1) * kWord * message.words);
   }
   return {};

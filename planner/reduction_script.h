@@ -11,34 +11,34 @@
 
 namespace tessera {
 
-/// Writes into a script where a rank starts sums, does its share of each sum and waits for them, in the same order as
-/// Reducer.
+/// Writes the reductions of a step into a script: where a rank starts sums, computes its share of each sum, and waits
+/// for sums. The order is that of Reducer.
 ///
-/// A sum is made in one of three ways (the group's Links say in which):
+/// A sum is computed in one of three ways, which depend on the group's Links:
 ///
-/// * In the background: the call begins when the sum is started, and proceeds by itself. The rank waits for its end at
-///   the plan's `end_lag`.
-/// * In shared memory: the rank announces at the start of a sum that its gradients are ready. At `reduction_lag` the
-///   rank waits for the announcements of all ranks, and does its share of the sum. At `end_lag` the rank waits until
-///   all ranks have done their shares.
+/// * In the background: the call begins when the sum is started, and proceeds while the rank computes. The rank waits
+///   for its end at the plan's `end_lag`.
+/// * In shared memory: at the start of a sum the rank announces that its gradients are ready. At `reduction_lag` the
+///   rank waits for the announcements of all ranks, and computes its share of the sum. At `end_lag` the rank waits
+///   until all ranks have computed their shares.
 /// * In the call (a user's own backend): the rank starts the call and at once waits for its end.
 ///
-/// The sum over the replicate axis follows the one over the shard axis. If the plan has an `end_lag`, or if sums are
-/// queued on a GPU, this sum is started at `reduction_lag`, in the background. Otherwise it is made at the end, and the
-/// rank waits for it.
+/// The sum over the replicate axis follows that over the shard axis. If the plan has an `end_lag`, or if sums are
+/// queued on a GPU, the sum over the replicate axis is started at `reduction_lag`, in the background. Otherwise it is
+/// computed at the end, and the rank waits for it.
 class ReductionScript {
  public:
-  /// It is called when a unit's gradients are summed, and updates the unit before backward goes on
-  /// (optimizer.in_backward).
+  /// A function that updates a unit in backward (optimizer.in_backward). It is called when the unit's gradients are
+  /// summed.
   using OnSummed = std::function<void(int unit)>;
 
   /// Makes a writer of sums. All arguments must outlive this object.
   ReductionScript(const MemoryPlan& plan, ScriptWriter& writer, OnSummed on_summed)
       : plan_(plan), writer_(writer), on_summed_(std::move(on_summed)), is_reduced_(plan.units().size(), 0) {}
 
-  /// This is called when this round has made all gradients of the unit.
+  /// It is called when all gradients of the unit in this round are complete.
   void complete(int unit);
-  /// This is called when a round's backward has ended. Units without gradients take part with zeros.
+  /// It is called when a round's backward has ended. Units without gradients are reduced with zeros.
   void finish(bool is_last_round);
 
  private:
@@ -47,9 +47,9 @@ class ReductionScript {
     Axis axis = Axis::kShard;
     CallCost cost;
     int unit = 0;
-    /// The call, or the barrier at which ranks announce that their gradients are ready.
+    /// The number of the call, or of the barrier at which ranks announce that their gradients are ready.
     int started = ScriptWriter::kNoCall;
-    /// Only in shared memory: the barrier at which ranks announce that their shares are done.
+    /// The number of the barrier at which ranks announce that they have computed their shares; only in shared memory.
     int finished = ScriptWriter::kNoCall;
   };
   struct GroupSums {
@@ -80,7 +80,7 @@ class ReductionScript {
   ScriptWriter& writer_;
   const OnSummed on_summed_;
   std::vector<char> is_reduced_;  ///< [unit]: whether it was reduced in this round
-  std::vector<UnitSums> sums_;    ///< sums of the step, ordered by their starts
+  std::vector<UnitSums> sums_;    ///< sums of the step, in the order in which they are started
   std::int64_t advanced_ = 0, over_ = 0;
 };
 

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Appends to a StepScript, and counts what each axis has to do.
+/// Appends instructions to a StepScript, and counts the calls, bytes and times of each axis.
 class ScriptWriter {
  public:
   static constexpr int kNoUnit = -1, kNoCall = -1;
@@ -30,7 +30,7 @@ class ScriptWriter {
   void call(Channel channel, const CallCost& cost, Spending spending, const char* what, int unit = kNoUnit) {
     wait(post(channel, cost, what, unit), spending);
   }
-  /// Writes that the rank makes its share of a sum itself.
+  /// Writes that the rank itself computes its share of a sum.
   void sum(Axis axis, const CallCost& cost, int unit);
 
  private:

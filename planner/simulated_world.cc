@@ -26,7 +26,7 @@ std::vector<std::int64_t> dealt_by(const RankSpeeds& speeds, const MicrobatchOrd
   return seconds_of_deal(counts, seconds) < kWorthOfADeal * seconds_of_deal(even, seconds) ? counts : even;
 }
 
-/// The factors by which a rank's work takes longer in one step than in the profile.
+/// The factors by which the work of a rank in a step takes longer than in the profile.
 class WorkFactors {
  public:
   /// `dealt`: SimulatedWorld::dealt. `each`: the microbatches of a rank in the script.
@@ -58,8 +58,8 @@ class WorkFactors {
   std::size_t first_ = 0;        ///< the first instruction that computes
 };
 
-/// Returns the smallest number of seconds that is not exceeded by a share `p` of all numbers. REQUIRES: sorted, not
-/// empty.
+/// Returns the smallest of the numbers that a share `p` of all numbers do not exceed. REQUIRES: `sorted` is sorted and
+/// not empty.
 double quantile(const std::vector<double>& sorted, double p) {
   const auto count = static_cast<double>(sorted.size());
   return sorted[static_cast<std::size_t>(std::max(std::ceil(p * count) - 1, 0.0))];
@@ -102,7 +102,7 @@ absl::StatusOr<SimulatedWorld> simulate_world(const MemoryPlan& plan, const Step
   std::vector<double> ends(static_cast<std::size_t>(clock.ranks()), 0.0);
   double offset_s = 0;
   for (std::int64_t step = 0; step < options.steps; ++step) {
-    // The times of each step are counted from the moment when the first rank ended the step before.
+    // The times of each step are counted from the moment when the first rank ended the previous step.
     const double first = std::ranges::min(ends), last = std::ranges::max(ends) - first;
     offset_s += first;
     for (double& end : ends) end -= first;

@@ -39,7 +39,7 @@ StepClock::StepClock(const StepScript& script, int replicas, int shards)
   add_lines(Channel::kWorld, 1, ranks(), 0, 1, -1);
 }
 
-/// `first_wire`: the wire of the first group; -1: the channel sends nothing over a wire.
+/// `first_wire`: index of the first group's wire; -1: the channel sends nothing over a wire.
 void StepClock::add_lines(Channel channel, int groups, int size, int first_stride, int stride, int first_wire) {
   first_line_[index(channel)] = lines_.size();
   for (int group = 0; group < groups; ++group) {
@@ -125,7 +125,7 @@ void StepClock::push_line(int number) {
 
 // --- Ranks ---
 
-/// Lets a rank follow the script until it works, waits, or has finished.
+/// Makes a rank follow the script until the rank works, waits, or has finished.
 void StepClock::go_on(int number) {
   Rank& rank = ranks_[index(number)];
   for (; rank.next < script_.instructions.size(); ++rank.next) {
@@ -172,7 +172,7 @@ double StepClock::speed_of(int rank) const {
   return std::max(0.0, 1.0 - load);
 }
 
-/// This is called when the load of a wire has changed, and with it the speed of a rank that uses the wire.
+/// It is called when the load of a wire, and so the speed of a rank that uses the wire, has changed.
 void StepClock::settle_rank(int number) {
   Rank& rank = ranks_[index(number)];
   const double speed = speed_of(number);

@@ -14,10 +14,10 @@
 
 namespace tessera {
 
-/// A listener that is told what happens when a StepScript is played. Seconds count from the step's begin.
+/// A listener that gets the events of a simulated StepScript. Seconds count from the beginning of the step.
 class PlayRecorder {
  public:
-  /// `lane`: 0 is the rank's program, and 1 + c are the calls of Channel c of the rank's group.
+  /// `lane`: 0 is the program of the rank, and 1 + c is Channel c of the rank's group.
   virtual void span(int rank, std::size_t lane, const char* what, int unit, double begin_s, double end_s) = 0;
 
  protected:
@@ -27,35 +27,37 @@ class PlayRecorder {
 /// The times of a rank in a step.
 struct RankTimes {
   double end_s = 0;
-  std::array<double, kSpendings> spent_s{};  ///< [Spending]; work, without the time that a busy wire adds to it
-  double stretch_s = 0;                      ///< seconds that work took longer because the wire was busy
+  std::array<double, kSpendings> spent_s{};  ///< [Spending]: seconds; those of work do not include `stretch_s`
+  double stretch_s = 0;                      ///< seconds by which work took longer because the wire was busy
   double spent(Spending spending) const { return spent_s[static_cast<std::size_t>(spending)]; }
 };
 
-/// Simulates a StepScript on replicas x shards ranks, in groups like those of a mesh. It is an event simulation.
+/// An event simulation of a StepScript on replicas x shards ranks, in groups like those of a mesh.
 ///
-/// **The wire** of a group of the shard axis is shared by its two channels: if both have a call whose bytes are moving,
-/// each moves at half the speed. Calls do not slow each other while their latencies pass. The replicate axis has a wire
-/// of its own.
+/// **The wire** of a group of the shard axis is shared by its two channels. If both have a call whose bytes are being
+/// transferred, each call has half the speed. Calls do not slow each other while their latencies pass. The replicate
+/// axis has its own wire.
 ///
-/// **Cores.** A rank works at 1 - load of its speed while bytes move (WireCall::load of both wires, added up), at least
-/// 0. Bytes move at 1 / (1 + drag) of their speed while some rank of the group works (WireCall::drag), and a latency
-///    passes as CallCost::busy_latency_s says.
+/// **Cores.** While bytes are transferred, the speed of a rank's work is 1 - load, but at least 0, where load is the
+/// sum of WireCall::load over both wires. While some rank of a group works, the speed of transfers is 1 / (1 + drag)
+/// (WireCall::drag), and a latency is that of CallCost::busy_latency_s.
 ///
-/// **A longer part can shorten a step.** A gather and a reduction that meet on a wire slow each other. So a delay of a
-/// gather that nobody waits for yet can speed up a reduction that is waited for, and thereby the step (R. Graham,
-/// "Bounds on Multiprocessing Timing Anomalies", 1969); so can a delay that moves a transfer to a time at which it
-/// takes no cores. Such cases are rare in the sweep of tests/planner/step_sweep_test.cc, and shorten the step by less
-/// than 5%. More work and slower links never make a step shorter if neither a wire nor cores are shared.
+/// **More time for a part can shorten a step.** A gather and a reduction that are on a wire at the same time slow each
+/// other. So a delay of a gather for which no rank waits yet can make a reduction faster for which ranks wait, and
+/// thereby shorten the step (R. Graham, "Bounds on Multiprocessing Timing Anomalies", 1969). A delay can also move a
+/// transfer to a time at which it takes no cores from work. Such cases are rare in the sweep of
+/// tests/planner/step_sweep_test.cc, and shorten the step by less than 5%. If neither a wire nor cores are shared, more
+/// work and slower links never shorten a step.
 ///
-/// Ranks that are alike can be simulated as one rank: a call then begins when that rank has joined it. The result is
-/// the same as for all ranks, to the last bit, since simultaneous events have an order: ranks come before calls, and
-/// calls in the order of channels. Nothing else depends on the order of simultaneous events.
+/// If ranks do not differ, one rank can be simulated instead of all: a call then begins when that rank has joined it.
+/// The result is exactly the same as for all ranks, since simultaneous events have an order. Events of ranks come
+/// before those of calls, and calls are in the order of channels. No other order of simultaneous events matters.
 ///
-/// Costs: ranks x instructions events a step; each event costs the logarithm of the number of ranks and groups.
+/// The cost of a step is proportional to ranks x instructions x log(ranks + groups).
 class StepClock {
  public:
-  /// The factor of the seconds of an instruction's work on a rank. A null function means 1.
+  /// Returns the factor by which the seconds of an instruction's work on a rank are multiplied. A null function means
+  /// 1.
   using Factor = std::function<double(int rank, std::size_t instruction)>;
 
   /// `script` must outlive this object.
@@ -63,22 +65,22 @@ class StepClock {
 
   int ranks() const { return static_cast<int>(ranks_.size()); }
 
-  /// Plays the script; rank r begins at `starts_s[r]`. `recorder` may be null. Errors: 70 if ranks wait for ever, which
-  /// does not happen with scripts of script_of_step.
+  /// Simulates the script; rank r begins at `starts_s[r]`. `recorder` may be null. Error (70) if ranks wait for ever,
+  /// which does not happen with scripts of script_of_step.
   absl::Status play(std::span<const double> starts_s, const Factor& factor = nullptr, PlayRecorder* recorder = nullptr);
 
   const RankTimes& times(int rank) const { return ranks_[static_cast<std::size_t>(rank)].times; }
-  /// Returns the seconds in which some call of the axis was under way in a group.
+  /// Returns the seconds in which some call of a group of the axis was under way.
   double busy_s(Axis axis, int group) const;
 
  private:
   enum class State : std::uint8_t { kStarting, kWorking, kWaiting, kOver };
   struct Rank {
     State state = State::kStarting;
-    std::size_t next = 0;  ///< index of its instruction
+    std::size_t next = 0;  ///< index of the rank's instruction
     double work_s = 0, left_s = 0, speed = 1, since_s = 0, began_s = 0;
     bool is_stretched = false;
-    bool is_counted = false;  ///< whether the rank is counted among those that work on its wires
+    bool is_counted = false;  ///< whether this rank is counted as working on each of its wires
     int call = -1;            ///< the call for which the rank waits
     std::uint32_t version = 0;
     RankTimes times;
@@ -88,8 +90,8 @@ class StepClock {
     Channel channel = Channel::kGather;
     std::vector<int> members;
     int wire = -1;
-    std::vector<int> arrived;  ///< [call]: how many ranks have joined it, by its position in the channel
-    std::size_t next = 0;      ///< position of the next call; those before it are over
+    std::vector<int> arrived;  ///< [position of a call in the channel]: number of ranks that have joined the call
+    std::size_t next = 0;      ///< position of the next call; all calls before it have ended
     bool is_active = false, is_moving = false;
     double left_s = 0, speed = 1, since_s = 0, began_s = 0;
     std::uint32_t version = 0;
@@ -97,11 +99,11 @@ class StepClock {
   struct Wire {
     Axis axis = Axis::kShard;
     std::vector<int> lines, members;
-    int active = 0, working = 0;  ///< number of calls that are under way; number of members that work
+    int active = 0, working = 0;  ///< number of calls under way on the wire; number of its ranks that work
     double load = 0, busy_since_s = 0, busy_s = 0;
   };
-  /// An event of a rank, or of a line. The ids of lines come after the ids of ranks. The event is outdated if the
-  /// version of its rank or line has changed since it was created.
+  /// An event of a rank or of a Line. The ids of Lines are larger than the ids of ranks. The event is outdated if the
+  /// version of its rank or Line has changed since the event was created.
   struct Event {
     double at_s = 0;
     int id = 0;
@@ -135,9 +137,9 @@ class StepClock {
   std::vector<Rank> ranks_;
   std::vector<Line> lines_;  ///< ordered by channel, then by group
   std::array<std::size_t, kChannels> first_line_{};
-  std::vector<Wire> wires_;                        ///< wires of shard groups, then wires of replicate groups
-  std::vector<std::size_t> position_;              ///< [call]: its position in its channel
-  std::array<std::vector<int>, kChannels> calls_;  ///< [channel]: its calls
+  std::vector<Wire> wires_;                        ///< first the wires of shard groups, then those of replicate groups
+  std::vector<std::size_t> position_;              ///< [call]: position of the call in its channel
+  std::array<std::vector<int>, kChannels> calls_;  ///< [channel]: numbers of the calls of the channel
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   const Factor* factor_ = nullptr;
   PlayRecorder* recorder_ = nullptr;

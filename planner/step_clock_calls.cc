@@ -1,4 +1,4 @@
-// The calls of a StepClock: when they begin, how they share a wire, and which ranks continue when they end.
+// The calls of a StepClock: this file begins calls, shares wires among calls, and lets ranks continue when calls end.
 
 #include <algorithm>
 #include <utility>
@@ -12,7 +12,8 @@ std::size_t index_of(int number) { return static_cast<std::size_t>(number); }
 
 }  // namespace
 
-/// A latency that is longer while ranks work passes at speed 1 while some rank works, and faster while no rank works.
+/// Returns the speed at which a latency passes: 1 while some rank works. While no rank works it is higher, if the
+/// latency is longer while ranks work.
 double StepClock::latency_speed(const Line& line) const {
   constexpr double kAtOnce = 1e12;
   const CallCost& cost = call_of(line).cost;
@@ -34,7 +35,7 @@ void StepClock::begin_next(Line& line) {
   push_line(static_cast<int>(&line - lines_.data()));
 }
 
-/// This is called when the latency of a line's call has passed, or its bytes have moved.
+/// It is called when the latency of a Line's call has passed, or when the bytes of the call were transferred.
 void StepClock::move_on(int number) {
   Line& line = lines_[index_of(number)];
   const double transfer_s = call_of(line).cost.transfer_s;
@@ -43,7 +44,7 @@ void StepClock::move_on(int number) {
   line.left_s = transfer_s;
   line.since_s = now_s_;
   if (line.wire < 0) return push_line(number);
-  line.speed = 0;  // the call has no share of the wire yet
+  line.speed = 0;  // the call does not use the wire yet
   share(wires_[index_of(line.wire)]);
 }
 
@@ -76,8 +77,8 @@ void StepClock::end_call(int number) {
   begin_next(line);
 }
 
-/// This is called when a line of the wire begins or stops moving bytes, when the first of its ranks begins to work, or
-/// when the last of them stops: this updates speeds and loads.
+/// Updates speeds and loads. It is called when a Line of the wire begins or stops transferring bytes. It is also called
+/// when the first rank of the wire begins to work, or the last rank stops working.
 void StepClock::share(Wire& wire) {
   const auto is_moving = [&](int line) { return lines_[index_of(line)].is_moving; };
   const auto moving = std::ranges::count_if(wire.lines, is_moving);
@@ -105,7 +106,8 @@ void StepClock::settle_line(int number, double speed) {
   push_line(number);
 }
 
-/// Counts a rank that begins or stops working. A rank that goes from one piece of work to the next counts as working.
+/// Counts a rank that begins or stops working. A rank that begins the next piece of work at once is still counted as
+/// working.
 void StepClock::count_working(int number, bool works) {
   Rank& rank = ranks_[index_of(number)];
   if (std::exchange(rank.is_counted, works) == works) return;

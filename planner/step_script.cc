@@ -14,8 +14,8 @@
 namespace tessera {
 namespace {
 
-/// Returns, for each entry, whether it is the last one of its unit's backward, after which the unit has all its
-/// gradients.
+/// Returns, for each entry, whether it is the last entry of its unit's backward, after which all gradients of the unit
+/// are complete.
 std::vector<char> completes_units(const StepProfile& profile, const std::vector<int>& units, std::size_t unit_count) {
   std::vector<char> completes(units.size(), 0), is_later(unit_count, 0);
   for (std::size_t i = units.size(); i-- > 0;) {
@@ -45,8 +45,8 @@ std::vector<std::string> what_is_left_out(const MemoryPlan& plan) {
   return left_out;
 }
 
-/// Returns the updates in unit order. This ignores that some passes go backward, and that groups of matrices wait for
-/// the others.
+/// Returns the updates in the order of units. In fact some passes are in the reverse order, and groups of matrices are
+/// updated after the others; this function ignores both.
 std::vector<Visit> updates_of(const StepProgram& program) {
   std::vector<Visit> updates;
   std::ranges::copy_if(program.visits, std::back_inserter(updates),
@@ -55,9 +55,9 @@ std::vector<Visit> updates_of(const StepProgram& program) {
   return updates;
 }
 
-/// Writes a step by its program (StepProgram). The script begins with the step's first microbatch and ends before that
-/// of the next step. The script begins with the update instead if values are published behind the update (in backward
-/// or after it), and ends before the next step's update.
+/// Writes the instructions of a step according to its program (StepProgram). The script begins with the step's first
+/// microbatch, and ends before the first microbatch of the next step. But if values are published behind the update (in
+/// backward or after it), the script begins with the update, and ends before the next step's update.
 class WholeStep {
  public:
   WholeStep(const MemoryPlan& plan, const StepProfile& profile, const std::vector<int>& units, const MeshLinks& links)
@@ -85,7 +85,8 @@ class WholeStep {
     const auto first = input_.publishes_behind ? std::ranges::find_if(ops, publishes) : ops.begin();
     for (auto op = first; op != ops.end(); ++op) write(*op, pen);
     for (auto op = ops.begin(); op != first; ++op) write(*op, pen);
-    update.wait_for_published();  // This waits for published values that no operator has read.
+    update.wait_for_published();  // Some published values may not have been read by any operator, so the step waits for
+                                  // them here.
     gathers_.release_all(writer);
   }
 
@@ -114,7 +115,7 @@ class WholeStep {
       case StepOpKind::kAgreeOnNorms:
         return pen.update.agree();
       case StepOpKind::kVisit:
-        if (op.end != std::ssize(program_.visits)) return;  // the updates are written once, at the last pass of visits
+        if (op.end != std::ssize(program_.visits)) return;  // updates are written once, at the last pass of visits
         for (const Visit& visit : updates_) pen.update.update(visit);
         return;
       case StepOpKind::kPublished:
@@ -154,7 +155,7 @@ class WholeStep {
   void update_in_backward(int unit, UpdateScript& update) const {
     for (const StepOp& op : program_.unit_ops[static_cast<std::size_t>(unit)]) {
       if (op.kind == StepOpKind::kAgreeOnNorms) update.agree_on_norms(unit);
-      if (op.kind != StepOpKind::kVisit) continue;  // the other operations of the program take no time here
+      if (op.kind != StepOpKind::kVisit) continue;  // no time is counted for the other operations of the program
       for (const Visit& visit : program_.visits_of(op)) {
         if (visit.work == VisitWork::kUpdate) update.update(visit);
       }
@@ -167,7 +168,7 @@ class WholeStep {
   const std::vector<char> completes_;
   const StepInput input_;
   const StepProgram program_;
-  const std::vector<Visit> updates_;  ///< ordered by unit; all are made in the last pass
+  const std::vector<Visit> updates_;  ///< updates, in the order of units; all are made in the last pass
   std::size_t turn_ = 0;              ///< index of the first backward entry
   GatherScript gathers_;
 };

@@ -18,10 +18,10 @@ namespace tessera {
 /// The two axes of the mesh.
 enum class Axis : std::uint8_t { kShard, kReplicate };
 
-/// The queues of calls: a channel makes one call at a time, in the order of their posting. Groups of ranks have
-/// channels of their own.
+/// The queues of calls: a channel makes one call at a time, in the order in which the calls were posted. Each group of
+/// ranks has its own channels.
 enum class Channel : std::uint8_t {
-  kGather,            ///< all-gathers on the shard axis; they share the wire with kReduce
+  kGather,            ///< all-gathers on the shard axis; they share a wire with kReduce
   kReduce,            ///< reductions on the shard axis
   kReplicate,         ///< calls on the replicate axis
   kShardMeeting,      ///< barriers on the shard axis, which send nothing
@@ -30,18 +30,18 @@ enum class Channel : std::uint8_t {
 };
 constexpr std::size_t kChannels = 6;
 
-/// The kinds of time that a rank spends. A rank works in the first four, and waits in the others (at reductions it does
-/// its share of a sum if no background thread does it).
+/// The kinds of time that a rank spends. In the first four the rank works, and in the others it waits. In kReduction it
+/// computes its share of a sum if no background thread does this.
 enum class Spending : std::uint8_t { kCompute, kUpdate, kRest, kReduction, kGather, kPublish, kAgreement };
 constexpr std::size_t kSpendings = 7;
 
 /// A call of a group's transport. A call begins when all ranks of the group have joined it and the channel's previous
-/// call has ended, and it ends for all of them at once.
+/// call has ended. It ends for all ranks at the same time.
 struct WireCall {
   Channel channel = Channel::kGather;
   CallCost cost;
-  /// Seconds of compute that a rank loses for each second of the transfer, 0 to 1 + drag (Links::cpu_s_per_byte,
-  /// CodingFit).
+  /// The seconds of compute that a rank loses for each second of the transfer, from 0 to 1 + drag
+  /// (Links::cpu_s_per_byte, CodingFit).
   double load = 0;
   double drag = 0;  ///< relative increase of the transfer's time while a rank of the group works (OperationFit)
   const char* what = "";
@@ -59,32 +59,33 @@ struct Instruction {
   Spending spending = Spending::kCompute;
   double seconds = 0;
   int call = -1;
-  const char* what = "";  ///< name in a trace
-  int unit = -1;          ///< index of the unit to which the instruction belongs; -1: none
+  const char* what = "";  ///< name of the instruction in a trace
+  int unit = -1;          ///< index of the unit to which the instruction belongs; -1: it belongs to no unit
 };
 
 /// The use of an axis in a step, by one rank.
 struct AxisUse {
   std::int64_t calls = 0;
   std::int64_t sent_bytes = 0;
-  double latency_s = 0, transfer_s = 0;  ///< sum over all calls, as if each were alone on the wire
-  /// Seconds in which the rank itself makes sums in shared memory; they are part of the sums above.
+  double latency_s = 0, transfer_s = 0;  ///< sums over all calls, each as if no other call used the wire
+  /// The seconds in which the rank itself computes sums in shared memory. They are contained in `latency_s` and
+  /// `transfer_s`.
   double own_work_s = 0;
 };
 
-/// The instructions for a step of every rank, from the second step on: what it computes, and where it starts calls and
-/// waits for them. The order depends on the plan and on the program alone, never on times, since all ranks must make a
-/// group's calls in one order. So the order is known before the simulation; StepClock then plays the script.
+/// The instructions of each rank for a step, from the second step on: its work, the calls that it starts, and its waits
+/// for calls. Their order depends only on the plan and the program, never on times, since all ranks must make a group's
+/// calls in the same order. So the order is known before StepClock simulates the script.
 struct StepScript {
   std::vector<Instruction> instructions;
   std::vector<WireCall> calls;
   AxisUse shard, replicate;
-  CallCost agreement;  ///< cost of the step's agreement, a call of all ranks
+  CallCost agreement;  ///< cost of the step's agreement, which is a call of all ranks
   /// Sentences that name the parts of the plan whose time is not predicted.
   std::vector<std::string> left_out;
 };
 
-/// Errors: those of units_of; 64 for a step of more than 2^21 uses of units.
+/// Errors: those of units_of; 64 if the step has more than 2^21 uses of units.
 absl::StatusOr<StepScript> script_of_step(const MemoryPlan& plan, const StepProfile& profile, const MeshLinks& links);
 
 }  // namespace tessera

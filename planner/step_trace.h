@@ -10,17 +10,17 @@
 
 namespace tessera {
 
-/// Shows steps of some ranks as a picture: elements of "traceEvents" in Chrome's trace format, as Trace::events_as_json
-/// (include/tessera/span.h) gives them for a real run. A rank is a process: thread 0 is its program, 1 the gathers of
-/// its group, 2 the reductions, 3 the replicate axis, 6 the agreement. The name of a span says what was done and to
-/// which unit: "forward blocks.3".
+/// A recorder that shows the steps of some ranks as a trace: elements of "traceEvents" in Chrome's trace format, as
+/// Trace::events_as_json (include/tessera/span.h) returns them for a real run. Each rank is a process. Its thread 0 is
+/// the rank's program, 1 the gathers of its group, 2 the reductions, 3 the replicate axis, and 6 the agreement. The
+/// name of a span contains the action and the unit: "forward blocks.3".
 class StepTrace final : public PlayRecorder {
  public:
   /// `units`: names of the units.
   StepTrace(const std::vector<int>& ranks, std::vector<std::string> units)
       : ranks_(ranks.begin(), ranks.end()), units_(std::move(units)) {}
 
-  /// Sets the trace's time, in seconds, at which the next recorded step begins.
+  /// Sets the time in the trace, in seconds, at which the next recorded step begins.
   void begin_step(double offset_s) { offset_s_ = offset_s; }
   void span(int rank, std::size_t lane, const char* what, int unit, double begin_s, double end_s) override;
 

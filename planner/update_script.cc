@@ -19,8 +19,8 @@ UpdateScript::UpdateScript(const MemoryPlan& plan, const StepProfile& profile, b
   }
 }
 
-/// Returns the approximate bytes of an agreement: the numbers of engine/step/agree/step_agreement.cc, and for each
-/// trainable parameter a flag and a sum of squares.
+/// Returns the approximate number of bytes of an agreement: the numbers in engine/step/agree/step_agreement.cc, and a
+/// flag and a sum of squares for each trainable parameter.
 std::int64_t UpdateScript::agreement_bytes() const {
   constexpr std::int64_t kHeader = 72, kEach = 9;
   std::int64_t parameters = 0;
@@ -28,8 +28,8 @@ std::int64_t UpdateScript::agreement_bytes() const {
   return kHeader + kEach * parameters;
 }
 
-/// Returns the cost over two axes: first for the messages of ranks at the same position in each shard group, then for
-/// all messages inside a shard group.
+/// Returns the cost of a call over two axes. It first sends the messages among ranks at the same position in all shard
+/// groups, then all messages inside a shard group.
 CallCost UpdateScript::world_cost(std::int64_t message_bytes) const {
   const std::int64_t shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);
   const Links &inside = writer_.links(Axis::kShard), &across = writer_.links(Axis::kReplicate);
@@ -60,8 +60,8 @@ void UpdateScript::update(const Visit& visit) {
   publish(group, visit.unit);
 }
 
-/// The axis whose parts lie inside those of the other axis comes first: the replicate axis, or with replicate_first the
-/// shard axis.
+/// The first all-gather is over the axis whose parts lie inside the parts of the other axis: the replicate axis, or
+/// with replicate_first the shard axis.
 void UpdateScript::publish(const GroupShape& group, int unit) {
   const PlannedPlacement& placement = plan_.placement();
   const int shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);

@@ -13,25 +13,24 @@
 
 namespace tessera {
 
-/// Writes three parts of a step's program (StepProgram): the agreement, the update of this rank's part, and publishing
-/// updated
-/// values: these are the work of CpuStep, Update and Publisher. A group is published (all-gathered) when it is updated.
-/// So its all-gather proceeds while the next group is updated, or while the next forward begins if values are published
-/// behind the update (Publication).
+/// Writes three parts of a step's program (StepProgram) into a script: the agreement, the update of this rank's part,
+/// and the publication of updated values. In a real step, CpuStep, Update and Publisher do this work. A group is
+/// published (all-gathered) when it is updated. So its all-gather proceeds while the next group is updated. If values
+/// are published behind the update (Publication), the all-gather proceeds while the next forward begins.
 class UpdateScript {
  public:
   /// All arguments must outlive this object. `publishes_behind`: StepInput::publishes_behind.
   UpdateScript(const MemoryPlan& plan, const StepProfile& profile, bool publishes_behind, ScriptWriter& writer);
 
-  /// Writes the agreement, in which ranks exchange loss, norm and so on.
+  /// Writes the agreement, in which ranks exchange the loss, the norm and other values.
   void agree();
   /// Writes the exchange of the norms of a unit's layers, in backward.
   void agree_on_norms(int unit);
   /// Writes the update of a group, and the publication of its values.
   void update(const Visit& visit);
-  /// This is called when an operator reads `unit`. It waits for the published values of the unit.
+  /// Writes the wait for the published values of `unit`. It is called when an operator reads the unit.
   void use(int unit);
-  /// Waits for everything that was published.
+  /// Writes the waits for all published values.
   void wait_for_published();
   /// Writes a barrier of the ranks that share one copy of the parameters.
   void meet();
@@ -45,9 +44,9 @@ class UpdateScript {
   const StepProfile& profile_;
   ScriptWriter& writer_;
   const bool publishes_behind_;
-  std::vector<const GroupShape*> groups_;  ///< groups that train, in unit order
+  std::vector<const GroupShape*> groups_;  ///< groups with trainable parameters, in the order of units
   std::deque<int> under_way_;
-  std::vector<std::vector<int>> behind_;  ///< [unit]: the calls that publish it
+  std::vector<std::vector<int>> behind_;  ///< [unit]: the calls that publish the unit
 };
 
 }  // namespace tessera

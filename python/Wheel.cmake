@@ -1,8 +1,10 @@
-# What goes into the wheel is cmake/TesseraWheel.cmake's. This takes it from a build: see CMakeLists.txt in this folder.
+# cmake/TesseraWheel.cmake decides what the wheel contains. This file takes it from a build: see CMakeLists.txt in this
+# folder.
 set(TESSERA_BUILT_TREE ${CMAKE_CURRENT_SOURCE_DIR}/../build/release CACHE PATH "A build of Tessera to take the objects from; empty: none")
 find_package(Python 3.11 COMPONENTS Interpreter Development.Module REQUIRED)
 
-# Pip builds in an environment of its own, where torch is not importable; the one to build against lies where the wheel will.
+# Pip builds in a separate environment, where torch cannot be imported. The torch for the build lies in the folder into
+# which the wheel will be installed.
 set(TESSERA_TORCH_ROOT $ENV{TESSERA_TORCH_ROOT})
 if(NOT TESSERA_TORCH_ROOT)
   execute_process(COMMAND ${Python_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('platlib'))"
@@ -27,7 +29,7 @@ endif()
 
 if(tessera_is_built)
   message(STATUS "Tessera: that of ${TESSERA_BUILT_TREE}, brought up to date")
-  # Of sources that have changed since.
+  # This builds again from sources that have changed.
   add_custom_target(tessera_wheel COMMAND ${CMAKE_COMMAND} --build ${TESSERA_BUILT_TREE} --target tessera_wheel)
   install(CODE "execute_process(COMMAND \"${CMAKE_COMMAND}\" --install \"${TESSERA_BUILT_TREE}\" --component wheel --strip
     --prefix \"\${CMAKE_INSTALL_PREFIX}\" COMMAND_ERROR_IS_FATAL ANY)" COMPONENT wheel)

@@ -24,8 +24,8 @@ def main() -> None:
 
 
 def _find_libraries_of_torch(package: pathlib.Path) -> None:
-    """Tells programs where to find LibTorch. Programs look for it in a torch package in the same folder as this one,
-    but torch may be elsewhere."""
+    """Tells programs where to find LibTorch. Programs look for it in a torch package in the folder of this package, but
+    torch may be elsewhere."""
     if (package.parent / "torch").is_dir():
         return
     torch = importlib.util.find_spec("torch")

@@ -1,4 +1,4 @@
-"""The wheel's version and dependency, which follow from the torch that it is built with.
+"""The wheel's version and dependency. They follow from the torch with which it is built.
 
 scikit-build-core calls `dynamic_metadata`.
 """
@@ -23,7 +23,7 @@ def tessera_version() -> str:
 def torch_version() -> tuple[int, int]:
     """Returns (major, minor) of the torch that the build uses, which CMake finds in the same place.
 
-    Pip builds in a separate environment, where torch cannot be imported; but torch lies in the folder into which the
+    Pip builds in a separate environment, where torch cannot be imported. But torch lies in the folder into which the
     wheel will be installed.
     """
     folder = pathlib.Path(os.environ.get("TESSERA_TORCH_ROOT") or pathlib.Path(sysconfig.get_path("platlib")) / "torch")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Turns weights that PyTorch pickled into a safetensors file, which Tessera and transformers read.
+"""Turns weights that PyTorch has pickled into a safetensors file, which Tessera and transformers can read.
 
     scripts/to_safetensors.py SOURCE TARGET [--key NAME] [--prefix TEXT] [--dtype fp32|bf16|fp16]
 
@@ -11,12 +11,14 @@ SOURCE is one of
     a folder of torch.distributed.checkpoint (DCP: .metadata and *.distcp)
     a folder of DeepSpeed's ZeRO checkpoints, stage 1, 2 or 3 (with `latest`), or one step of it: the fp32 masters
 
-TARGET is a file.safetensors, or a folder, which gets model.safetensors. --prefix takes only the tensors whose names begin with it, and
-removes it from them ("module.", "model."). Floating tensors keep their types unless --dtype says otherwise. Tied tensors are written
-under each of their names. The program names everything in SOURCE that is not written.
+TARGET is a file.safetensors, or a folder, which gets model.safetensors. --prefix takes only the tensors whose names
+begin with it, and removes it from them ("module.", "model."). Floating tensors keep their types unless --dtype says
+otherwise. Tied tensors are written under each of their names. The program names everything in SOURCE that it does not
+write.
 
-Needs torch 2.6 or later and the package safetensors. Nothing of a pickle is run: files are read with weights_only, and DCP's metadata and
-DeepSpeed's classes as plain data. Exit codes: 64 wrong options; 65 a file is not what it should be; 66 it is missing; 73 there is a TARGET already.
+It needs torch 2.6 or later and the package safetensors. It runs no code of a pickle: files are read with weights_only,
+and DCP's metadata and DeepSpeed's classes as plain data. Exit codes: 64 if an option is wrong; 65 if a file has the
+wrong content; 66 if it is missing; 73 if TARGET already exists.
 """
 
 import argparse
@@ -76,7 +78,7 @@ def from_file(path, key):
 
 
 def add_tensors(tensors, more, where):
-    """Adds tensors. A name that comes again must have the same value."""
+    """Adds tensors. If a name comes again, it must have the same value."""
     for name, tensor in more.items():
         known = tensors.setdefault(name, tensor)
         if known.dtype != tensor.dtype or known.shape != tensor.shape or not torch.equal(bits(known), bits(tensor)):
@@ -88,7 +90,7 @@ def bits(tensor):
 
 
 def plain_name(folder, name):
-    """Returns a file of this folder, and of no other."""
+    """Returns the path of a file in this folder. Refuses a file in any other folder."""
     if not isinstance(name, str) or pathlib.PurePath(name).name != name:
         raise Refusal(65, f"{folder}: {name!r} is no name of a file of this folder")
     return folder / name
@@ -106,7 +108,7 @@ def from_transformers(folder):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Reads DCP's .metadata: it makes objects of classes that hold data, and calls no function."""
+    """Reads DCP's .metadata. It makes objects of classes that hold data, and calls no function."""
 
     MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
     OTHERS = {("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"), ("collections", "defaultdict"),
@@ -208,7 +210,7 @@ def from_deepspeed(folder):
 
 
 def deepspeed_stage_2(groups, partitions, folder):
-    """Joins the parts of stages 1 and 2, where each group is one flat tensor, cut between the ranks."""
+    """Joins the parts of stages 1 and 2, where each group is one flat tensor that is cut between the ranks."""
     tensors = {}
     for number, group in enumerate(groups):
         flat = torch.cat([partition[number].flatten() for partition in partitions])
@@ -223,7 +225,8 @@ def deepspeed_stage_2(groups, partitions, folder):
 
 
 def deepspeed_stage_3(groups, flats, world):
-    """Joins the parts of stage 3, where each parameter is cut between the ranks; a rank's parts are one flat tensor."""
+    """Joins the parts of stage 3, where each parameter is cut between the ranks. All parts of a rank are one flat
+    tensor."""
     ranks = [torch.cat([flat.flatten() for flat in flat_groups]) for flat_groups in flats]
     tensors, offset = {}, 0
     for name, shape in (pair for group in groups for pair in group):

@@ -51,7 +51,7 @@ Arena Arena::mapped(Arena arena) {
   const std::int64_t bytes = arena.bytes_;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw_out_of_memory(arena.name_, bytes, errno);
-  madvise(memory, bytes, MADV_HUGEPAGE);  // an error does no harm, since pages are then only smaller
+  madvise(memory, bytes, MADV_HUGEPAGE);  // an error does no harm, since the pages are then only smaller
   arena.memory_ = {static_cast<std::byte*>(memory), [bytes](std::byte* p) { munmap(p, bytes); }};
   return arena;
 }

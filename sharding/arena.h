@@ -11,25 +11,26 @@
 
 namespace tessera {
 
-/// One block of memory for one category of the plan, handed out from front to back and given back only as a whole. The
-/// engine makes it once, when it sets itself up; the memory lives as long as the arena. Invariant: the pieces taken
-/// fill the block exactly by the time the engine has set itself up (`expect_full`), so what is allocated *is* what was
-/// planned.
+/// One block of memory for one category of the plan. Pieces are taken from front to back, and the block is freed only
+/// as a whole. The engine makes each arena once, during its set-up; the memory lives as long as the arena. Invariant:
+/// at the end of the set-up the taken pieces fill the block exactly (`expect_full`), so the allocated bytes *are* the
+/// planned bytes.
 class Arena {
  public:
   Arena() = default;
-  /// Private zero-filled memory of `bytes` bytes: on the CPU of this process, on huge pages where the kernel grants
-  /// them; on a GPU from LibTorch's allocator, which throws c10::OutOfMemoryError.
+  /// Makes an arena of `bytes` bytes of private memory, filled with zeros. On the CPU the memory lies on huge pages if
+  /// the kernel grants them. On a GPU it comes from LibTorch's allocator, which throws c10::OutOfMemoryError.
   static Arena plain(std::string name, std::int64_t bytes, c10::Device device = c10::Device(c10::kCPU));
-  /// Memory that `group`'s transport reads and writes without copies. The call is collective.
+  /// Makes an arena in memory that the transport of `group` reads and writes without copies. The call is collective.
   static Arena shared(std::string name, std::int64_t bytes, Collectives& group);
-  /// One memory for all ranks of `group`, which must share memory. The call is collective.
+  /// Makes one arena for all ranks of `group`, which must share memory. The call is collective.
   static Arena common(std::string name, std::int64_t bytes, Collectives& group);
-  /// Makes this rank's `bytes` of a memory for all ranks; the parts of the ranks lie in it in rank order. So rank q's
-  /// memory is `(q - rank) * bytes` behind this rank's. The call is collective; every rank gives the same `bytes`.
+  /// Makes this rank's part, of `bytes` bytes, of one memory for all ranks, in which the parts lie in rank order. So
+  /// the part of rank q is `(q - rank) * bytes` behind the part of this rank. The call is collective, and every rank
+  /// gives the same `bytes`.
   static Arena part_of_common(std::string name, std::int64_t bytes, Collectives& group);
-  /// Makes an arena of `memory`, which has `bytes` zeros and was allocated elsewhere, such as pinned memory of a GPU's
-  /// host.
+  /// Makes an arena in `memory`, which was allocated elsewhere, such as pinned memory of a GPU's host. `memory` has
+  /// `bytes` bytes, which are zeros.
   static Arena given(std::string name, std::int64_t bytes, std::shared_ptr<std::byte> memory);
 
   /// Returns the next `bytes` bytes. Pieces are whole cache lines (layouts are multiples of 64 elements), so each piece

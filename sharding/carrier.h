@@ -12,14 +12,15 @@ class Carrier;
 
 /// The ways in which the holder of a lease uses its record.
 enum class LeaseUse : std::uint8_t {
-  kRead,       ///< reads it; the record keeps its values
-  kChange,     ///< reads and changes it
-  kOverwrite,  ///< writes it anew; what was there before is undefined
+  kRead,       ///< the holder only reads the record, which keeps its values
+  kChange,     ///< the holder reads and changes the record
+  kOverwrite,  ///< the holder writes the record anew; its earlier content is undefined
 };
 
-/// A record that is where its holder can use it, until the lease ends. The lease ends by itself: its destructor gives
-/// the record back, changed or not. If that fails, the destructor logs why, and the carrier's next call throws. If the
-/// lease ends by an exception that began after it, its destructor drops the record. Leases end before their carrier.
+/// A record that is where its holder can use it, until the lease ends. The destructor ends the lease and gives the
+/// record back, changed or not. If that fails, the destructor logs the error, and the carrier's next call throws. If an
+/// exception that began after the lease destroys it, the destructor drops the record. All leases must end before their
+/// carrier is destroyed.
 class Lease {
  public:
   Lease() = default;
@@ -30,14 +31,14 @@ class Lease {
   /// Returns whether there is a record.
   explicit operator bool() const { return carrier_ != nullptr; }
   std::int64_t record() const { return record_; }
-  /// The record's memory; empty where the record has no memory of the carrier.
+  /// Returns the record's memory. It is empty if the carrier has no memory for the record.
   std::span<std::byte> bytes() const { return bytes_; }
 
-  /// Tells that the holder changes the record, though it acquired the record to read it.
+  /// Call it if the holder changes the record although it acquired the record for reading.
   void change() { changes_ = true; }
-  /// Gives the record back now; nothing happens if that was done. Throws what Carrier::acquire throws.
+  /// Gives the record back now, unless that was done before. Throws what Carrier::acquire throws.
   void give_back();
-  /// Ends the lease after a failure: nobody needs the record's values.
+  /// Ends the lease after a failure, when the record's values are not needed.
   void drop() noexcept;
 
  private:
@@ -52,29 +53,29 @@ class Lease {
   std::span<std::byte> bytes_;
 };
 
-/// Brings records of training state from where they lie (in files, in memory of the host, in memory of a GPU) to where
-/// they are used, and takes them back. There is one implementation for each way of bringing records; each says what its
-/// records are and which thread calls it. The code in `sharding` reaches state that is offloaded only through this
-/// class. Calls throw tessera::Error: 74 where a record cannot be read, or an earlier one could not be written; 65
-/// where it came back with other bytes.
+/// Brings records of training state to the memory in which they are used, and takes them back. Records may be in files,
+/// in memory of the host, or in memory of a GPU. There is one implementation for each kind of transfer; its description
+/// says what its records are, and which thread calls it. The code in `sharding` accesses offloaded state only through
+/// this class. Calls throw tessera::Error: 74 if a record cannot be read, or an earlier record could not be written; 65
+/// if a record that is read has other bytes than were written.
 class Carrier {
  public:
   virtual ~Carrier() = default;
   Carrier(const Carrier&) = delete;
   Carrier& operator=(const Carrier&) = delete;
 
-  /// Says which records are acquired next, in this order: the first records are brought ahead, without waiting. The new
-  /// order replaces the one announced before, unless the carrier says otherwise.
+  /// Announces the records that are acquired next, in this order. The first records are brought ahead, without waiting.
+  /// The new order replaces the order that was announced before, unless the carrier's description says otherwise.
   virtual void announce(std::span<const std::int64_t> order) = 0;
-  /// Returns the record; if it was not announced, it is brought first.
+  /// Returns a lease of the record. A record that was not announced is brought first.
   Lease acquire(std::int64_t record, LeaseUse use);
   /// Forgets the announced order: no more records are brought ahead. Changed records are written back in the
   /// background.
   virtual void flush() = 0;
 
-  /// Bytes that were copied to a GPU so far.
+  /// Returns the number of bytes that were copied to a GPU so far.
   virtual std::int64_t uploaded_bytes() const { return 0; }
-  /// Bytes of pinned host memory that the carrier has for copies to a GPU.
+  /// Returns the bytes of pinned host memory that the carrier has for copies to a GPU.
   virtual std::int64_t pinned_bytes() const { return 0; }
 
  protected:
@@ -84,7 +85,7 @@ class Carrier {
   friend class Lease;
   /// Begins a lease of a record, and returns its memory.
   virtual std::span<std::byte> take(std::int64_t record, LeaseUse use) = 0;
-  /// Ends a lease. `changed`: the present values become the record's values.
+  /// Ends a lease. `changed`: whether the present values become the record's values.
   virtual void give_back(std::int64_t record, bool changed) = 0;
   /// Ends a lease after a failure.
   virtual void drop(std::int64_t record) noexcept = 0;

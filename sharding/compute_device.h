@@ -9,14 +9,14 @@ class QueueClock;
 /// The device on which training state lives and operators run.
 struct ComputeDevice {
   c10::Device device = c10::Device(c10::kCPU);
-  /// Operators are queued on the current stream and done later, in order. Host code may then touch memory only through
-  /// LibTorch, and waiting for a Work puts the wait into the queue. It is false on the CPU.
+  /// Whether operators are queued on the current stream and run later, in order. Host code may then access memory only
+  /// through LibTorch, and waiting for a Work puts the wait into the queue. It is false on the CPU.
   bool is_queued = false;
-  /// The clock that measures how long the queue waits for collectives; null if nothing is queued.
+  /// The clock that measures how long the queue waits for collectives; null if operators are not queued.
   QueueClock* waits = nullptr;
 };
 
-/// Measures the time that a queue spends between two of its places, by the device's clock.
+/// Measures the time between two points of a queue, by the device's clock.
 class QueueClock {
  public:
   /// Marks the begin and the end of an interval of the queue.
@@ -27,7 +27,8 @@ class QueueClock {
   ~QueueClock() = default;
 };
 
-/// Times an interval of the queue by `clock` (which may be null): from its constructor to its destructor.
+/// Times an interval of the queue by `clock` (which may be null). The interval lasts from the constructor to the
+/// destructor of this object.
 class Timed {
  public:
   explicit Timed(QueueClock* clock) : clock_(clock) {

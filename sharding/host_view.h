@@ -10,17 +10,17 @@
 
 namespace tessera {
 
-/// Says where memory of training state is: on the device that trains, or in a record in host memory.
+/// The place of memory of training state: on the device that trains, or in a record in host memory.
 struct MemoryPlace {
   MemoryPlace(c10::Device device_given, bool in_record_given = false)  // NOLINT: a device is a place
       : device(device_given), in_record(in_record_given) {}
   c10::Device device;      ///< the device that trains
-  bool in_record = false;  ///< the memory is that of the host, whatever device trains (FlatGroup::states_below)
+  bool in_record = false;  ///< whether it is host memory, whatever device trains (FlatGroup::states_below)
 };
 
 /// Gives host code access to memory of training state: the memory itself if it is host memory, else a copy. A copy
-/// waits for the device, so views serve set-up and rare events (checkpoints, comparisons), not steps. Throws c10::Error
-/// where the copy fails.
+/// waits for the device, so views are meant for set-up and rare events (checkpoints, comparisons), not for steps.
+/// Throws c10::Error if the copy fails.
 class HostView {
  public:
   enum Content { kFetch, kUndefined };
@@ -29,7 +29,7 @@ class HostView {
   HostView(void* memory, std::int64_t bytes, MemoryPlace place, Content content);
 
   std::byte* data() const { return data_; }
-  /// Copies changes of host code back to the memory. Host memory has them already.
+  /// Copies changes by host code back to the memory. It does nothing for host memory, which is changed in place.
   void write_back() const;
 
  private:
@@ -39,7 +39,7 @@ class HostView {
   std::byte* data_;
 };
 
-/// Calls `visit(data, bytes)` for one portion of the memory after the other, so that a copy of device memory stays
+/// Calls `visit(data, bytes)` for one portion of the memory after another, so that the copy of device memory stays
 /// small.
 template <class Visit>
 void view_in_portions(const void* memory, std::int64_t bytes, MemoryPlace place, const Visit& visit) {
@@ -52,14 +52,13 @@ void view_in_portions(const void* memory, std::int64_t bytes, MemoryPlace place,
   }
 }
 
-/// Copy training state to host memory (`fetch_state`), and host memory to training state (`write_state`). Both wait for
-/// the device, like HostView.
+/// These copy training state to host memory (`fetch_state`), and host memory to training state (`write_state`). Both
+/// wait for the device, as HostView does.
 void fetch_state(void* to, void* memory, std::int64_t bytes, MemoryPlace place);
 void write_state(void* memory, const void* from, std::int64_t bytes, MemoryPlace place);
 
-/// Only tests call this: host memory stands for a device's memory from now on, so views of it are copies. `is_hosts`
-/// says which memory stands for host memory; a view that takes host memory for device memory, or the reverse, is an
-/// error. null ends this.
+/// Only tests call this: from now on, host memory is treated as device memory, so views of it are copies. `is_hosts`
+/// returns whether memory is treated as host memory. A view that confuses the two is an error. With null this ends.
 void let_host_memory_be_a_devices(std::function<bool(const void*)> is_hosts);
 
 }  // namespace tessera

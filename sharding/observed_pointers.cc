@@ -23,7 +23,7 @@ constexpr std::size_t kPiece = 2 << 20;
               std::string("memory for a profiler's look at parameters: ") + what + ": " + std::strerror(errno));
 }
 
-/// One piece of memory full of ones, mapped again and again so that it shows any number of bytes.
+/// Memory in which all bits are ones. One piece is mapped again and again, so that any number of bytes can be read.
 class Ones {
  public:
   Ones() : file_(::memfd_create("tessera ones", MFD_CLOEXEC)) {
@@ -41,7 +41,7 @@ class Ones {
       void* const piece = static_cast<std::byte*>(memory) + at;
       if (::mmap(piece, kPiece, PROT_READ, MAP_SHARED | MAP_FIXED, file_, 0) == MAP_FAILED) fail("mmap");
     }
-    memory_ = static_cast<std::byte*>(memory);  // the old mapping stays, since code may hold pointers into it
+    memory_ = static_cast<std::byte*>(memory);  // the old mapping is kept, since code may hold pointers into it
     bytes_ = wanted;
     return memory_;
   }

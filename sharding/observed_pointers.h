@@ -9,10 +9,10 @@ namespace tessera {
 
 class Unit;
 
-/// Storages and units implement tessera/observe_pointers.h with these functions.
+/// With these functions, storages and units implement tessera/observe_pointers.h.
 ///
-/// Returns the pointer to `bytes` bytes that a storage on the CPU gives out in place of its memory. It is null while
-/// nobody observes, and then the storage throws.
+/// Returns the pointer to `bytes` bytes that a storage on the CPU returns instead of a pointer to its memory. It is
+/// null while pointers are not observed; the storage then throws.
 std::byte* observed_pointer(std::int64_t bytes);
 
 /// Registers and removes units whose access changes with observe_pointers (Unit::watch).

@@ -49,8 +49,8 @@ std::int64_t own_numel(const Module& module) {
   return numel;
 }
 
-/// Chooses, bottom-up, the modules that `min_numel` makes units. Returns the number of elements under `module` that no
-/// unit has claimed.
+/// Chooses, bottom-up, the modules that become units because of `min_numel`. Returns the number of elements under
+/// `module` that no unit has claimed.
 std::int64_t choose_by_size(const Module& module, const std::string& path, std::int64_t min_numel,
                             std::set<std::string>& chosen) {
   std::int64_t unclaimed = own_numel(module);
@@ -117,7 +117,7 @@ class Partitioner {
     if (!tensor.defined() || ignored_.contains(tensor.unsafeGetTensorImpl())) return;
     const auto [known, fresh] = known_.try_emplace(tensor.unsafeGetTensorImpl(), unit, claims_[unit].parameters.size());
     const bool is_embedding = class_name == "Embedding" || class_name == "EmbeddingBag";
-    if (!fresh) {  // tied
+    if (!fresh) {  // a tied parameter
       FlatParameter& tied = claims_[known->second.first].parameters[known->second.second];
       tied.aliases.push_back(name);
       tied.is_embedding |= is_embedding;
@@ -180,18 +180,18 @@ BucketLimits limits_of(const UnitsConfig& units) {
           static_cast<std::int64_t>(*units.bucket_cap_mb * kMiB)};
 }
 
-/// Leaves frozen parameters with the root. The others become buckets, which follow the root; the bucket that is reduced
-/// first is the last one.
+/// Leaves frozen parameters in the root unit. The other parameters become buckets, which follow the root unit. The last
+/// bucket is the one that is reduced first.
 std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
   const auto element_bytes = static_cast<std::int64_t>(size_of(strategy.mixed_precision.reduce));
   std::vector<Claim> claims = {{all.name, {}, {}}};
-  std::vector<std::size_t> trainable;  // indices into `all`, last registered first
+  std::vector<std::size_t> trainable;  // indices into `all`; the parameter that was registered last comes first
   std::vector<BucketItem> items;
   for (std::size_t i = 0; i < all.parameters.size(); ++i) {
     if (!all.parameters[i].tensor.requires_grad()) claims[0].take(all, i);
   }
   for (std::size_t i = all.parameters.size(); i-- > 0;) {
-    if (!all.parameters[i].tensor.defined()) continue;  // taken
+    if (!all.parameters[i].tensor.defined()) continue;  // already in a bucket
     trainable.push_back(i);
     items.push_back({all.parameters[i].numel * element_bytes, all.dtypes[i]});
   }
@@ -203,7 +203,7 @@ std::vector<Claim> cut_into_buckets(Claim all, const Strategy& strategy) {
   return claims;
 }
 
-/// Returns the shape of the elements as a matrix in memory order. A tensor that is no matrix counts as one row.
+/// Returns the shape of the elements as a matrix in memory order. A tensor that is not a matrix counts as one row.
 MatrixShape matrix_shape(const FlatParameter& parameter) {
   if (parameter.sizes.size() != 2) return {1, parameter.numel};
   const MatrixShape shape{parameter.sizes.at(0), parameter.sizes.at(1)};
@@ -223,15 +223,15 @@ MatrixShape factored_shape(const FlatParameter& parameter) {
   return {rows, parameter.numel / rows};
 }
 
-/// Says how the tensors of a group are packed into the parts of its ranks.
+/// The way in which the tensors of a group are packed into the parts of its ranks.
 struct Packing {
   int parts;
   SmallTensors small;
-  bool in_pages;  ///< each part has whole pages
+  bool in_pages;  ///< whether each part consists of whole pages
 };
 
-/// Groups a claim's parameters by (dtype, trains, is a matrix). Groups come in order of first appearance, trainable
-/// ones first.
+/// Groups a claim's parameters by (dtype, trains, is a matrix). Groups are in the order of first appearance, and
+/// trainable groups come first.
 void make_groups(Unit& unit, Claim claim, const Packing& packing, bool sends_factors,
                  const std::function<bool(const FlatParameter&)>& is_matrix) {
   std::map<std::tuple<bool, DType, bool>, FlatGroup*> groups;

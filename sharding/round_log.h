@@ -11,12 +11,14 @@
 
 namespace tessera {
 
-/// Records what ranks do together in one microbatch, in order of time: uses (and so gathers) of units in forward and
-/// backward, begin and end of a backward, and begin of a unit's reduction. A rank that has no batch does the same as
-/// the others by following this record: all ranks wait for each other in this order (Engine::backward_nothing).
+/// Records the events of one microbatch that concern all ranks, in order of time. These are uses (and so gathers) of
+/// units in forward and backward, the beginning and the end of a backward, and the beginning of a unit's reduction. A
+/// rank without a batch follows this record, and so makes the same collectives as the other ranks, in the same order
+/// (Engine::backward_nothing).
 ///
-/// The latest microbatch that ended is kept. Events before its forward (evaluation) are left out if the microbatch ends
-/// like the microbatch before; `forget` always leaves them out. Nothing is allocated once microbatches are alike.
+/// The record of the latest complete microbatch is kept. Events before its forward (evaluation) are left out if the
+/// microbatch ends with the same events as the previous microbatch; `forget` always leaves them out. Nothing is
+/// allocated once microbatches are equal.
 class RoundLog {
  public:
   /// Events other than the use of a unit; a use is recorded as the unit's index.
@@ -25,23 +27,22 @@ class RoundLog {
     kReduction = -2,
     kEnd = -3,
     kBesides = -4,  ///< the next unit is used while the unit before it is still in use
-    /// This is announced in place of kEnd, and not kept, if the microbatch goes on with another loss
-    /// (MicrobatchInfo::retain_graph).
+    /// It is announced instead of kEnd if the microbatch continues with another loss (MicrobatchInfo::retain_graph). It
+    /// is not recorded.
     kEndOfLoss = -5,
   };
 
-  /// Sets the function that is told of each event before it happens, until the microbatch ends. The function is for
-  /// ranks that wait for each other at each event.
-  /// event. null: no function is told.
+  /// Sets the function that is called for each event before it happens, until the microbatch ends. It is meant for
+  /// ranks that wait for each other at each event. If it is null, no function is called.
   void tell(std::function<void(int event)> told) { told_ = std::move(told); }
-  /// This is called before this rank performs the event. Nothing is announced between the announcement of an end
-  /// and end_round: what happens in between is the same on all ranks.
+  /// It is called before this rank performs the event. After the end of a round is announced, nothing more is announced
+  /// until end_round, because the actions in between are the same on all ranks.
   void announce(int event) {
     if (!told_ || ending_ != kGoesOn) return;
     told_(event);
     if (event == kEnd || event == kEndOfLoss) ending_ = event;
   }
-  /// This is called when a backward, and everything that it began, has ended.
+  /// It is called when a backward, and all calls that it began, have ended.
   void end_round() {
     if (std::exchange(ending_, kGoesOn) == kEnd) told_ = nullptr;
   }
@@ -56,7 +57,7 @@ class RoundLog {
     if (running_.size() == kMost) running_.erase(running_.begin(), running_.begin() + kMost / 2);
     running_.push_back(event);
   }
-  /// This is called when the microbatch has ended; its latest event was the last.
+  /// It is called when the microbatch has ended, after its last event.
   void end_microbatch() {
     const bool same_end = !last_.empty() && running_.size() >= last_.size() &&
                           std::equal(last_.rbegin(), last_.rend(), running_.rbegin());
@@ -64,7 +65,7 @@ class RoundLog {
     running_.clear();
   }
   bool has_nothing() const { return running_.empty(); }
-  /// Forgets the events since the last microbatch: they belong to no microbatch.
+  /// Forgets the events since the last microbatch, which do not belong to a microbatch.
   void forget() { running_.clear(); }
 
   /// Returns the events of the latest microbatch; empty before the first has ended.

@@ -13,8 +13,8 @@
 namespace tessera {
 namespace {
 
-/// A deleter that deletes nothing: arenas own the memory, the engine owns the units. The address of this function marks
-/// a storage that belongs to a unit.
+/// A deleter that deletes nothing, since arenas own the memory and the engine owns the units. The address of this
+/// function marks a storage that belongs to a unit.
 void leave(void*) {}
 
 const char* name_of(Unit::State state) {
@@ -96,7 +96,7 @@ std::int64_t Unit::gathered_bytes() const {
   return bytes;
 }
 
-/// Tensors may outlive the unit, so their storages must stop pointing to it.
+/// Makes storages stop pointing to this unit, since tensors may outlive it.
 Unit::~Unit() {
   if (keeper_) remove_observed(*this);
   for (auto& group : groups) {
@@ -179,7 +179,8 @@ bool is_in_place(const FlatGroup& group, std::size_t i) {
   const at::Tensor& tensor = group.parameters[i].tensor;
   if (!tensor.has_storage()) return false;
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  // The storage must point at memory of the Engine. Memory from elsewhere (share_memory) does not have the unit's mark.
+  // The storage must point to memory of the Engine. Memory from other sources (share_memory) does not have the unit's
+  // mark.
   return storage == group.storage.get() && unit_of(*storage) == group.unit &&
          tensor.unsafeGetTensorImpl()->storage_offset() == group.layout.extent(i).offset;
 }

@@ -24,20 +24,22 @@ class TierCarrier;
 class Unit;
 class UnitKeeper;
 
-/// A parameter of the user's module and where it lives now.
+/// A parameter of the user's module, and the place of its values.
 struct FlatParameter {
   static constexpr std::size_t kNoGroup = static_cast<std::size_t>(-1);
 
-  at::Tensor tensor;                         ///< the user's tensor; it keeps its TensorImpl for good
-  std::string name;                          ///< "layers.3.attention.weight": the first name under which it was found
+  at::Tensor tensor;                         ///< the user's tensor; its TensorImpl never changes
+  std::string name;                          ///< the first name under which it was found, such as
+                                             ///< "layers.3.attention.weight"
   std::vector<std::string> aliases;          ///< further names of a tied parameter
   std::vector<std::int64_t> sizes, strides;  ///< strides as the module made them, if dense
   std::int64_t numel = 0;
-  std::uint64_t hash = 0;        ///< hash of this rank's part, under "check.values"; 0: not made
+  std::uint64_t hash = 0;        ///< hash of this rank's part, under "check.values"; 0: not computed
   std::uint32_t version = 0;     ///< version of `tensor` when the Engine last left it
   std::size_t group = kNoGroup;  ///< index among OptimizerConfig::groups
   bool is_embedding = false;     ///< whether the parameter belongs to an Embedding or EmbeddingBag
-  /// Number in the order of registration of all the module's parameters; it does not depend on the units.
+  /// Number of the parameter among all parameters of the module, in the order of registration. It does not depend on
+  /// units.
   std::int64_t number = 0;
 };
 
@@ -49,8 +51,8 @@ struct TensorState {
 
 /// The offloaded records of one kind of state of a group.
 struct RecordsBelow {
-  std::int64_t first_record = 0;         ///< number of its first record, counted over all groups
-  std::shared_ptr<TierCarrier> carrier;  ///< holds the records; null where all is in memory
+  std::int64_t first_record = 0;         ///< number of the first of these records, counted over all groups
+  std::shared_ptr<TierCarrier> carrier;  ///< holds the records; null if all state is in memory
 };
 
 /// The records of a group's parameters.
@@ -60,10 +62,10 @@ struct ParametersBelow : RecordsBelow {
 
 /// This rank's part of the states of whole tensors (GroupShape::tensor_states). Either all of it is offloaded, or none.
 struct TensorStateMemory {
-  std::vector<TensorState> shapes;  ///< shape of each state of the layout
+  std::vector<TensorState> shapes;  ///< [state of the layout]: its shape
   Extent part;                      ///< this rank's extent in the buffer of these states
   float* data = nullptr;            ///< [part], fp32; null while the states are offloaded
-  std::int64_t record = -1;         ///< the record with all of this rank's part; -1: it is in memory
+  std::int64_t record = -1;         ///< the record that has all of this rank's part; -1: the part is in memory
   std::shared_ptr<TierCarrier> below;
 };
 
@@ -78,8 +80,8 @@ struct TensorStateMemory {
 ///   of_tensors [of_tensors.part]  fp32    states of whole tensors, of shapes of their own
 ///   gradient [gradient_part]      fp32    sums over ranks and microbatches
 ///
-/// A part of shard, master and state may be offloaded (`parameters_below`, `records`); the pointers are then to the
-/// first elements, which are in memory. `engine/memory/state_views.h` reaches the part in memory and the offloaded one.
+/// A part of shard, master and state may be offloaded (`parameters_below`, `records`). The pointers then point to the
+/// first elements, which are in memory. `engine/memory/state_views.h` gives access to both parts.
 ///
 /// All parts are extents of the same layout. Memory belongs to the engine's arenas.
 struct FlatGroup : GroupShape {
@@ -87,7 +89,7 @@ struct FlatGroup : GroupShape {
   std::size_t index = 0;  ///< index among the unit's groups
   std::vector<FlatParameter> parameters;
   c10::intrusive_ptr<c10::StorageImpl> storage;
-  c10::Device device = c10::Device(c10::kCPU);  ///< device of all memory here
+  c10::Device device = c10::Device(c10::kCPU);  ///< device of all memory of the group
 
   Extent parameter_part, gradient_part, optimizer_part;
   std::byte* full = nullptr;
@@ -109,23 +111,24 @@ struct FlatGroup : GroupShape {
   /// Returns a copy with the parts and memory only: nothing in it refers to the module or to a unit.
   FlatGroup without_module() const;
 
-  /// Returns where `element` of the tensor states lies; it must be in this rank's part.
+  /// Returns the address of element `element` of the tensor states. REQUIRES: the element is in this rank's part.
   float* tensor_state_at(std::int64_t element) const { return of_tensors.data + (element - of_tensors.part.offset); }
 
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
-  /// Returns where this rank's part lies in `full`.
+  /// Returns the address of this rank's part in `full`.
   std::byte* part_in_full() const { return full + parameter_part.offset * element_bytes(); }
   const GroupShape& shape() const { return *this; }
 
-  /// Points the parameters at `memory` [layout.numel()], or at nothing. REQUIRES: `storage` is made (make_storage).
+  /// Makes the parameters point to `memory` [layout.numel()], or to no memory if it is null. REQUIRES: `storage` is
+  /// made (make_storage).
   void attach(std::byte* memory);
-  /// Lets the parameters' storage give out its pointer, or makes it refuse with a c10::Error that says why, as
+  /// Makes the parameters' storage return its pointer, or throw a c10::Error that says why it does not, as
   /// Unit::lets_read decides.
   void set_access();
-  void point_at(std::byte* memory);  ///< points only the storage, not the parameters
+  void point_at(std::byte* memory);  ///< makes only the storage point to `memory`, not the parameters
   /// Makes the storage of all parameters of this group, without memory yet.
   void make_storage();
-  /// Returns the part of `shard` that the optimizer updates, in the parameters' dtype; null where there is no shard.
+  /// Returns the part of `shard` that the optimizer updates, in the parameters' dtype; null if there is no shard.
   std::byte* updated() const;
   std::string refusal;  ///< text of the error for code that reads a parameter that is not gathered
 };
@@ -139,8 +142,8 @@ struct FlatGroup : GroupShape {
 /// | kGathering| being filled | Residency::wait -> kGathered              |
 /// | kGathered | valid        | Residency::release -> kReleased           |
 ///
-/// Units whose parameters are replicated are kGathered for good and have no Residency. (A Publication may bring their
-/// updates.)
+/// Units with replicated parameters are always kGathered and have no Residency. (A Publication may bring their updated
+/// values.)
 class Unit {
  public:
   enum class State : std::uint8_t { kReleased, kGathering, kGathered };
@@ -155,38 +158,39 @@ class Unit {
   std::vector<std::unique_ptr<FlatGroup>> groups;
 
   State state() const { return state_; }
-  /// Changes the state; no other code does. Throws if the table above does not have this change.
+  /// Changes the state. No other code changes it. Throws if the table above does not have this change.
   void become(State next);
 
   /// Returns the unit as plans see it.
   UnitShape shape() const;
   std::int64_t gathered_bytes() const;
 
-  /// Sets the keeper that brings this unit's values; null: its parameters are always there. If the keeper `lends`,
-  /// another unit gets the memory of this unit's parameters after use. A pointer is then given out only while the unit
-  /// is pinned, to operators and under Gathered guards, since nobody can know how long a program keeps a pointer.
+  /// Sets the keeper that brings this unit's values; null if its parameters are always in memory. If the keeper
+  /// `lends`, another unit may get the memory of this unit's parameters after use. In this case storages return a
+  /// pointer only while the unit is pinned, by operators and Gathered guards, since a program might keep the pointer
+  /// too long.
   void watch(UnitKeeper* keeper, bool lends = false);
   UnitKeeper* keeper() const { return keeper_; }
-  /// The log of operators that read this unit, where nobody gathers it; null: there is no log.
+  /// The log of operators that read this unit, if it is never gathered; null if there is no log.
   GatherLog* use_log = nullptr;
-  /// Hash of the gathered values, under "check.values"; 0: they may change.
+  /// Hash of the gathered values, under "check.values"; 0 if the values may change.
   std::uint64_t gathered_hash = 0;
   /// Makes the parameters' storages refuse access from now on: code that reads them gets an error with `message`.
   void poison(const std::string& message);
 
-  /// This is called when this rank has read the unit's trainable parameters for the last time before they are updated
-  /// (optimizer.in_backward). Code that reads them before `reopen` gets a c10::Error, wherever their values are.
+  /// It is called when this rank has read the unit's trainable parameters for the last time before they are updated
+  /// (optimizer.in_backward). Code that reads them before `reopen` gets a c10::Error, wherever the values lie.
   void close();
-  /// Ends the effect of `close`.
+  /// Makes the unit readable again after `close`.
   void reopen();
   bool is_closed() const { return is_closed_; }
 
-  /// Returns how many running operators and Gathered guards use this unit.
+  /// Returns the number of running operators and Gathered guards that use this unit.
   int pins() const { return pins_; }
-  /// Keeps the unit's values in place until there were as many calls of `unpin` as of `pin`.
+  /// Keeps the unit's values in place until `unpin` was called as often as `pin`.
   void pin();
   void unpin();
-  /// Returns whether a storage of this unit may give out a pointer to its values now.
+  /// Returns whether a storage of this unit may now return a pointer to its values.
   bool lets_read(const FlatGroup& group) const {
     return group.full && (pins_ > 0 || !lends_) && !(is_closed_ && group.trainable);
   }
@@ -240,18 +244,18 @@ void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const V
   for (const auto& unit : units) for_each_parameter(*unit, visit);
 }
 
-/// Returns the unit to which `tensor`'s storage belongs, whose Engine must live; null if there is none. It only
-/// compares a pointer, without a look-up or a lock.
+/// Returns the unit to which the storage of `tensor` belongs; null if there is none. REQUIRES: the unit's Engine lives.
+/// It only compares a pointer, without a look-up or a lock.
 Unit* unit_of(const at::TensorBase& tensor);
 Unit* unit_of(c10::StorageImpl& storage);
 
-/// Returns whether parameter `i` still lies where it belongs in its group's buffer.
+/// Returns whether parameter `i` still lies at its place in its group's buffer.
 bool is_in_place(const FlatGroup& group, std::size_t i);
 /// Throws tessera::Error (64), naming the parameter, if is_in_place is false.
 void expect_in_place(const FlatGroup& group, std::size_t i);
 
-/// Moves `parameter` onto its group's storage at `offset` elements. It keeps its TensorImpl and autograd state. The
-/// group must be attached. Values are not copied.
+/// Moves `parameter` onto its group's storage at `offset` elements. The parameter keeps its TensorImpl and autograd
+/// state. REQUIRES: the group is attached. Values are not copied.
 void rebase(FlatParameter& parameter, const FlatGroup& group, std::int64_t offset);
 
 }  // namespace tessera

@@ -14,12 +14,12 @@ struct UnitAgreement {
   std::span<const char> used;  ///< [trainable parameter of the unit]: whether any rank used it
   double weight = 0.0;         ///< sum of all ranks' weights (Reducer::begin_round)
   std::int64_t samples = 0;    ///< sum of all ranks' samples (Reducer::begin_round)
-  bool ranks_agree = true;     ///< all ranks of the shard axis gave the same digest (Reducer::begin_round)
-  // These fields lie on the device and are set where work is queued; the host does not know their values.
-  const float* used_there = nullptr;     ///< [trainable parameter of the unit]: above 0 where any rank used it
+  bool ranks_agree = true;     ///< whether all ranks of the shard axis gave the same digest (Reducer::begin_round)
+  // These fields point to memory of the device and are set if work is queued. The host does not know their values.
+  const float* used_there = nullptr;     ///< [trainable parameter of the unit]: above 0 if any rank used it
   const float* weight_there = nullptr;   ///< [1]: sum of all ranks' weights
   const float* samples_there = nullptr;  ///< [1]: sum of all ranks' samples
-  const float* differ_there = nullptr;   ///< [digest_bits]: 0 where the ranks agree
+  const float* differ_there = nullptr;   ///< [digest_bits]: 0 if the ranks agree
   std::size_t digest_bits = 0;
 };
 

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// A 64-bit hash over portions of memory, one after the other. The hash differs if values have changed. Ranks that
+/// A 64-bit hash over portions of memory, one after another. The hash differs if values have changed. Ranks that
 /// compare hashes must add the same portions. `add` waits for the device whose memory it gets.
 class ValueHash {
  public:
@@ -28,8 +28,8 @@ class ValueHash {
 /// values lie.
 std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device);
 
-/// Returns the hash of this rank's part of parameter `i`, as far as it lies on `device`. If the rank has no part of the
-/// parameter, the result is the hash of no bytes. The result is never 0.
+/// Returns the hash of the portion of this rank's part of parameter `i` that lies on `device`. If the rank has no part
+/// of the parameter, the result is the hash of no bytes. The result is never 0.
 std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i, c10::Device device);
 
 }  // namespace tessera

@@ -8,7 +8,8 @@ _FIELDS = ("name", "uuid", "memory.total", "driver_version", "compute_cap", "pow
 
 
 def chosen():
-    """Returns the GPU to measure, as nvidia-smi -i takes it: the first of CUDA_VISIBLE_DEVICES, or of the machine."""
+    """Returns the GPU to measure, in the form that nvidia-smi -i takes: the first of CUDA_VISIBLE_DEVICES, or the first
+    of the machine."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
 
 
@@ -27,8 +28,8 @@ class _Memory(ctypes.Structure):
 
 
 class MemoryMeter:
-    """Returns the bytes in use on a GPU by all processes, as NVML tells them. Raises OSError if NVML cannot be loaded
-    or refuses."""
+    """Returns the bytes that all processes use on a GPU, according to NVML. Raises OSError if NVML cannot be loaded or
+    refuses the request."""
 
     def __init__(self, uuid):
         self._nvml = ctypes.CDLL("libnvidia-ml.so.1")

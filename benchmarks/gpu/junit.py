@@ -1,4 +1,4 @@
-"""Reads what ctest --output-junit wrote. It uses the standard library only."""
+"""Reads the file that ctest --output-junit wrote. It uses the standard library only."""
 
 import pathlib
 import xml.etree.ElementTree as ElementTree
@@ -7,8 +7,8 @@ _STATUS = {"run": "passed", "fail": "failed", "notrun": "not run", "disabled": "
 
 
 def read(path):
-    """Returns [{"name", "status", "seconds", "message"}]: "passed", "failed", "skipped" or "not run"; an empty list if
-    there is no file."""
+    """Returns [{"name", "status", "seconds", "message"}]. The status is "passed", "failed", "skipped" or "not run".
+    Returns an empty list if there is no file."""
     if not pathlib.Path(path).exists():
         return []
     return [_test(case) for case in ElementTree.parse(path).getroot().iter("testcase")]

@@ -1,26 +1,27 @@
 """Measures contenders on one GPU, within a budget of time:
 
     scripts/gpu_check                       builds, tests, and runs this
-    benchmarks/run_gpu                      with a build that is there: build/gpu/app/tessera, or TESSERA_BIN
+    benchmarks/run_gpu                      with an existing build: build/gpu/app/tessera, or TESSERA_BIN
     benchmarks/run_gpu --only optimizer     some sections
-    benchmarks/run_gpu --only gpt_7b --add  some sections; the others stay in the results as earlier runs measured them
+    benchmarks/run_gpu --only gpt_7b --add  some sections; the other sections keep their earlier results
     benchmarks/run_gpu --quick --device cpu the whole path without a GPU, as a smoke test
 
-A round runs every task once, the most important first: the GPU's limits, the optimizer's step, training steps of each
-model by each contender; each task has its own process. Rounds follow until all are done or the time is spent. Tasks
-that fail, or do not fit into the GPU's memory or the budget, are listed with their reasons. It exits with 1 if
+A round runs every task once, the most important first: the GPU's limits, the optimizer's step, then training steps of
+each model with each contender. Each task has its own process. Rounds follow until all are done or the time is spent.
+Tasks that fail, or do not fit into the GPU's memory or the budget, are listed with their reasons. It exits with 1 if
 something failed, 69 without a GPU. It writes <gpu>.json.xz, after every task, and <gpu>.md.
 
 Sections of the results:
 
     limits       [{limit, amount, unit, rounds_s}]            amount: bytes or operations of a sample
-    optimizer    [{contender, numel, bytes, rounds_s, limits_s?}]  limits_s: Tessera's own copies, a median a round
+    optimizer    [{contender, numel, bytes, rounds_s, limits_s?}]  limits_s: Tessera's own copies, one median per round
     steps        [{work, contender, rounds_s, losses, device_bytes, allocated_peak_bytes?, allocated_bytes?,
-                   planned_bytes?, exposed_s?}]               all but rounds_s are the first round's
+                   planned_bytes?, exposed_s?}]               all except rounds_s are those of the first round
     launches     [{contender, rounds_s, over_plain_unit_s}]    steps in which the GPU waits for the host
     tests        [{name, status, seconds, message}]
 
-and the GPU: gpu {...} or null. device_bytes: what the GPU had in use at the peak, above what was in use before.
+and the GPU: gpu {...} or null. device_bytes: the GPU's memory in use at the peak, minus the memory that was in use
+before.
 """
 
 import dataclasses
@@ -45,10 +46,10 @@ from memory import PeakSampler
 from schedule import Task
 
 ROUNDS, SECONDS = 3, 380
-# Relative tolerances of the first step, and of the next ones. Attention adds its gradients in any order on a GPU, so
-# losses differ in their last bits from run to run.
+# Relative tolerances of the first step, and of the later steps. Attention adds its gradients in any order on a GPU, so
+# the last bits of losses differ from run to run.
 LOSS_TOLERANCES = (1e-3, 1e-2)
-MEMORY_SAMPLE_SECONDS = 0.1  # allocators keep their memory, so a few samples are enough to see the peak
+MEMORY_SAMPLE_SECONDS = 0.1  # allocators keep their memory, so a few samples show the peak
 SECTIONS = ("limits", "optimizer", "launches")
 LIMITS_ESTIMATE_S, OPTIMIZER_ESTIMATE_S, LAUNCHES_ESTIMATE_S, LIMIT_S = 12, 10, 12, 60
 
@@ -76,7 +77,7 @@ def parsed(parser, words):
 
 
 def commit(name):
-    """Returns what machine.commit returns, unless --commit names a commit. It is unknown with --commit whether files
+    """Returns the result of machine.commit, unless --commit names a commit. It is unknown with --commit whether files
     have changed since that commit."""
     if name is not None:
         return {"hash": name, "dirty": None}
@@ -87,7 +88,8 @@ def commit(name):
 
 
 def memory_meter(gpu):
-    """Returns the function that says how much memory of the GPU is in use; None if that is unknown."""
+    """Returns the function that tells how much memory of the GPU is in use. Returns None if there is no such
+    function."""
     if gpu is None:
         return None
     try:
@@ -98,7 +100,7 @@ def memory_meter(gpu):
 
 
 def train(launcher, contender, work, folder, limit_s, used_bytes):
-    """Returns the Run, whose facts then have "device_bytes", too. `used_bytes`: what memory_meter returns."""
+    """Returns the Run. Its facts then have "device_bytes", too. `used_bytes`: the result of memory_meter."""
     sampler, before = PeakSampler(used_bytes, MEMORY_SAMPLE_SECONDS), used_bytes() if used_bytes else 0
     run = launcher.train(contender, work, folder, contender.ranks, limit_s, watch=used_bytes and (lambda pids: sampler))
     run.facts["device_bytes"] = sampler.peak - before if used_bytes else None
@@ -199,9 +201,9 @@ class GpuBenchmark(harness.Benchmark):
         say(f"{work.title}, {contender.label}: {stats.median(run.samples_s[0]) * 1e3:.2f} ms a step")
 
     def _check(self, work):
-        """Checks that contenders of one family agree in the results in which they must agree. A difference is noted as
-        a failure, and the timings stay as they are."""
-        # Contenders with different rules agree only in the first loss, before an update.
+        """Checks that contenders of one family agree in all results that must be equal. A difference is reported as a
+        failure, and the timings stay in the results."""
+        # Contenders with different rules agree only in the first loss, which comes before an update.
         for kind, who, steps in (("torch", "PyTorch", CHECK_STEPS), ("tessera", "Tessera", CHECK_STEPS),
                                  ("shared", "Tessera, shared GPU", CHECK_STEPS), ("rules", "Tessera's rules", 1)):
             entries = {CONTENDERS[entry["contender"]].label: entry for entry in self.results["steps"]

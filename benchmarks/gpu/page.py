@@ -1,5 +1,5 @@
-"""Writes a GPU run's results as Markdown, without pictures: the machine of a GPU need not have matplotlib. It uses the
-standard library only.
+"""Writes a GPU run's results as Markdown, without pictures, since the machine of a GPU need not have matplotlib. It
+uses the standard library only.
 """
 
 import page

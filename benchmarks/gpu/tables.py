@@ -1,4 +1,5 @@
-"""Makes tables of numbers of a GPU run's results. A row without samples says why it has none. It uses the standard library only."""
+"""Makes tables with the numbers of a GPU run's results. A row without samples says why it has none. It uses the
+standard library only."""
 
 import stats
 import targets
@@ -16,14 +17,15 @@ _TIMES = ["samples", "median, ms", "p10, ms", "p90, ms"]
 
 class GpuResults(Results):
     def rate(self, limit):
-        """Returns the rate of a limit from its median time, in its unit a second; None if it was not measured."""
+        """Returns the rate of a limit from its median time, in its unit per second. Returns None if it was not
+        measured."""
         samples = self.samples("limits", limit=limit)
         return self.entry("limits", limit=limit)["amount"] / stats.median(samples) if samples else None
 
 
 def _table(title, first, columns, rows):
-    """Returns a table. `rows`: (cells before the times, samples, function from the median to the cells behind the
-    times, why there are no samples)."""
+    """Returns a table. `rows`: (cells before the times, samples, a function from the median to the cells after the
+    times, the reason why there are no samples)."""
     cells = []
     for before, samples, behind, reason in rows:
         if samples:
@@ -45,7 +47,7 @@ def limits(results):
 
 def optimizer(results):
     """The share of the limit is the time that a copy of the same bytes would take, divided by the time of the step. The
-    rate of the copy is the one in Limits; for Tessera it is measured by its bench between the steps."""
+    rate of the copy is the one in the table Limits. For Tessera, its own bench measures it between the steps."""
     copy = results.rate("copy")
 
     def row(name):
@@ -63,7 +65,7 @@ def optimizer(results):
 
 
 def steps(results, work):
-    """The column "model FLOP/s" is works.flops_per_token times tokens a second. Its share is relative to the rate of
+    """The column "model FLOP/s" is works.flops_per_token times tokens per second. Its share is relative to the rate of
     the matrix product in Limits."""
     gemm = results.rate("gemm")
     plain = results.samples("steps", work=work["name"], contender="torch_eager")
@@ -91,7 +93,7 @@ def _gibibytes(count):
 
 
 def launches(results):
-    """Steps in which the GPU waits for the host. "Over the plain module" is how much longer a step takes than with the
+    """Steps in which the GPU waits for the host. "Over the plain module" is the extra time of a step compared with the
     plain module, divided by the number of units."""
     rows = []
     for entry in results.entries("launches"):
@@ -109,7 +111,7 @@ def ratios(results):
 
 
 def _ratio_row(results, what, peer, ours, target, theirs_s, ours_s, keys):
-    """Makes a row. `keys`: those of the tasks that measure ours_s and theirs_s."""
+    """Makes a row. `keys`: keys of the tasks that measure ours_s and theirs_s."""
     measured = ratio(theirs_s, ours_s)
     note = "" if measured else results.reason(keys[0] if not ours_s else keys[1])
     return [what, peer, ours, target, measured, reached(measured, target), note]

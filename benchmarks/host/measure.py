@@ -1,17 +1,18 @@
 """Measures on this host, with two ranks of one thread:
 
     benchmarks/run --quick                          a smoke test of the whole path, with some of the contenders
-    benchmarks/run --quick all                      a smoke test with all of them, under 3 minutes
+    benchmarks/run --quick all                      a smoke test with all contenders, under 3 minutes
     benchmarks/run --only gpt_69m_fp32 optimizer    some works and sections
     benchmarks/run --peers torch                    without DeepSpeed, which needs benchmarks/setup
-    benchmarks/run --disk /mnt/nvme0                the section "disk" on that disk in place of this folder's
+    benchmarks/run --disk /mnt/nvme0                the section "disk" on this disk, not on the disk of this folder
     benchmarks/run --only disk --add replaces the section "disk" of the present results
 
-Each round starts every contender anew, one after the other, with warm-up steps before the timed ones. Noise of the
+Each round starts every contender anew, one after the other. Warm-up steps come before the timed steps. A load on the
 machine that lasts longer than one contender's run slows all contenders. Before anything is timed, Tessera's strategies
 must give the same losses bit for bit, and must have allocated as much memory as they planned. After the first round the
-peers must have trained alike, from the same weights on the same samples. A difference ends the run (70), and so does a
-contender that fails. Memory is measured in separate runs. The binary is build/release/app/tessera, or TESSERA_BIN.
+peers must have trained alike, from the same weights on the same samples. If there is a difference, the run ends with
+exit code 70. It also ends if a contender fails. Memory is measured in separate runs. The binary is
+build/release/app/tessera, or TESSERA_BIN.
 
 Sections of the results:
 
@@ -19,11 +20,11 @@ Sections of the results:
                  ranks: of "crowded"
     memory       [{work, contender, baseline_bytes, peak_bytes, allocated_bytes?, planned_bytes?}]   means of ranks
     optimizer    [{contender, numel, rounds_s}]        one thread
-    optimizer_avx2    [{contender, numel, rounds_s}]   with nothing wider than AVX2; Tessera's too, with limit_rounds_s
+    optimizer_avx2    [{contender, numel, rounds_s}]   with at most AVX2; also Tessera's, with limit_rounds_s
     collectives  [{contender: "gloo" | "limit", collective, bytes, rounds_s}]   a round: 500 samples, in order of size
     disk         [{contender, kind: "write" | "read" | "mixed", bytes, settings, rounds_s, rounds_cpu_s}]   whole passes
     disk_steps   [{contender, numel, bytes, memory_bytes?, rounds_s, rounds_limit_s?}]   steps with their state on disk
-    tessera_bench {section: what `tessera bench SECTION` wrote (tessera_bench.py)}
+    tessera_bench {section: the output of `tessera bench SECTION` (tessera_bench.py)}
     timeline     [{track, name, start_us, duration_us}] or null
 """
 
@@ -50,13 +51,13 @@ LOSS_TOLERANCES = {"fp32": (1e-5, 1e-2), "bf16": (1e-3, 1e-2)}  # relative toler
 # Names for measurements of `tessera bench`: "tessera" means all, and "tessera:optimizer" means one section.
 BENCH_SECTIONS = tuple(f"tessera:{section}" for section in tessera_bench.SECTIONS)
 SECTIONS = ("python", "optimizer", "collectives", "crowded", "disk", *BENCH_SECTIONS)
-ALSO = {"tessera": BENCH_SECTIONS,  # sections that --only adds to those it names, since they are compared with the peers' results
+ALSO = {"tessera": BENCH_SECTIONS,  # sections that --only adds, since they are compared with the peers' results
         "optimizer": ("tessera:optimizer",), "collectives": ("tessera:collectives",)}
-MOST_SAMPLES = 500  # samples kept of a round of one collective; short calls are made tens of thousands of times
+MOST_SAMPLES = 500  # most samples of a round of one collective; short calls are made tens of thousands of times
 CROWDED_RANKS = (2, 4, 8)
 DISK_CACHE = 96 << 20  # memory of the cache in a step with a cache: a quarter of the state with bf16 moments
 OPTIMIZERS = {"torch": ("fused_fp32", "chain_bf16"), "deepspeed": ("deepspeed_fp32", "deepspeed_chain_bf16")}
-# The contenders that --quick starts. The other contenders take the same paths through this program.
+# The contenders that --quick starts. The other contenders use the same code of this program.
 QUICK = ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3", "tessera_alone", "tessera_no_shard", "tessera_full_shard",
          "tessera_full_shard_private")
 QUICK_IN_PYTHON = ("torch_fsdp2", "deepspeed_zero3", "python_full_shard", "python_full_shard_private")
@@ -108,7 +109,7 @@ class HostBenchmark(harness.Benchmark):
             self.note("not_run", "python/package", "one Python model", "this build does not have the Python package")
 
     def those(self, options, work):
-        """Returns the contenders of a work that take part in this run."""
+        """Returns the contenders of a workload that take part in this run."""
         quick = {"python": QUICK_IN_PYTHON, "crowded": QUICK_CROWDED}.get(work.name, QUICK)
         some = quick if options.quick == "some" else work.contenders
         return [contender for contender in named(work.contenders) if contender.family in self.families and contender.name in some]
@@ -130,8 +131,8 @@ class HostBenchmark(harness.Benchmark):
                     say(f"round {number} of {self.options.rounds}: {name}")
         for work in self.works:
             for contender in self.those(self.options, work):
-                # The Python model is measured only with contenders that shard everything; other works are measured with
-                # all contenders.
+                # The Python model is measured only with contenders that shard everything. Other workloads are measured
+                # with all contenders.
                 if not contender.alone and (work.name != "python" or contender.stage == 3):
                     self._measure_memory(work, contender)
         self._run_tessera_bench()
@@ -166,7 +167,7 @@ class HostBenchmark(harness.Benchmark):
             self.check(work.name, "", lambda: checks.same_losses(ours))
 
     def _time(self, work, contender, count, more, when):
-        """Times a contender on a work. `more`: further fields of the entry's key."""
+        """Times a contender on a workload. `more`: further fields of the entry's key."""
         run = self.launcher.train(contender, work, self._folder(work), count)
         samples = run.all_samples_s()
         entry = self.add("steps", {"work": work.name, "contender": contender.name} | more, rounds_s=samples)
@@ -175,7 +176,7 @@ class HostBenchmark(harness.Benchmark):
         say(f"{when}, {contender.label}: {stats.median(samples):.4f} s a step")
 
     def _time_crowded(self):
-        """Times steps with more and more ranks on the same cores."""
+        """Times steps with an increasing number of ranks on the same cores."""
         for count in CROWDED_RANKS[:{"some": 1, "all": 2}.get(self.options.quick)]:
             for contender in self.those(self.options, self.crowd):
                 self._time(self.crowd, contender, count, {"ranks": count}, f"{count} ranks")
@@ -185,7 +186,7 @@ class HostBenchmark(harness.Benchmark):
             return
         try:
             measured = self.launcher.measure_memory(contender, work, self._folder(work), RANKS)
-        except ContenderFailed as failure:  # the timings are kept all the same
+        except ContenderFailed as failure:  # the timings stay in the results
             say(f"memory, {work.name}, {contender.label}: {failure}")
             return self.note("not_run", f"{work.name}/memory/{contender.name}", f"memory of {contender.label}, {work.title}",
                              str(failure).splitlines()[0])
@@ -197,7 +198,8 @@ class HostBenchmark(harness.Benchmark):
         return tessera_bench.run_section(self.launcher.binary, section, bool(self.options.quick), more)
 
     def _time_optimizers(self):
-        """Times optimizers with the processor's best instructions, and then with AVX2, for Tessera's kernels too."""
+        """Times optimizers with the processor's best instructions. Then times them with AVX2, with which Tessera's
+        kernels are timed too."""
         self._time_peers_optimizers("optimizer", ())
         if not machine.has_avx2():
             return
@@ -224,7 +226,7 @@ class HostBenchmark(harness.Benchmark):
                 self.add("collectives", key, rounds_s=stats.sample_of(case["samples_s"], MOST_SAMPLES))
 
     def _time_disk(self):
-        """Times passes over a disk, and optimizer steps whose state lies there; fio only if it is installed."""
+        """Times passes over a disk, and optimizer steps whose state lies on it. Uses fio only if it is installed."""
         size, numel, rounds = (2**26, 2**25, 1) if self.options.quick else (2**33, 2**26, 3)
         with_deepspeed = "deepspeed" in self.options.peers
         place = ["--dir", self.options.disk, "--rounds", rounds, "--bytes", size, "--numel", numel]

@@ -1,4 +1,4 @@
-"""A host's tables (CSV) and page (index.html), drawn by matplotlib."""
+"""Makes a host's tables (CSV) and its page (index.html), whose charts matplotlib draws."""
 
 import html
 
@@ -18,7 +18,7 @@ _CURVES = {("tessera", "private"): "Tessera, private memory", ("tessera", "group
            ("tessera", "common"): "Tessera, common memory", ("gloo", "private"): "Gloo",
            ("limit", "private"): "memory limit"}
 _HISTOGRAM_BYTES = (0, 4, 1 << 20, 1 << 24)
-# Titles of the tables of `tessera bench`, and what they show.
+# Titles of the tables of `tessera bench`, with a description of each table.
 _BENCH = {"step": ("The strategies' steps", "Where a step's time goes under each strategy."),
           "memory": ("The strategies' memory", "What is planned, allocated and measured under each strategy."),
           "overhead": ("What the Engine costs an operator", "The time of one small operator under the operator watch.")}
@@ -28,7 +28,7 @@ _SHARING = ("With ranks of one host sharing one copy of the parameters nothing i
 
 
 def _family_of(contender):
-    """Returns the family of a contender in charts other than those of training steps. All contenders but those of
+    """Returns the family of a contender in charts other than those of training steps. All contenders except those of
     DeepSpeed are drawn as those of PyTorch."""
     return next((family for family in ("tessera", "deepspeed") if contender.startswith(family)), "torch")
 
@@ -44,7 +44,7 @@ def _times_bar(label, family, of):
 
 
 class Page:
-    """Has the sections of index.html, in order. Sections without data are left out; the last section but one lists them
+    """The sections of index.html, in order. Sections without data are left out; the last section but one lists them
     with the reason."""
 
     def __init__(self, data):
@@ -56,7 +56,7 @@ class Page:
         self.families = self._those_of(self.results.compared, _FAMILIES)
 
     def _those_of(self, works, families):
-        """Returns {family: label} of the contenders that train one of `works`."""
+        """Returns {family: label} of the contenders that train one of the workloads `works`."""
         used = {self.results.contenders[entry["contender"]]["family"] for entry in self.data["steps"] if entry["work"] in works}
         return {family: label for family, label in families.items() if family in used} or families
 
@@ -118,8 +118,8 @@ class Page:
         return number(f"{ratio:.2f}") if target is None else (f"{ratio:.2f} ({target:.2f})", f"number {reached}")
 
     def _sharing(self):
-        """Returns the sentence that all ranks were on one host. The page always has it, so that no reader believes that
-        the figures were measured on two hosts."""
+        """Returns a sentence that says that all ranks were on one host. The page always has it, so that no reader
+        believes that the figures were measured on two hosts."""
         timed = {entry["contender"] for entry in self.data["steps"] if entry["work"] in self.results.compared}
         if not timed:
             return ""
@@ -142,7 +142,7 @@ class Page:
         return "Ratios", "".join(parts) if len(parts) > 1 else ""
 
     def _step_bars(self, title, work, families):
-        """Draws all contenders that trained the work; those without communication are dashed."""
+        """Draws all contenders that trained the workload. Contenders without communication are dashed."""
         rows, references = [], []
         for entry in self.results.entries("steps", work=work):
             contender = self.results.contenders[entry["contender"]]
@@ -205,7 +205,7 @@ class Page:
                 "Tessera’s bf16 has fp32 masters too.</p>" + "".join(parts) if any(parts) else "")
 
     def _parameter_bars(self, title, table):
-        """Shows optimizer steps with different numbers of parameters: as bars of the time per parameter, and as the
+        """Shows optimizer steps with different numbers of parameters, both as bars of the time per parameter and as the
         table."""
         rows = []
         for row in table["rows"]:

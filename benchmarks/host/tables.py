@@ -7,7 +7,7 @@ from results import Results
 from tables import TIMES, ratio, reached, times
 
 _MEMORY_KINDS = {"private": "Tessera, private memory", "group": "Tessera, the group's memory"}
-_APART = ("python", "crowded")  # works that have separate tables
+_APART = ("python", "crowded")  # workloads that have separate tables
 
 
 class HostResults(Results):
@@ -20,9 +20,9 @@ class HostResults(Results):
         return self.samples("steps", work=work, contender=contender)
 
     def alone_seconds(self, work, contender):
-        """Returns the median time of a step without communication: Tessera's own for Tessera, PyTorch's for the others
-        (DeepSpeed and Python run on it). Returns None if that step was not run, or if the contender is that step
-        itself."""
+        """Returns the median time of a step without communication. It is Tessera's own step for Tessera, and PyTorch's
+        for the others (DeepSpeed and Python run on PyTorch). Returns None if that step was not run, or if the contender
+        is that step itself."""
         if self.is_alone(contender):
             return None
         family = self.contenders[contender]["family"]
@@ -39,7 +39,8 @@ class HostResults(Results):
         return [case for case in cases if all(case[name] == value for name, value in key.items())]
 
     def bench_collectives(self, **key):
-        """Returns the cases of `tessera bench collectives` that move bytes or sum fp32, as the peers' cases do."""
+        """Returns the cases of `tessera bench collectives` that the peers have too. These cases move bytes, or sum
+        fp32."""
         return [case for case in self.bench_cases("collectives", **key) if case["dtype"] not in ("bf16", "fp16")]
 
 
@@ -86,7 +87,8 @@ def memory(results):
 
 
 def python(results):
-    """One Python model under all contenders. "exposed" is the time of a step beyond that of PyTorch without communication."""
+    """One Python model under all contenders. "exposed" is the time of a step minus the time of PyTorch's step without
+    communication."""
     rows = []
     for entry in results.entries("steps", work="python"):
         of = times(_flat(entry["rounds_s"]))
@@ -100,7 +102,7 @@ def python(results):
 
 
 def crowded(results):
-    """Makes the table of runs with more ranks than cores, by contender, the fewest ranks first."""
+    """Makes the table of runs with more ranks than cores, by contender, beginning with the fewest ranks."""
     order, rows, fewest = list(results.contenders), [], {}
     for entry in sorted(results.entries("steps", work="crowded"),
                         key=lambda entry: (order.index(entry["contender"]), entry["ranks"])):
@@ -173,8 +175,8 @@ def disk_steps(results):
 
 
 def bucket_studies(results):
-    """Returns, for each model of `tessera bench buckets`, the best bucket, its gain over one collective for each tensor
-    (in steps, and in communication alone), and the alpha-beta fit of single reductions."""
+    """Returns three facts for each model of `tessera bench buckets`. They are the best bucket, its gain over one
+    collective for each tensor (in steps, and in communication only), and the alpha-beta fit of single reductions."""
     studies = []
     for model in results.data["tessera_bench"].get("buckets", {}).get("models", []):
         points = [(entry["bytes"], stats.median(entry["samples_s"])) for entry in model["reductions"]]
@@ -203,7 +205,7 @@ def _quantiles(samples):
 
 
 def buckets(results):
-    """Makes one row for each model and bucket; the row without bucket_bytes has one collective for each tensor."""
+    """Makes one row for each model and bucket. The row without bucket_bytes has one collective for each tensor."""
     rows = [[study["model"], entry["bucket_bytes"], entry["collectives"], *_quantiles(entry["samples_s"]),
              stats.median(entry["communication_s"]),
              study["alpha_s"] * entry["collectives"] + study["beta_s_per_byte"] * study["gradient_bytes"],
@@ -326,8 +328,9 @@ def _bucket_ratios(results):
 
 
 def ratios(results):
-    """Returns {measure: the peer's median divided by Tessera's}, for all that was measured. `subject` is the work, collective, model or
-    number of ranks; `bytes` is the size of a collective, or of the best bucket."""
+    """Returns {measure: the peer's median divided by Tessera's}, for everything that was measured. `subject` is the
+    workload, the collective, the model or the number of ranks. `bytes` is the size of a collective, or of the best
+    bucket."""
     sources = (_training_ratios, _optimizer_ratios, _avx2_ratios, _collective_ratios, _limit_ratios, _crowded_ratios, _disk_ratios,
                _bucket_ratios)
     rows = [[*row, reached(row[-1], row[-2])] for source in sources for row in source(results) if row[-1] is not None]

@@ -1,7 +1,8 @@
-"""Starts contenders on hosts of scripts/net_lab: one process a rank and one thread each. It uses the standard library only.
+"""Starts contenders on hosts of scripts/net_lab, with one process per rank and one thread in each. It uses the standard
+library only.
 
-rank.py starts each rank, keeps its output, and counts the bytes of its host's link. Collectives keep the ranks in step, so rank 0's steps
-take as long as those of all ranks.
+rank.py starts each rank, stores its output, and counts the bytes of its host's link. Collectives keep the ranks at the
+same step, so rank 0's steps take as long as those of all ranks.
 """
 
 import contextlib
@@ -27,11 +28,12 @@ LINES_OF_ERROR = 12
 
 
 class Failed(ranks.ContenderFailed):
-    """A contender did not train as it should have, or another command failed; the text says how."""
+    """A contender did not train as it should have, or another command failed. The text has the reason."""
 
 
 class Skipped(BaseException):
-    """This machine cannot make hosts; the text says why. This is no failure of a task, since nothing else can be measured either."""
+    """This machine cannot make hosts. The text has the reason. This is no failure of a task: nothing else can be
+    measured either."""
 
 
 def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
@@ -57,7 +59,8 @@ def lab(hosts, ranks_per_host, rate, timeout_s, command, more=None):
 
 
 def measured_on_hosts(shapes, measure):
-    """Returns (0, what `measure` returns), or (an exit code, None) if hosts cannot be made; it then says why.
+    """Returns (0, the result of `measure`). If hosts cannot be made, prints the reason and returns (an exit code,
+    None).
 
     `shapes`: (hosts, rate) of each kind of hosts that `measure` needs. Each is made once before `measure` is called."""
     for number in (signal.SIGTERM, signal.SIGHUP):  # the present hosts are then removed
@@ -75,7 +78,7 @@ def measured_on_hosts(shapes, measure):
 
 
 def wire_speed(hosts, rate, seconds):
-    """Returns {"one_way", "both_ways"}: bytes a second that one TCP connection carries between two hosts."""
+    """Returns {"one_way", "both_ways"}: bytes per second that one TCP connection carries between two hosts."""
     code, output, said = lab(hosts, 1, rate, 60 + 3 * seconds,
                              [sys.executable, FOLDER / "net/wire.py", "--seconds", seconds])
     if code != 0:
@@ -86,7 +89,8 @@ def wire_speed(hosts, rate, seconds):
 
 
 class LabLauncher(Launcher):
-    """Runs contenders on a work; `hosts` and `ranks_per_host` are for all but the contenders that train alone."""
+    """Runs contenders on a workload. `hosts` and `ranks_per_host` hold for all contenders except those that train
+    alone."""
 
     def __init__(self, binary, pythons, work, hosts, ranks_per_host):
         super().__init__(binary, pythons)
@@ -96,17 +100,17 @@ class LabLauncher(Launcher):
         self.rate = "unlimited"
 
     def timeout_s(self):
-        """Returns several times the time that the slowest contender should need on two cores that other processes use
-        too."""
+        """Returns a limit that is several times the time that the slowest contender should need on two cores that other
+        processes use too."""
         steps = self.work.warm_up + self.work.steps
         busy = self.hosts * self.ranks_per_host / len(os.sched_getaffinity(0))
         wire = 8 * 4 * self.work.parameters() / (bits_per_s(self.rate) or 1e10)
         return 90 + steps * (5 * max(busy, 1) * self.work.batch + 4 * self.ranks_per_host * wire)
 
     def measure(self, contender, rate, side_by_side=1):
-        """Returns {"samples_s", "losses", "link_bytes"}: seconds of the timed steps, losses of all steps, and {"sent",
-        "received"} of the busiest host in a timed step; null for a rank that trains alone. `side_by_side`: how many
-        lone ranks train at the same time; the seconds are then those of all lone ranks."""
+        """Returns {"samples_s", "losses", "link_bytes"}. These are the seconds of the timed steps, the losses of all
+        steps, and {"sent", "received"} of the busiest host in a timed step (null for a rank that trains alone).
+        `side_by_side`: how many lone ranks train at the same time. The seconds are then those of all lone ranks."""
         self.rate = rate
         with _folder() as folder:
             run = self.train(contender, self.work, folder, side_by_side if contender.alone else 1, self.timeout_s())
@@ -130,8 +134,8 @@ class LabLauncher(Launcher):
             raise Failed(f"exit code {code}; {trained}\n" + without_paths(said_by_first(folder) or said.strip()))
 
     def links(self, rate):
-        """Returns the texts that `tessera doctor --links` writes: {"links": between the hosts}, and "links-inside" for one host if it has
-        several ranks."""
+        """Returns the texts that `tessera doctor --links` writes: {"links"} for links between the hosts, and
+        "links-inside" for one host if it has several ranks."""
         with _folder() as folder:
             file, inside = folder / "links.json", folder / "inside.json"
             code, _, said = lab(self.hosts, self.ranks_per_host, rate, 180, [self.binary, "doctor", "--links", file])
@@ -145,8 +149,9 @@ class LabLauncher(Launcher):
             return found
 
     def profile(self, contender):
-        """Returns the text that `tessera train --profile` writes. It runs as many lone ranks side by side as all hosts
-        have together, since the hosts share one machine's cores and memory. The text is that of one of them."""
+        """Returns the text that `tessera train --profile` writes. It runs as many lone ranks at the same time as all
+        hosts have together, since the hosts share one machine's cores and memory. The text is that of one of these
+        ranks."""
         more = {key: value for key, value in contender.more.items() if key in ("units", "optimizer")}
         alone = dataclasses.replace(contender, more=more, group="alone")
         self.rate = "unlimited"
@@ -156,7 +161,8 @@ class LabLauncher(Launcher):
             return (folder / "profile.0").read_text()
 
     def predicted(self, contender, links, profile):
-        """Returns the seconds of a step that `tessera plan` predicts. `links`: the result of the method `links`."""
+        """Returns the seconds of a step that `tessera plan` predicts. `links`: the result of the method of that
+        name."""
         return self._plan(contender, "no prediction", {"profile": profile} | links)["step"]["seconds"]
 
     def planned_bytes(self, contender):
@@ -164,7 +170,8 @@ class LabLauncher(Launcher):
         return self._plan(contender, "no plan", {})["wire_bytes_of_a_rank"]
 
     def _plan(self, contender, error, more):
-        """Returns what `tessera plan --json` says. `more`: {option: the text of its file}; `error`: the first words of an error."""
+        """Returns the output of `tessera plan --json`. `more`: {option: the text of its file}; `error`: the first words
+        of an error."""
         files = {"model": json.dumps(self.work.model), "strategy": json.dumps(strategy_file(contender, self.work))} | more
         with _folder() as folder:
             words = [self.binary, "plan", "--json", "--world-size", self.hosts * self.ranks_per_host, "--hosts", self.hosts]
@@ -181,7 +188,7 @@ def _folder():
 
 
 def said_by(words, what):
-    """Returns the output of a command, which may take a minute at most. `what` names the command in the error."""
+    """Returns the output of a command. The command may take at most a minute. `what` names the command in the error."""
     try:
         done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60,
                               env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -193,7 +200,7 @@ def said_by(words, what):
 
 
 def said_by_first(folder):
-    """Returns the end of the output of the rank that failed first. The others fail because it is gone."""
+    """Returns the end of the output of the rank that failed first. The other ranks fail because that rank is gone."""
     ends = [json.loads(file.read_text()) | {"file": file} for file in folder.glob("rank.*.json")]
     failed = sorted((end for end in ends if end["code"] != 0), key=lambda end: end["ended"])
     if not failed:

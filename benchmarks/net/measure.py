@@ -6,18 +6,18 @@
     benchmarks/run_net --rates 1gbit --only torch_ddp tessera_no_shard
 
 scripts/net_lab makes the hosts and their links. Tessera and its peers treat ranks of two hosts as ranks of two
-machines. Each round starts every contender anew, one after the other, on hosts made for it, with warm-up steps before
-the timed ones; each round begins with another contender. What fails or does not end in time is listed with its reason,
-and the other tasks still run. A contender that failed twice at a rate is not tried there again. Results are written
-after every round. The binary is build/release/app/tessera, or TESSERA_BIN.
+machines. Each round starts every contender again, one after the other, on hosts made for this contender. Warm-up steps
+come before the timed steps. Each round begins with another contender. A task that fails or does not end in time is
+listed with its reason, and the other tasks still run. A contender that failed twice at a rate is not tried there again.
+Results are written after every round. The binary is build/release/app/tessera, or TESSERA_BIN.
 
-It exits with 1 if something failed, 69 without the binary, 77 where this machine cannot make hosts.
+The exit code is 1 if something failed, 69 without the binary, and 77 if this machine cannot make hosts.
 
 Sections of the results:
 
-    wire         [{rate, round, one_way, both_ways}]         bytes a second, by wire.py
+    wire         [{rate, round, one_way, both_ways}]         bytes per second, by wire.py
     steps        [{work, rate, contender, rounds: [{round, samples_s, losses, link_bytes: {sent, received} or null}]}]
-    predicted    [{rate, contender, round, seconds}]         a step, by `tessera plan`; with --predict
+    predicted    [{rate, contender, round, seconds}]         of a step, by `tessera plan`; with --predict
 
 and for the whole run: hosts, ranks_per_host, rates (as tc writes them, or "unlimited"), processor.
 """
@@ -85,7 +85,7 @@ def processor(binary):
 
 
 def pythons(binary):
-    """Returns {family: interpreter}. DeepSpeed is where benchmarks/setup has put it."""
+    """Returns {family: interpreter}. DeepSpeed is in the environment that benchmarks/setup has made."""
     found = {"torch": harness.REPOSITORY / ".venv/bin/python"}
     if has_package(found["torch"], binary):
         found["python"] = found["torch"]
@@ -149,7 +149,7 @@ class NetBenchmark(harness.Benchmark):
         say(f"{rate}, round {number} of {self.options.rounds}, {contender.label}: {stats.median(measured['samples_s']):.4f} s a step")
 
     def _predict(self, rate, number):
-        """Predicts steps. Contenders whose units are the same share a profile."""
+        """Predicts steps. Contenders that have the same units share a profile."""
         links = self.launcher.links(rate)
         profiles = {}
         for contender in filter(lambda each: each.predicted, self.contenders):

@@ -1,4 +1,4 @@
-"""A network run's net.csv and page (index.html), drawn by matplotlib."""
+"""Makes a network run's net.csv and its page (index.html), whose charts matplotlib draws."""
 
 import html
 import json
@@ -14,7 +14,7 @@ from readable import counted, shown, time_label
 from stats import median
 
 _FAMILIES = {"tessera": "Tessera", "python": "Tessera in Python", "torch": "PyTorch", "deepspeed": "DeepSpeed"}
-# Each entry is a chart: (group, further contenders that the group is compared with, title).
+# Each entry is a chart: (group, further contenders with which the group is compared, title).
 _CHARTS = (("replicated", ("torch_alone", "tessera_alone"), "Parameters on every rank"),
            ("sharded", (), "Parameters sharded"),
            ("python", ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3"), "One Python model"),
@@ -36,7 +36,7 @@ _NETWORK = (
 
 
 class Page:
-    """Makes index.html; its sections are methods, in order."""
+    """Makes index.html. Its sections are methods, in order."""
 
     def __init__(self, data):
         self.data = data

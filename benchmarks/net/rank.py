@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""One rank on a host of scripts/net_lab: runs a command, keeps what it says, and counts what the host's link carries in
-the timed steps. It uses the standard library only.
+"""One rank on a host of scripts/net_lab. This program runs a command, stores its output, and counts the bytes that the
+host's link carries in the timed steps. It uses the standard library only.
 
     rank.py --folder DIR --first A --last B -- COMMAND...
 
@@ -25,7 +25,7 @@ POLL_S = 0.02  # a step takes a fraction of a second, and no transfer is under w
 
 
 def link_bytes(link):
-    """Returns {"sent", "received"} of this host since the link was made."""
+    """Returns {"sent", "received"} of this host's link, since the link was made."""
     for line in pathlib.Path("/proc/self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == link:

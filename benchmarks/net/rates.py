@@ -1,10 +1,10 @@
-"""Rates of links, as tc writes them or "unlimited". It uses the standard library only."""
+"""Rates of links, in the form that tc writes, or "unlimited". It uses the standard library only."""
 
 import re
 
 
 def bits_per_s(rate):
-    """Returns bits a second; None for "unlimited"."""
+    """Returns the number of bits per second; None for "unlimited"."""
     if rate == "unlimited":
         return None
     number, factor = re.fullmatch(r"([1-9][0-9]*)([kmg]?)bit", rate).groups()

@@ -1,8 +1,8 @@
 """A network run's results as numbers, for net.csv and the page. It uses the standard library only.
 
-A sample is the median of the timed steps of one run of a contender; there is one a round. A ratio is computed within
-each round, and its median over the rounds is shown. Other load that lasts a whole round thus slows both contenders of a
-ratio.
+A sample is the median of the timed steps of one run of a contender. There is one sample for each round. A ratio is
+computed within each round, and its median over the rounds is shown. A load on the machine that lasts a whole round thus
+slows both contenders of a ratio.
 """
 
 import stats
@@ -21,7 +21,7 @@ class NetResults(Results):
         self.rates = data["runs"][-1]["rates"]
 
     def label(self, contender):
-        """Returns the label of any contender, also of one that the run leaves out."""
+        """Returns the label of any contender, even of one that did not take part in the run."""
         return super().label(contender) if contender in self.contenders else CONTENDERS[contender].label
 
     def rounds(self, rate, name):
@@ -32,12 +32,12 @@ class NetResults(Results):
         return {run["round"]: stats.median(run["samples_s"]) for run in self.rounds(rate, name)}
 
     def alone(self, rate, name):
-        """Returns {round: seconds} of the contender that computes the same on one rank alone. DeepSpeed and a Python
-        model run on PyTorch."""
+        """Returns {round: seconds} of the contender that makes the same computation on a single rank. DeepSpeed and a
+        Python model run on PyTorch."""
         return self.seconds(rate, "tessera_alone" if CONTENDERS[name].family == "tessera" else "torch_alone")
 
     def exposed(self, rate, name):
-        """Returns {round: seconds that a step takes beyond the computation of one rank alone}."""
+        """Returns {round: the seconds of a step minus those of the computation on a single rank}."""
         alone = self.alone(rate, name)
         return {number: seconds - alone[number] for number, seconds in self.seconds(rate, name).items() if number in alone}
 
@@ -46,16 +46,16 @@ class NetResults(Results):
         return _median(entry["seconds"] for entry in self.entries("predicted", rate=rate, contender=name))
 
     def wire_bytes_per_s(self, rate):
-        """Returns the bytes a second that a connection carried in each direction, with both directions at once. Returns
-        None if that was not measured."""
+        """Returns the bytes per second that a connection carried in each direction, while both directions were used.
+        Returns None if that was not measured."""
         return _median(entry["both_ways"] for entry in self.entries("wire", rate=rate))
 
     def link_bytes(self, rate, name):
-        """Returns the bytes in a step, of the busier direction of the busiest host's link."""
+        """Returns the bytes in a step on the busiest host's link, in its busier direction."""
         return _median(max(run["link_bytes"].values()) for run in self.rounds(rate, name) if run["link_bytes"])
 
     def row(self, rate, name):
-        """Returns a line of net.csv as {column: value}; None if the contender has no sample."""
+        """Returns a line of net.csv as {column: value}. Returns None if the contender has no sample."""
         samples = self.seconds(rate, name)
         if not samples:
             return None
@@ -92,8 +92,8 @@ def table(results):
 
 
 def judged(results):
-    """Returns every target as {"measure", "bits_per_s", "ours", "peer", "target", "ratio", "met"}. ratio and met are None if it was not
-    measured."""
+    """Returns every target as {"measure", "bits_per_s", "ours", "peer", "target", "ratio", "met"}. `ratio` and `met`
+    are None if it was not measured."""
     found = []
     measured = {bits_per_s(rate): rate for rate in results.rates}
     for measure, all_targets, seconds in (("step", targets.NET_STEPS, results.seconds), ("exposed", targets.NET_EXPOSED, results.exposed)):

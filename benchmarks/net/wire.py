@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Measures the bytes a second of one TCP connection between the first two hosts of scripts/net_lab. It uses the
-standard library only. It is started once on each host; the first two ranks print a JSON line each, the others nothing:
+"""Measures the bytes per second of one TCP connection between the first two hosts of scripts/net_lab. It uses the
+standard library only. It is started once on each host. The first two ranks print a JSON line each, and the others print
+nothing:
 
     {"rank", "one_way", "both_ways"}     bytes a second that this rank received; one_way: rank 0's, null for rank 1
 
-It measures one way, then both ways at once: collectives send and receive together. The receiver measures the time, from
-the first bytes on, so the bytes that sockets and queues still hold when the sender stops are counted too.
+It measures one direction, then both directions at once, since collectives send and receive at the same time. The
+receiver measures the time, from the first bytes on. Bytes that sockets and queues still hold when the sender stops are
+therefore counted too.
 """
 
 import argparse
@@ -49,7 +51,7 @@ def send(peer, seconds):
 
 
 def received_per_s(peer):
-    """Receives until the other side has sent all, and returns the bytes a second."""
+    """Receives until the other side has sent everything. Returns the bytes per second."""
     buffer = memoryview(bytearray(CHUNK))
     peer.recv_into(buffer)
     begin, count = time.monotonic(), 0
@@ -77,7 +79,7 @@ def main():
         sender.start()
         both_ways = received_per_s(peer)
         sender.join()
-    # The line is written in one piece, since the ranks share standard output.
+    # The line is written at once, since the ranks share standard output.
     sys.stdout.write(json.dumps({"rank": rank, "one_way": one_way, "both_ways": both_ways}) + "\n")
     return 0
 

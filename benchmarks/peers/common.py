@@ -1,5 +1,5 @@
-"""Has what the programs of the compared frameworks (the peers) share: how they find their rank, the model, its samples,
-and the JSON line that most of them print.
+"""Code that the programs of the compared frameworks (the peers) share. It covers how they find their rank, the model,
+its samples, and the JSON line that most of them print.
 
 A peer is started once for each rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, by
 benchmarks/run or by `torchrun --nproc-per-node 2`.
@@ -24,8 +24,8 @@ ADAMW = dict(lr=3e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 
 class Ranks:
-    """This rank's number and the number of ranks, from the environment. If the environment says nothing, there is one
-    rank."""
+    """This rank's number and the number of ranks, from the environment. If the environment has no such numbers, there
+    is one rank."""
 
     def __init__(self):
         self.rank = int(os.environ.get("RANK", "0"))
@@ -43,7 +43,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def standard_output():
-    """Yields a function that prints one JSON line. All other output meanwhile goes to standard error."""
+    """Yields a function that prints one JSON line. All other output goes to standard error meanwhile."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     yield lambda line: print(json.dumps(line), file=results, flush=True)
@@ -56,8 +56,8 @@ def new_model(config):
 
 
 class Batches:
-    """Batches of a token file. Batch n of a rank has samples from (n * ranks + rank) * batch on: (tokens, targets),
-    each [batch, T] int64."""
+    """Batches of a token file. Batch n of a rank has the samples from number (n * ranks + rank) * batch on: (tokens,
+    targets), each [batch, T] int64."""
 
     def __init__(self, path, config, ranks, batch=1):
         self._tokens = numpy.fromfile(path, dtype="<u2", offset=LLMC_HEADER_BYTES)

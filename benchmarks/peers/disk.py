@@ -2,15 +2,16 @@
 """Measures how the peers move records between memory and a disk: whole passes over one file, past the page cache.
 
     fio                 io_uring or libaio, the best of a sweep over engines, sizes and depths
-    deepspeed_aio       DeepSpeed's aio handle as its "aio" section is by default: 1 MiB, 8 deep, one thread
+    deepspeed_aio       DeepSpeed's aio handle with the defaults of its "aio" section: 1 MiB, 8 deep, one thread
     deepspeed_aio_best  the best of a sweep over sizes, depths and threads
     deepspeed_swapper   steps of DeepSpeedCPUAdam whose fp32 state the pipelined optimizer swapper keeps on the disk:
-                        reads of the next part and writes of the last one run beside the update of this one
+                        Reads of the next part and writes of the previous part run beside the update of this part
 
-Prints one JSON line. For passes it is {"peer", "bytes", "settings", "write", "read", "mixed"}. `bytes` is what a pass
-moves one way; "mixed" reads as many as it writes. Each of the last three is {"samples_s": [...], "cpu_s": [...]}, with
-the CPU time of all threads. The file is written once before the first pass. For steps the line is {"peer", "numel",
-"bytes", "samples_s": [...]}, and `bytes` is what a step reads and writes.
+Prints one JSON line. For passes it is {"peer", "bytes", "settings", "write", "read", "mixed"}. `bytes` is the number of
+bytes that a pass moves in one direction. The pass "mixed" reads as many as it writes. Each of the last three is
+{"samples_s": [...], "cpu_s": [...]}, with the CPU time of all threads. The file is written once before the first pass.
+For steps the line is {"peer", "numel", "bytes", "samples_s": [...]}, and `bytes` is the number of bytes that a step
+reads and writes.
 """
 
 import argparse
@@ -35,8 +36,7 @@ PASSES = ("write", "read", "mixed")
 
 
 def measured(work):
-    """Returns how many seconds `work` takes, and its CPU seconds together with those of child processes that have
-    ended."""
+    """Returns how many seconds `work` takes, and the CPU seconds that it and its ended child processes use."""
     def cpu():
         uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return sum(use.ru_utime + use.ru_stime for use in uses)
@@ -46,7 +46,7 @@ def measured(work):
 
 
 class Fio:
-    """Runs one process for each pass. The time is by fio's own clock, without its start."""
+    """Runs one process for each pass. The time is measured by fio's own clock, without fio's start."""
 
     SETTINGS = [{"engine": engine, "block": block, "depth": depth} for engine, block, depth in
                 itertools.product(("io_uring", "libaio"), (MIB, 4 * MIB), (8, 32))]
@@ -98,7 +98,7 @@ class DeepSpeedAio:
         return None
 
     def _mixed(self, pieces):
-        """Reads the next piece while this one is written back."""
+        """Reads the next part while the present part is written back."""
         held, offsets = next(pieces), list(self._offsets)
         self._reader.sync_pread(held, self._file, offsets[0])
         for offset, following in itertools.zip_longest(offsets, offsets[1:]):
@@ -126,7 +126,7 @@ def passes(contender, settings, file, size, rounds):
 
 
 def best_settings(contender, file, size):
-    """Returns the settings of the sweep with which passes of all kinds together take the least time."""
+    """Returns the settings of the sweep with the least time for passes of all kinds together."""
     def seconds(settings):
         return sum(kind["samples_s"][0] for kind in passes(contender, settings, file, size, rounds=1).values())
     return min(contender.SETTINGS, key=seconds)
@@ -146,7 +146,7 @@ def move(options, contender, settings):
 
 
 def swapped_steps(options):
-    """Calls the swapper as DeepSpeed's stage 3 does, for one group of parameters after the other."""
+    """Calls the swapper as DeepSpeed's stage 3 does, for one group of parameters after another."""
     import torch
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam

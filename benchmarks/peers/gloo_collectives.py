@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Times torch.distributed's collectives on Gloo, fp32, and beside them the limit that the memory alone sets.
+"""Times torch.distributed's collectives on Gloo, fp32. Also times the limits that the memory alone sets.
 
 A collective's `bytes` are S, the size of the *full* buffer (the output of an all-gather, the input of a
-reduce-scatter). The limit of a collective is the time of a loop that moves, in every rank at once, the bytes that every
-implementation must move where ranks have private memory. It does not wait for other ranks:
+reduce-scatter). Ranks have private memory, so every implementation must move certain bytes. The limit of a collective
+is the time in which a plain loop moves these bytes, in all ranks at once. It does not wait for other ranks:
 
-    reduce_scatter    each rank reads its slice of all inputs, writes it once        torch.add
-    all_gather        each rank reads the others' slices and writes them             copy_
+    reduce_scatter    each rank reads its slice of all inputs, and writes it once    torch.add
+    all_gather        each rank reads the slices of other ranks, and writes them     copy_
     all_reduce        first reduce_scatter, then all_gather
 
-Every result is checked before anything is timed. One JSON line a rank:
+Every result is checked before anything is timed. It prints one JSON line for each rank:
 
     {"peer": "gloo", "rank", "ranks", "threads",
      "cases": [{"contender": "gloo" | "limit", "collective", "bytes", "samples_s"}]}
@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 from common import Ranks, standard_output
 
-BATCH = 10  # calls between two readings of the clock that decides whether there is time for more
+BATCH = 10  # calls between two looks at the clock, which decides whether there is time for more
 
 
 class Collectives:
-    """Buffers of the largest size, cut to the wanted size; each method returns the call to time."""
+    """Buffers of the largest size, of which a part of the wanted size is used. Each method returns the call to time."""
 
     def __init__(self, ranks, most_bytes):
         numel = max(most_bytes // 4, ranks.count)
@@ -43,7 +43,7 @@ class Collectives:
         values.fill_(1.0)
         dist.all_reduce(values)
         self.check(values, self.ranks.count)
-        # Later calls would add to the sums of earlier calls and overflow; from here on all values are 0.
+        # Later calls would add to the sums of earlier calls and overflow, so all values are 0 from here on.
         values.zero_()
         return lambda: dist.all_reduce(values)
 
@@ -103,7 +103,7 @@ class Limits:
 
 
 def measure(call, seconds, least):
-    """Times `call` until rank 0 has spent `seconds`, and at least `least` times; all ranks call equally often."""
+    """Times `call` until rank 0 has spent `seconds`, and at least `least` times. All ranks call it equally often."""
     for _ in range(3):
         call()
     samples = []
@@ -120,7 +120,8 @@ def measure(call, seconds, least):
 
 
 def sizes(most_bytes):
-    """Returns 4 B, 64 B, 1 KiB, ... by factors of 16 while small and 4 from 64 KiB on, and the largest size."""
+    """Returns 4 B, 64 B, 1 KiB, ..., and the largest size. The factor between sizes is 16 for small sizes, and 4 from
+    64 KiB on."""
     size = 4
     while size < most_bytes:
         yield size

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the best speeds of the GPU that PyTorch's own calls reach.
+"""Measures the highest speeds of the GPU that PyTorch's own calls reach.
 
     copy    a copy from device memory to device memory; bytes read and written
     gemm    bf16 matrices of 8192 x 8192, random values; floating-point operations

@@ -1,4 +1,4 @@
-"""A torch device and its clock: events on a GPU, the wall clock on the CPU."""
+"""A torch device and its clock, which uses events on a GPU and the wall clock on the CPU."""
 
 import time
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Mark:
-    """A point in the work of the device: an event on a GPU, the present moment on the CPU."""
+    """A point in the work of the device. It is an event on a GPU, and the present moment on the CPU."""
 
     def __init__(self, on_gpu):
         self._event = torch.cuda.Event(enable_timing=True) if on_gpu else None
@@ -54,5 +54,5 @@ class Device:
             torch.cuda.reset_peak_memory_stats()
 
     def peak_bytes(self):
-        """Returns the most bytes of tensors since forget_peak(); None on the CPU."""
+        """Returns the largest number of bytes of tensors since forget_peak(); None on the CPU."""
         return torch.cuda.max_memory_allocated() if self.on_gpu else None

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Times one thread's optimizer step over one flat tensor, or that of a GPU.
+"""Times one optimizer step over one flat tensor, on one thread or on a GPU.
 
     fused_fp32      torch.optim.AdamW(fused=True) on fp32 parameters and gradients
-    fused_bf16      the same, all of it in bf16: no masters, so another result
-    chain_bf16      what mixed precision costs in PyTorch: bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the
-                    fp32 masters, copy back to bf16; on a GPU GradScaler.unscale_ too (which looks for infinities)
+    fused_bf16      fused_fp32 with everything in bf16: no masters, so the result differs
+    chain_bf16      mixed precision in PyTorch: bf16 gradients to fp32, clip_grad_norm_, fused AdamW on the
+                    fp32 masters, copy back to bf16; on a GPU also GradScaler.unscale_ (which looks for infinities)
     deepspeed_fp32  DeepSpeedCPUAdam(adamw_mode=True) on fp32 parameters and gradients
     deepspeed_chain_bf16  chain_bf16 with DeepSpeedCPUAdam on the masters
 
 With `--isa avx2` nothing wider than AVX2 is used: PyTorch chooses so, and DeepSpeed's operator is compiled again for
 it, with its extensions in another folder.
 
-Prints one JSON line: {"numel", "bytes", "samples_s": [...]}. bytes: what the passes of the contender read and write.
+Prints one JSON line: {"numel", "bytes", "samples_s": [...]}. bytes: the bytes that the contender's passes read and
+write.
 """
 
 import argparse
@@ -27,7 +28,7 @@ parser.add_argument("--isa", choices=["avx2"], help="instruction set; the proces
 options = parser.parse_args()
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-if options.isa:  # this must be set before torch is imported, which reads it
+if options.isa:  # this must be set before torch is imported
     os.environ["ATEN_CPU_CAPABILITY"] = options.isa
     os.environ["TORCH_EXTENSIONS_DIR"] = os.environ.get("TORCH_EXTENSIONS_DIR", "extensions") + f"_{options.isa}"
 
@@ -36,7 +37,7 @@ from common import ADAMW, standard_output  # noqa: E402
 from on_device import Device  # noqa: E402
 
 CLIP = 1.0
-FUSED_PASS = 7  # reads of parameter, gradient and two moments, and writes of all but the gradient
+FUSED_PASS = 7  # reads of parameter, gradient and two moments, and writes of all except the gradient
 
 
 def torch_adamw(parameter):
@@ -65,7 +66,7 @@ def chain(device, numel, make_optimizer=torch_adamw):
     gradient = torch.full_like(parameter, 1e-3) if device.on_gpu else (torch.randn(numel) * 1e-3).bfloat16()
     optimizer = make_optimizer(master)
     scaler = torch.amp.GradScaler(device.name, init_scale=1024.0, enabled=device.on_gpu)
-    scaler.scale(torch.zeros((), device=device.name))  # this makes the scale's tensor
+    scaler.scale(torch.zeros((), device=device.name))  # this makes the tensor of the scale
 
     def step():
         master.grad.copy_(gradient)
@@ -75,7 +76,7 @@ def chain(device, numel, make_optimizer=torch_adamw):
         scaler.update()
         parameter.copy_(master.detach())
 
-    # Bytes per element, read + written: cast 2 + 4, unscale 4 + 4, norm 4, clip 4 + 4, the fused pass, copy 4 + 2
+    # Bytes per element, read + written: cast 2 + 4, unscale 4 + 4, norm 4, clip 4 + 4, the fused pass, copy 4 + 2.
     return (24 + 8 * device.on_gpu + FUSED_PASS * 4) * numel, step
 
 

@@ -1,29 +1,31 @@
 #!/usr/bin/env python3
-"""Times steps of PyTorch, DeepSpeed and Tessera's Python package on one PyTorch model, one process a rank.
+"""Times steps of PyTorch, DeepSpeed and Tessera's Python package on one PyTorch model, with one process per rank.
 
     alone               one rank that communicates with nobody; in bf16 without masters, the least work there is
-    eager               the same with masters in fp32 beside it where parameters are bf16, as users keep them by hand
+    eager               alone with fp32 masters if parameters are bf16, as users store masters by hand
     ddp                 eager in DistributedDataParallel
-    ddp_fp16            with PyTorch's hook that sends gradients in fp16
-    ddp_power_sgd       with PyTorch's hook for PowerSGD of rank 4
-    fsdp2 fully_shard for each block, and the rest as the root; fp32 shards where parameters are bf16 fsdp2_no_reshard
-    the same; parameters stay gathered from forward to backward fsdp2_host the same with CPUOffloadPolicy: shards,
-    gradients and moments in the host's memory zero1, zero2, zero3 DeepSpeed's stages over Gloo, with its own CPU Adam.
-    It wants DS_ACCELERATOR=cpu, and `ninja`
-                        and `g++` where its operator has not been compiled (benchmarks/setup does that)
+    ddp_fp16            ddp with PyTorch's hook that sends gradients in fp16
+    ddp_power_sgd       ddp with PyTorch's hook for PowerSGD of rank 4
+    fsdp2               fully_shard for each block, and the rest as the root; fp32 shards if parameters are bf16
+    fsdp2_no_reshard    fsdp2 with parameters that stay gathered from forward to backward
+    fsdp2_host          fsdp2 with CPUOffloadPolicy: shards, gradients and moments are in the host's memory
+    zero1, zero2, zero3
+                        DeepSpeed's stages over Gloo, with its own CPU Adam; they need DS_ACCELERATOR=cpu, and also
+                        `ninja` and `g++` if the operator has not been compiled (benchmarks/setup compiles it)
     no_shard, full_shard, full_shard_private
                         Tessera's package, which must be importable: built (launch.py puts the build's folder on the
-                        path) or installed with pip; private: with a copy of the parameters a rank, so that units are
-                        gathered
+                        path) or installed with pip; private: each rank has its own copy of the parameters, so that
+                        units are gathered
 
-Every contender has fused AdamW, the same weights and samples, and blocks that are computed again in backward where the
-model file says "recompute". Nothing is compiled (torch.compile): Tessera runs modules as they are, too.
+Every contender has fused AdamW, the same weights and the same samples. If the model file says "recompute", all
+contenders compute blocks again in backward. Nothing is compiled (torch.compile): Tessera runs modules as they are, too.
 
-Each rank writes a metrics file in the form of `tessera train --metrics`: a header {"event": "start", "parameters"}, a
-line {"step", "loss", "seconds"} a step, on the CPU as it ends, and {"event": "end", "peak_bytes"?,
-"allocated_peak_bytes"?}. step: from 1. seconds: since the step before it ended; those of the first and of the first
-timed one begin with it. peak_bytes: benchmarks/memory.py, over the timed steps; only with --memory.
-allocated_peak_bytes: of tensors in the timed steps, on a GPU.
+Each rank writes a metrics file in the form of `tessera train --metrics`. The file has a header {"event": "start",
+"parameters"}, and a line {"step", "loss", "seconds"} per step, which is written on the CPU when the step ends. The last
+line is {"event": "end", "peak_bytes"?, "allocated_peak_bytes"?}. step: from 1. seconds: the time since the end of the
+step before; for the first step and the first timed step, the time since their own beginning. peak_bytes: as
+benchmarks/memory.py measures it over the timed steps, only with --memory. allocated_peak_bytes: the peak of tensors in
+the timed steps, on a GPU.
 """
 
 import argparse
@@ -43,7 +45,7 @@ from on_device import Device  # noqa: E402
 
 POWER_SGD_RANK = 4
 POWER_SGD_START = 2  # the earliest step at which PyTorch's hook may start PowerSGD with a warm start
-ONE_BUCKET_MB = 1 << 14  # one bucket: with several, the hook loses its state in every step over Gloo
+ONE_BUCKET_MB = 1 << 14  # this makes one bucket: with several, the hook loses its state in every step over Gloo
 DDP = ("ddp", "ddp_fp16", "ddp_power_sgd")
 ZERO = ("zero1", "zero2", "zero3")
 TESSERA = {"no_shard": {"strategy": "NO_SHARD"}, "full_shard": {"strategy": "FULL_SHARD"},
@@ -70,7 +72,7 @@ def sharded(model, options, ranks):
     reshard = {"reshard_after_forward": options.contender != "fsdp2_no_reshard"}
     for unit in model.units():
         fully_shard(unit, **arguments, **reshard)
-    # The root is gathered again in backward on the CPU, as it was when all earlier results were measured.
+    # On the CPU, the root is gathered again in backward, as it was when all earlier results were measured.
     fully_shard(model, **arguments, **(reshard if options.device == "cpu" else {}))
     return model
 
@@ -91,7 +93,7 @@ def with_ddp(model, contender):
 
 
 class Trainer:
-    """PyTorch's forward, backward and update; the update's form depends on who holds the fp32 values."""
+    """PyTorch's forward, backward and update. The form of the update depends on which object holds the fp32 values."""
 
     def __init__(self, model, options, ranks):
         contender, self.masters = options.contender, []
@@ -116,7 +118,7 @@ class Trainer:
 
     @torch.no_grad()
     def _update(self):
-        # All tensors are updated in a few launches: on a GPU, one launch for each tensor would take longer than Adam's
+        # All tensors are updated with a few launches. One launch for each tensor would take longer on a GPU than Adam's
         # computation.
         for master in self.masters:
             if master.grad is None:
@@ -132,7 +134,7 @@ class Trainer:
 
 
 def deepspeed_step(model, options):
-    """Makes DeepSpeed's step with its default settings, except for the size of buckets: the default of 5e8 elements is
+    """Makes DeepSpeed's step with its default settings, except for the size of buckets. The default of 5e8 elements is
     2 GB, more than these models have."""
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -167,9 +169,9 @@ def engine_step(engine, forward):
 
 
 def join(options, ranks, device):
-    """Returns a function that is a barrier of all ranks. Tessera's ranks find each other when they ask for an Engine; a
-    plain module needs no group, and on a GPU it does not need the group's memory. The rank on a GPU needs no barrier,
-    which would have to wait for the GPU."""
+    """Returns a function that is a barrier of all ranks. Tessera's ranks find each other when they ask for an Engine. A
+    plain module needs no group, and on a GPU it does not need the group's memory. A rank on a GPU needs no barrier,
+    since the barrier would have to wait for the GPU."""
     if options.contender in TESSERA:
         if options.dtype != "fp32":
             raise SystemExit(f"step: --dtype {options.dtype} is not one of {options.contender}'s; it trains in fp32")
@@ -188,8 +190,8 @@ def join(options, ranks, device):
 
 
 def new_step(options, ranks):
-    """Returns (number of parameters, the contender's function that trains one step on (tokens, targets) and returns the
-    loss)."""
+    """Returns (number of parameters, a function of the contender). The function trains one step on (tokens, targets)
+    and returns the loss."""
     config = json.loads(pathlib.Path(options.model).read_text())
     with torch.device(options.device):
         model = new_model(config)
@@ -204,7 +206,7 @@ def new_step(options, ranks):
 
 
 def batches_of(options, ranks):
-    """Brings all batches to the device beforehand, so that steps spend no time on reading."""
+    """Brings all batches to the device in advance, so that steps spend no time on reading."""
     batches = Batches(options.tokens, json.loads(pathlib.Path(options.model).read_text()), ranks, options.batch)
     return [[part.to(options.device) for part in batches.of_step(number)]
             for number in range(options.warm_up + options.steps + options.cool_down)]
@@ -218,7 +220,7 @@ def profiled(path):
 
 
 def run_steps(step, batches, options, device, meet, note):
-    """The ranks call `meet` (a barrier) before the timed steps, so that ranks that train alone are timed at the same
+    """The ranks call `meet` (a barrier) before the timed steps. Ranks that train alone are therefore timed at the same
     time too. The host is one step ahead of a GPU, as Tessera's host is: it queues the next step before it waits for the
     end of a step. Losses are read at the end."""
     sampler, timed, losses, ends = PeakSampler(), contextlib.ExitStack(), [], [device.mark()]
@@ -272,7 +274,7 @@ def main():
         run_steps(step, batches, options, device, meet, note)
     if dist.is_initialized() and options.contender not in TESSERA:
         ranks.leave()
-        # Gloo's worker threads, which DDP's hooks keep, sometimes abort a process while it ends.
+        # Gloo's worker threads belong to DDP's hooks, and sometimes abort a process while it ends.
         os._exit(0)
 
 

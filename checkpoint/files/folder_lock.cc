@@ -31,7 +31,7 @@ std::string this_process() {
   return fmt::format("process {}{}{}", ::getpid(), *host ? " on " : "", host);
 }
 
-/// Returns what the holder wrote into the file, if it is text. It may be out of date.
+/// Returns the text that the holder wrote into the file, which may be out of date; empty if it is not text.
 std::string holder_of(int fd) {
   char text[kMostHolderBytes];
   const ssize_t got = ::pread(fd, text, sizeof text, 0);
@@ -41,7 +41,7 @@ std::string holder_of(int fd) {
   return holder.empty() || !is_text ? "another process" : holder;
 }
 
-/// This text only serves other processes' messages, so writing it may fail.
+/// Writes a text about the holder. Only messages of other processes use it, so writing it may fail.
 void write_holder(int fd) {
   const std::string line = this_process() + "\n";
   if (::ftruncate(fd, 0) == 0) (void)!::pwrite(fd, line.data(), line.size(), 0);
@@ -60,7 +60,7 @@ absl::StatusOr<FolderLock> FolderLock::take(const std::string& path, const std::
                        .folder = std::filesystem::path(path).parent_path().string(),
                        .error = -got});
   FolderLock lock(got);
-  // This writes over the file's text, so the file must have no other name (hard link).
+  // The file's text will be overwritten, so the file must have no other name (hard link).
   struct stat info {};
   if (::fstat(got, &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink > 1)
     return make_error(ExitCode::kCannotCreate,

@@ -8,14 +8,15 @@
 
 namespace tessera {
 
-/// A locked file, which says who holds it. The system releases the lock when the holder's process ends, however it
-/// ends.
+/// A locked file, whose text names the holder of the lock. The system releases the lock when the holder's process ends,
+/// however it ends.
 class FolderLock {
  public:
-  /// Makes the file if it is not there, and locks it. `does`: what the holder does, for the message of others, such as
-  /// "another process saves a checkpoint to /runs/a now". If locks are not available, as on some network file systems,
-  /// it warns and goes on. Errors: 69 if another process still holds it after `patience`; 73 if it cannot be created;
-  /// 77 without permission; 71 without free descriptors or memory; 74 if a call fails for another reason.
+  /// Makes the file if it does not exist, and locks it. `does`: a text for messages of other processes that says what
+  /// the holder does, as in "another process saves a checkpoint to /runs/a now". If locks are not available, as on some
+  /// network file systems, it warns and continues without a lock. Errors: 69 if another process still holds the lock
+  /// after `patience`; 73 if the file cannot be created; 77 without permission; 71 without free descriptors or memory;
+  /// 74 if a call fails for another reason.
   static absl::StatusOr<FolderLock> take(const std::string& path, const std::string& does, const std::string& who,
                                          std::chrono::milliseconds patience = {});
   FolderLock() = default;
@@ -26,8 +27,8 @@ class FolderLock {
   }
   ~FolderLock();
 
-  /// Call it in a process that was forked from the holder: the lock then belongs to the holder alone, whatever becomes
-  /// of this process.
+  /// Call it in a process that was forked from the holder. The lock then belongs only to the holder, whatever happens
+  /// to this process.
   void forget();
 
  private:

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Returns the hash that a checkpoint keeps of bytes, to notice when they change: XXH3 of 64 bits with seed 0
-/// (https://xxhash.com), as `xxhsum -H3` prints it. It finds damage, not forgery.
+/// Returns the hash by which a checkpoint notices changes of bytes: XXH3 with 64 bits and seed 0 (https://xxhash.com),
+/// as `xxhsum -H3` prints it. It detects damage, not forgery.
 std::uint64_t checkpoint_hash(std::span<const std::byte> bytes);
 std::uint64_t checkpoint_hash(std::string_view text);
 
@@ -24,7 +24,7 @@ class RunningHash {
 
   /// Adds bytes that follow the bytes added before.
   void add(std::span<const std::byte> bytes);
-  /// Returns the hash of everything that was added.
+  /// Returns the hash of all bytes that were added.
   std::uint64_t value() const;
 
  private:
@@ -32,9 +32,9 @@ class RunningHash {
   const std::unique_ptr<State> state_;
 };
 
-/// Returns the hash as text: 16 hexadecimal digits, the most significant first.
+/// Returns the hash as text: 16 hexadecimal digits, the most significant digit first.
 std::string hash_text(std::uint64_t hash);
-/// Reads a text that `hash_text` made. Returns false if `text` is anything else.
+/// Reads a text that `hash_text` made. Returns false if `hash_text` cannot have made `text`.
 bool read_hash(std::string_view text, std::uint64_t& hash);
 
 }  // namespace tessera

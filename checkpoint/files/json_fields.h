@@ -12,17 +12,17 @@
 
 namespace tessera {
 
-/// The members of a JSON object from a file that may be damaged or hostile. A member that is missing, of another type
-/// or out of range gives a default and sets `status` to the error; the first error stays. So the caller reads all
-/// members and then checks `status` once.
+/// Reads the members of a JSON object from a file that may be damaged or hostile. If a member is missing, has another
+/// type or is out of range, the result is a default, and `status` is set to the error. Only the first error is kept. So
+/// the caller reads all members and then checks `status` once.
 class JsonFields {
  public:
   /// `file` is the prefix of messages, `place` is the object's JSON pointer. `node`, `file` and `status` must outlive
-  /// this.
+  /// this object.
   JsonFields(const JsonNode& node, const std::string& file, std::string place, absl::Status& status);
 
   bool has(std::string_view key) const { return find(key) != nullptr; }
-  /// Returns an integer of [least, most], or `least` where the member is wrong.
+  /// Returns an integer of [least, most], or `least` if the member is wrong.
   std::int64_t integer(std::string_view key, std::int64_t least, std::int64_t most) const;
   double number(std::string_view key) const;
   bool boolean(std::string_view key) const;
@@ -37,7 +37,7 @@ class JsonFields {
   const JsonNode* find(std::string_view key) const;
   std::string place_of(std::string_view key) const;
 
-  /// Sets the error: says what is wrong with a member.
+  /// Sets the error that a member is wrong. `what` says what is wrong.
   void refuse(std::string_view key, const std::string& what) const;
 
  private:
@@ -50,11 +50,11 @@ class JsonFields {
   absl::Status& status_;
 };
 
-/// Reads an integer of [least, most]. Returns false if the value is anything else, such as 1.0.
+/// Reads an integer of [least, most]. Returns false if the value is not such an integer; 1.0 is not one.
 bool read_integer(const nlohmann::json& value, std::int64_t least, std::int64_t most, std::int64_t& integer);
 
-/// Parses a text of at most `most_values` values, strictly (runtime/config/json_document.h). It fails with error 65
-/// where the text is anything else.
+/// Parses a text of at most `most_values` values, strictly (runtime/config/json_document.h). It fails with error 65 if
+/// the text is not such JSON.
 absl::StatusOr<JsonNode> parse_checkpoint_json(const std::string& file, std::string_view text, std::size_t most_values);
 
 }  // namespace tessera

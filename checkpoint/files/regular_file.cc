@@ -30,7 +30,7 @@ fs::path last_parts(const fs::path& path, int count) {
   return parts;
 }
 
-/// Returns the first link among the parts of `path` behind `folder`.
+/// Returns the first link among `parts`, the parts of the path behind `folder`.
 std::string link_in(const fs::path& folder, const fs::path& parts) {
   fs::path each = folder;
   std::error_code error;

@@ -10,16 +10,17 @@
 
 namespace tessera {
 
-/// A file that may be damaged or hostile, open for reading. Only a regular file is opened; a link, a folder, a pipe or
-/// a device is an error at once. The folder that the user named is trusted: it may be a link or lie behind one. None of
-/// the `parts` of the path below that folder may be a link. It is move-only.
+/// A file that may be damaged or hostile, open for reading. Only a regular file is opened. A link, a folder, a pipe or
+/// a device is an error. The folder that the user named is trusted: it may be a link or lie behind one. None of the
+/// `parts` of the path below that folder may be a link. It is move-only.
 ///
-/// Errors, with `who` and the file in front: 66 if it is missing; 77 without permission; 71 without free descriptors or
-/// memory; 65 if it is a link or no regular file; 74 if a read fails or the file ends before the wanted bytes.
+/// Messages begin with `who` and the file. Errors: 66 if the file is missing; 77 without permission; 71 without free
+/// descriptors or memory; 65 if it is a link or is not a regular file; 74 if a read fails or the file ends before the
+/// wanted bytes.
 class RegularFile {
  public:
-  /// Opens the file. `who` is the prefix of messages: "rank 0". `parts`: how many parts at the end of `path` must not
-  /// be links, 1 or more.
+  /// Opens the file. `who` is the prefix of messages: "rank 0". `parts`: the number of parts at the end of `path` that
+  /// must not be links, 1 or more.
   static absl::StatusOr<RegularFile> open(const std::string& path, const std::string& who, int parts = 1);
   RegularFile(RegularFile&& other) noexcept;
   RegularFile& operator=(RegularFile&& other) noexcept;
@@ -30,7 +31,7 @@ class RegularFile {
   const std::string& path() const { return path_; }
   /// Fills all of `bytes` from byte `offset` on.
   absl::Status read(std::int64_t offset, std::span<std::byte> bytes) const;
-  /// Tells the system that the file will be read from its beginning to its end, so that it reads far ahead.
+  /// Tells the system that the file will be read from its beginning to its end, so that the system reads far ahead.
   void read_in_order() const;
 
  private:
@@ -48,8 +49,8 @@ absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int6
                                               int parts = 1);
 
 /// Returns the `parts` with which RegularFile::open opens a file of a checkpoint. It is 2 if the checkpoint lies in a
-/// folder of checkpoints under its own name ("step-..."), so that it cannot be a link; 1 if a user gave its folder
-/// another name.
+/// folder of checkpoints under its own name ("step-..."), which cannot be a link. It is 1 if a user gave the
+/// checkpoint's folder another name.
 int parts_of_checkpoint(const std::string& path);
 
 }  // namespace tessera

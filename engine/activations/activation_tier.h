@@ -16,13 +16,13 @@
 
 namespace tessera {
 
-/// Says where bytes lie: the storage, and the bytes' offset in the storage.
+/// The place of bytes: a storage, and the offset of the bytes in the storage.
 struct StoredBytes {
   c10::Storage storage;
   std::size_t begin = 0;
 };
 
-/// What a tier has moved so far. All counts begin with 0 when the tier is made.
+/// Counts of the values and bytes that a tier has transferred. All counts begin with 0 when the tier is made.
 struct ActivationCounts {
   std::int64_t values = 0, bytes_put = 0;  ///< calls of `put`, and the bytes that they were given
   std::int64_t bytes_got = 0;
@@ -41,33 +41,33 @@ struct ActivationCounts {
 };
 
 /// Holds bytes of saved tensors outside the memory of the device that computes. SavedActivations owns a tier and calls
-/// it under its mutex: one thread at a time. Errors are c10::Error or std::runtime_error; a call may also throw the
+/// it under its mutex: one thread at a time. Its errors are c10::Error or std::runtime_error. A call may also throw the
 /// error of a transfer that an earlier call began.
 class ActivationTier {
  public:
   using Id = std::int64_t;
 
   virtual ~ActivationTier() = default;
-  /// Begins to copy `bytes` bytes of `storage`, from byte `begin` on, to the tier. The copy has the values that an
-  /// operator would read if it were called now. The storage is freed once the caller has let go of it and the transfer
-  /// is over. Every id is larger than all earlier ids.
+  /// Begins to copy `bytes` bytes of `storage`, from byte `begin` on, to the tier. The copy gets the values that an
+  /// operator would read at the time of this call. The storage is freed once the caller has let go of it and the
+  /// transfer has ended. Returns the value's id, which is larger than all earlier ids.
   virtual Id put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) = 0;
   /// Returns the value's bytes. Only operators that are called after this call may read them. The address has the same
   /// distance to a multiple of 64 as the original address. The call also begins to bring back the values that were put
-  /// just before this one. It may be called several times for a value.
+  /// just before this value. It may be called several times for a value.
   virtual StoredBytes get(Id id) = 0;
-  /// Forgets the value: nobody needs it any more.
+  /// Removes a value that is no longer needed.
   virtual void drop(Id id) = 0;
 
   virtual ActivationCounts counts() const = 0;
   /// Returns the bytes of host memory that the tier took when it was made, as the plan counts them.
   virtual std::int64_t memory_bytes() const = 0;
-  /// It is called when the Engine, and the kernels that move bytes of a GPU, are about to be destroyed. The values
-  /// stay; later calls of `get` bring them back without those kernels.
+  /// It is called before the Engine is destroyed, and with it the kernels that move bytes of a GPU. The values stay on
+  /// the tier; later calls of `get` bring them back without those kernels.
   virtual void close() {}
 };
 
-/// Allocates `bytes` bytes on `device` for a value and the gap before the value that `phase_of` asks for.
+/// Allocates `bytes` bytes on `device` for a value, and for the gap of `phase_of` bytes in front of it.
 inline at::Tensor bytes_on(c10::Device device, std::size_t bytes) {
   return at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
 }

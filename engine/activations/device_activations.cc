@@ -22,7 +22,7 @@ namespace {
 /// time uses it.
 class PinnedBlocks {
  public:
-  /// A block of pinned memory, and its last copy in either direction (null where there was none).
+  /// A block of pinned memory, and its last copy in either direction (null if there was none).
   struct Block {
     std::shared_ptr<std::byte> memory;
     std::size_t bytes = 0;
@@ -89,14 +89,16 @@ class DeviceActivations : public ActivationTier {
   struct Value {
     std::size_t bytes = 0, phase = 0;
     PinnedBlocks::Block block;
-    StoredBytes leaving;               ///< read by a copy out that was not joined or waited for yet
-    StoredBytes coming;                ///< written by a copy back that was not joined yet
-    std::optional<Spill::Id> spilled;  ///< id of the value in the spill; empty while it is on its way out
+    StoredBytes leaving;               ///< device memory that is being copied to the host; the copy was neither joined
+                                       ///< nor waited for
+    StoredBytes coming;                ///< device memory to which the value is being copied back; the copy was not
+                                       ///< joined yet
+    std::optional<Spill::Id> spilled;  ///< id of the value in the spill; empty while it is being copied to the host
   };
 
   /// Takes a block for a copy in either direction.
   virtual PinnedBlocks::Block idle_block(std::size_t bytes) { return idle_.take(bytes); }
-  /// Ends the oldest copy out.
+  /// Completes the oldest copy to the host, so that its device memory can be freed.
   virtual void end_oldest() = 0;
 
   /// Begins to copy the value from its block to the device. REQUIRES: no copy of it is under way.
@@ -104,8 +106,8 @@ class DeviceActivations : public ActivationTier {
     const at::Tensor memory = bytes_on(device_.device, value.phase + value.bytes);
     const DeviceKernels::UploadPiece piece[] = {
         {static_cast<std::byte*>(memory.mutable_data_ptr()) + value.phase, value.block.memory.get(), value.bytes}};
-    // The copy waits for work that still uses the memory that the allocator has just given out, and for copies out that
-    // were joined before.
+    // The copy waits for work that still uses the newly allocated memory, and for earlier copies to the host, which
+    // this stream has joined.
     const std::unique_ptr<DeviceKernels::Mark> now = kernels_->mark();
     value.block.last = kernels_->upload(piece, now.get());
     value.coming = {memory.storage(), value.phase};
@@ -115,15 +117,16 @@ class DeviceActivations : public ActivationTier {
   DeviceKernels* kernels_;  ///< null after `close`
   const std::size_t queue_depth_;
   std::map<Id, Value> values_;
-  std::deque<Id> leaving_;  ///< values whose copy out was not ended yet, oldest first
+  std::deque<Id> leaving_;  ///< values whose copy to the host was not completed yet, oldest first
   PinnedBlocks idle_;
-  ActivationCounts counts_;  ///< all counts but those of a disk, which the spill keeps
+  ActivationCounts counts_;  ///< all counts except those of a disk, which the spill keeps
 
  private:
   Id next_ = 0;
 };
 
-/// The last copy of a free block was joined, so it comes before every copy that is queued from now on.
+/// The current stream has joined the last copy of a free block, so every copy that is queued from now on comes after
+/// it.
 class HostActivations final : public DeviceActivations {
  public:
   using DeviceActivations::DeviceActivations;
@@ -250,15 +253,15 @@ class DeviceNvmeActivations final : public DeviceActivations {
   }
 
  private:
-  /// Returns a block that the host may write now: its last copy is over.
+  /// Returns a block that the host may write now: its last copy has ended.
   PinnedBlocks::Block idle_block(std::size_t bytes) override {
     PinnedBlocks::Block block = idle_.take(bytes);
     if (block.last) std::exchange(block.last, nullptr)->wait();
     return block;
   }
 
-  /// Puts the oldest value on its way out into the spill. It waits for the copy to the host first, so nothing that is
-  /// computed later has to be ordered after that copy.
+  /// Puts the oldest value that is being copied to the host into the spill. It waits for the copy to the host first, so
+  /// nothing that is computed later has to be ordered after that copy.
   void end_oldest() override {
     Value& value = values_.at(leaving_.front());
     value.block.last->wait();
@@ -270,7 +273,8 @@ class DeviceNvmeActivations final : public DeviceActivations {
     idle_.give_back(std::move(block));
   }
 
-  /// Throws where the value is not in the spill: putting it there failed, and that error was reported then.
+  /// Throws if the value is not in the spill. That is so if putting it there failed; this error was reported at that
+  /// time.
   static void expect_spilled(const Value& value) {
     if (!value.spilled)
       throw Error(ExitCode::kIo, "an activation could not be put on disk. [T0087] hint: an earlier message says why");

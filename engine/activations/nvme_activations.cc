@@ -46,7 +46,7 @@ class NvmeActivations final : public ActivationTier {
 
   const std::unique_ptr<Spill> spill_;
   std::map<Id, Value> values_;
-  ActivationCounts counts_;  ///< all counts but those of the disk, which the spill keeps
+  ActivationCounts counts_;  ///< all counts except those of the disk, which the spill keeps
 };
 
 }  // namespace

@@ -25,9 +25,9 @@ namespace {
 
 // This file works as follows. LibTorch's hooks (Hooks, one per saved tensor) ask the Store, which the hooks and the
 // SavedActivations share. Store::put decides whether a tensor is offloaded, and which bytes of its storage go to the
-// tier; a Put stands for those bytes, and later tensors in them share it. Store::get looks for the bytes in the
-// original storage, then in the storage that the last `get` returned, and only then reads the tier. The Store holds
-// storages weakly, so memory is freed with its last user; ~Put drops the bytes from the tier.
+// tier. A Put stands for those bytes; tensors that are saved later and lie in the same bytes share the Put. Store::get
+// looks for the bytes in the original storage, then in the storage that the last `get` returned, and only then reads
+// the tier. The Store holds storages weakly, so memory is freed with its last user; ~Put drops the bytes from the tier.
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
@@ -46,7 +46,7 @@ ByteRange range_of(const at::Tensor& tensor) {
   return {begin, begin + static_cast<std::size_t>(last + 1) * element};
 }
 
-/// Returns the storage, or nothing where it was freed.
+/// Returns the storage; nothing if it was freed.
 std::optional<c10::Storage> living(const WeakStorage& weak) {
   if (auto storage = weak.lock()) return c10::Storage(std::move(storage));
   return std::nullopt;
@@ -76,7 +76,7 @@ class SavedActivations::Store : public std::enable_shared_from_this<SavedActivat
     options_.staying.clear();
   }
 
-  /// Puts the bytes that `tensor` views on the tier. Returns null where the tensor is to be kept in memory.
+  /// Puts the bytes that `tensor` views on the tier. Returns null if the tensor is to be kept in memory.
   std::shared_ptr<Put> put(const at::Tensor& tensor);
   /// Returns where the bytes of `put` lie in memory. It brings them back from the tier first if no storage in memory
   /// has them.
@@ -130,7 +130,7 @@ class Hooks final : public torch::autograd::SavedVariableHooks {
     put_ = store_->put(tensor);
     store_.reset();
     if (!put_) {
-      // A graph that held its own output would never be freed, so `kept_` is a copy of the tensor object that has no
+      // A graph that held its own output would never be freed, so `kept_` is a copy of the tensor object without its
       // graph.
       kept_ = tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());
       return;
@@ -218,7 +218,7 @@ std::shared_ptr<SavedActivations::Store::Put> SavedActivations::Store::put(const
 }
 
 StoredBytes SavedActivations::Store::get(Put& put) {
-  Recent goes;  // its storage is freed after the lock is released
+  Recent goes;  // a storage that is freed after the lock is released
   const MutexLock lock(mutex_);
   TORCH_CHECK(!forked_,
               "activations of the training process are wanted in a process that was forked from it. [T0088] hint: run "
@@ -235,9 +235,9 @@ StoredBytes SavedActivations::Store::get(Put& put) {
   return bytes;
 }
 
-/// This is called by destructors, so it does not throw.
+/// It is called by destructors, so it does not throw.
 void SavedActivations::Store::drop(const Put& put) {
-  Recent goes;  // its storage is freed after the lock is released
+  Recent goes;  // a storage that is freed after the lock is released
   try {
     const MutexLock lock(mutex_);
     for (Recent& recent : recent_) {

@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-/// Says which tensors are offloaded.
+/// The conditions under which tensors are offloaded.
 struct SavedActivationsOptions {
-  c10::Device device = c10::Device(c10::kCPU);  ///< tensors of other devices are kept
+  c10::Device device = c10::Device(c10::kCPU);  ///< tensors of other devices are kept in memory
   std::size_t min_bytes = 1;                    ///< smaller tensors are kept in memory
   /// Storages that stay allocated in any case, such as those of a module's buffers. Their tensors are kept in memory.
   std::vector<c10::Storage> staying = {};
@@ -28,21 +28,22 @@ struct SavedActivationsOptions {
 ///
 /// | a tensor that autograd saves | is |
 /// |---|---|
-/// | of a unit of a living Engine, or a leaf that needs gradients | kept: others release and fill its storage |
-/// | of storages that live anyway; of other devices, layouts or subclasses | kept |
+/// | of a unit of a living Engine, or a leaf that needs gradients | kept: the Engine or the program frees and fills it
+/// |
+/// | whose storage stays allocated anyway; of other devices, layouts or subclasses | kept |
 /// | that uses less than a quarter of its storage, in pieces with gaps | kept |
 /// | of fewer than `min_bytes` | kept |
 /// | dense | put: its own bytes |
 /// | with gaps | put: all of its storage, so that its neighbours (the parts of a fused projection) lie in it too |
 ///
-/// 1. LibTorch holds a tensor that is kept. This object does not hold a storage that is put, so its memory is freed
-///    with its last holder.
+/// 1. LibTorch holds a tensor that is kept. This object does not hold a storage whose bytes were put, so the storage's
+///    memory is freed with its last holder.
 /// 2. Bytes of the same storage at the same version are put once.
 /// 3. Backward gets the sizes, strides and values that the tensor had when it was saved. If the tensor was written in
 ///    place since, backward gets LibTorch's error, whether the tensor was kept or put.
-/// 4. A storage that still lives when backward wants it is used as it is. Tensors that were saved in one storage share
-///    one again. The two storages that were brought back last are held until others are brought back or the graph lets
-///    go of them.
+/// 4. A storage that still exists when backward needs it is used as it is. Tensors that shared a storage when they were
+///    saved share a storage again. The two storages that were brought back last are held until others are brought back
+///    or the graph lets go of them.
 /// 5. Bytes are dropped when the graph lets go of the last tensor in them. A graph may outlive this object.
 class SavedActivations final : public SavedTensorHooks {
  public:

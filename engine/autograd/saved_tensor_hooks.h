@@ -15,10 +15,10 @@ class SavedTensorHooks {
 };
 
 /// Lets `hooks` make the hooks of every tensor that an operator on this thread saves for backward, from now on and
-/// while `hooks` lives. Only the last ones make hooks of tensors if several were given. Giving the same hooks again
-/// changes nothing. Tensors that are saved inside a backward keep LibTorch's behaviour: tensors of recomputation, and
-/// of a backward that is differentiated itself. Hooks of a Python program (torch.autograd.graph.saved_tensors_hooks)
-/// take precedence over `hooks`.
+/// while `hooks` lives. If this function was called several times, only the latest hooks are used. Giving the same
+/// hooks again changes nothing. Tensors that are saved inside a backward keep LibTorch's behaviour: tensors of
+/// recomputation, and of a backward that is differentiated itself. Hooks of a Python program
+/// (torch.autograd.graph.saved_tensors_hooks) take precedence over `hooks`.
 ///
 /// LibTorch asks its autograd engine for such hooks, so this function calls put_engine_in_place.
 void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks);
@@ -33,9 +33,9 @@ class SavedTensorScope {
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 };
 
-/// Puts an autograd engine of ours in the place of the present one, which is LibTorch's own or that of the Python
-/// package torch. Only the first call in a process does anything; any thread may call it. Our engine passes all calls
-/// on, with two additions: hook_saved_tensors gives the hooks for saved tensors, and a backward that C++ runs inside
+/// Replaces the present autograd engine, which is LibTorch's own or that of the Python package torch, by one of
+/// Tessera's. Only the first call in a process does anything. Any thread may call it. Tessera's engine passes all calls
+/// on, with two additions. hook_saved_tensors can give the hooks for saved tensors. A backward that C++ runs inside
 /// another one is an InnerBackward (engine/autograd/end_of_backward.h).
 void put_engine_in_place();
 

@@ -12,7 +12,7 @@ namespace tessera {
 
 std::optional<std::string> other_noise(const Strategy& strategy, std::int64_t saved_version) {
   const bool rounds_states = strategy.optimizer.state_dtype != StateDType::kF32;
-  // Noise of version 2 differs from that of version 3 in 8-bit states only.
+  // Noise of version 2 differs from noise of version 3 only where states have 8 bits.
   const bool is_same =
       saved_version == kNoiseVersion || (saved_version == 2 && strategy.optimizer.state_dtype != StateDType::k8Bit);
   if (is_same || !(rounds_states || draws_gradients(strategy.compression.method))) return std::nullopt;

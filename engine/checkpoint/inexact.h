@@ -17,13 +17,13 @@ namespace tessera {
 /// The line is there only if the strategy draws noise.
 std::optional<std::string> other_noise(const Strategy& strategy, std::int64_t saved_version);
 
-/// Returns the line for a run whose learning rate rises over samples, if the save after `steps` updates lacks their
-/// number of samples (Engine::samples_seen).
+/// Returns the line for a run whose learning rate rises over samples, if the save after `steps` updates does not have
+/// the number of samples in these updates (Engine::samples_seen).
 std::optional<std::string> unknown_samples(const Strategy& strategy, std::int64_t steps, std::int64_t samples);
 
-/// Reads learning rates that were set by hand into `rates` (StepProgress::rates). The strategy decides if it has a
-/// schedule that sets the rates; the strategy may have changed since the save. `saved`: those of the `source`,
-/// "checkpoint" or "commit"; it is empty where the source has none.
+/// Reads learning rates that were set by hand into `rates` (StepProgress::rates). If the strategy has a schedule that
+/// sets the rates, the strategy decides; it may have changed since the save. `saved`: the rates in the `source`, which
+/// is "checkpoint" or "commit"; empty if the source has none.
 std::optional<std::string> read_rates(const Strategy& strategy, const std::vector<std::optional<double>>& saved,
                                       const char* source, std::vector<double>& rates);
 

@@ -21,9 +21,9 @@ namespace {
 
 // This file works as follows. Matcher compares parameters first, then buffers, then states. It does not stop at the
 // first difference: `problems_` collects what forbids loading, and take() reports all of them in one error (at most
-// kMostProblems). What can be loaded, but not exactly (rounded values, states that begin anew or are left out), becomes
-// lines of MatchedCheckpoint::inexact. match_parameters notes the states that parameters need (`needed_`) and that
-// frozen ones keep (`kept_`), and match_states reads both.
+// kMostProblems). Values and states that cannot be loaded exactly (rounded values, states that begin anew or are left
+// out) become lines of MatchedCheckpoint::inexact. match_parameters notes the states that parameters need (`needed_`)
+// and that frozen ones keep (`kept_`), and match_states reads both.
 
 constexpr std::size_t kMostProblems = 20;  ///< problems that the error lists
 
@@ -178,8 +178,8 @@ class Matcher {
     matched_.parameters.push_back({&group, i, &saved});
   }
 
-  /// Notes the states of the checkpoint that a frozen parameter keeps. Perhaps no parameter that trains has these
-  /// states.
+  /// Notes the states of the checkpoint that a frozen parameter keeps. It may be that no parameter that trains has
+  /// these states.
   void note_kept(const SavedParameter& saved) {
     if (!saved.keeps_states()) return;
     for (const SavedState& state : manifest_.states) {
@@ -226,7 +226,7 @@ class Matcher {
   const std::map<std::string, const SavedParameter*> saved_;
   MatchedCheckpoint matched_;
   std::vector<std::string> problems_, missing_, anew_, rounded_;
-  std::set<std::string> needed_;  ///< names of the states that some parameter needs to train on
+  std::set<std::string> needed_;  ///< names of the states without which some parameter cannot continue training
   std::set<std::string> kept_;    ///< names of states that some frozen parameter keeps
   std::int64_t renumbered_ = 0;
 };

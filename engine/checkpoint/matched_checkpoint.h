@@ -23,7 +23,7 @@ struct MatchedParameter {
   const SavedParameter* saved = nullptr;
 };
 
-/// Says which part of a checkpoint goes where in an Engine.
+/// The parts of an Engine, each with the part of a checkpoint that belongs to it.
 struct MatchedCheckpoint {
   std::vector<MatchedParameter> parameters;  ///< all parameters, in unit, group and layout order
   std::vector<const SavedState*> states;     ///< one for each of StoredStates::all(); null: the state begins anew
@@ -31,10 +31,10 @@ struct MatchedCheckpoint {
 };
 
 /// Finds the counterpart of every parameter, buffer and state by name. Loading a checkpoint calls it on every rank,
-/// before anything is changed. `whole`: the module's buffers; `states`: those of the Engine. The result refers to
-/// `manifest` and the units. Errors (65), which name all faults at once: a parameter or buffer that only one side has;
-/// other shapes, types, strides or aliases; states that the checkpoint lacks or has in a format that cannot be
-/// converted.
+/// before anything is changed. `whole`: the module's buffers; `states`: the states of the Engine. The result refers to
+/// `manifest` and the units. Errors: 65, with all faults at once. A fault is a parameter or buffer that only one side
+/// has, or a difference in shape, type, strides or aliases. Another fault is a state that the checkpoint lacks, or has
+/// in a format that cannot be converted.
 absl::StatusOr<MatchedCheckpoint> match_checkpoint(const std::vector<std::unique_ptr<Unit>>& units,
                                                    const NamedTensors& whole, const StoredStates& states,
                                                    const Manifest& manifest);

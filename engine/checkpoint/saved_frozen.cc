@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kTable = "table";
-constexpr std::int64_t kConvertedAtOnce = std::int64_t{1} << 16;  ///< elements
+constexpr std::int64_t kConvertedAtOnce = std::int64_t{1} << 16;  ///< number of elements that are converted at once
 
 using Bytes = std::shared_ptr<const std::vector<std::byte>>;
 Bytes data_of(const FrozenState& state) { return {state.own, &state.own->data}; }
@@ -81,7 +81,8 @@ json table_row(const FrozenState& state) {
   return row;
 }
 
-/// Returns the state of a row of the table, whose bytes are the part `name`; nothing where the format is unknown.
+/// Returns the state that a row of the table describes, with the bytes of the part `name`; nothing if the format is
+/// unknown.
 std::optional<FrozenState> state_of_row(const json& row, CommitParts& parts, const std::string& name) {
   FrozenState state;
   state.name = row.at("name").get<std::string>();

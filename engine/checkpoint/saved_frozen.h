@@ -31,7 +31,7 @@ void describe_frozen(const FrozenParameter& kept, SavedParameter& saved, std::ve
 void add_frozen(const FrozenStates& frozen, const std::vector<std::unique_ptr<Unit>>& units, int rank, int ranks,
                 StateWriter& writer);
 
-/// Returns the format in which a frozen parameter keeps the state `state` of the checkpoint. Returns nothing where the
+/// Returns the format in which a frozen parameter keeps the state `state` of the checkpoint. Returns nothing if the
 /// Engine's optimizer has no such state. `stored` are the Engine's states.
 std::optional<StateDType> kept_format(const SavedState& state, const SavedParameter& saved, const StoredStates& stored);
 
@@ -43,8 +43,8 @@ absl::StatusOr<FrozenParameter> read_frozen(SavedCheckpoint& checkpoint, const S
 /// Returns all shares of this rank as bytes of a durable commit, which names parameters by their numbers. It is empty
 /// if there are none.
 std::string write_frozen(const FrozenStates& frozen, const std::vector<std::unique_ptr<Unit>>& units);
-/// Fills `frozen` from the bytes that write_frozen returned, for the same units. Returns false where the bytes are
-/// anything else.
+/// Fills `frozen` from the bytes that write_frozen returned, for the same units. Returns false if write_frozen cannot
+/// have returned these bytes.
 bool read_frozen(std::string_view bytes, const std::vector<std::unique_ptr<Unit>>& units, FrozenStates& frozen);
 
 }  // namespace tessera

@@ -15,8 +15,8 @@ using Residual = KeptGradients::Residual;
 
 /// The part of a residual that belongs to one parameter.
 struct Part {
-  std::string word, name;  ///< `what` and `name` of its piece: the word of this rank's residual, and the parameter
-  Extent elements;         ///< the elements of the parameter that it holds
+  std::string word, name;  ///< `what` and `name` of its Piece: the word for the kind of residual, and the parameter
+  Extent elements;         ///< the elements of the parameter that the residual covers
   std::span<float> values;
 };
 
@@ -76,7 +76,8 @@ bool ResidualReader::has_own() const {
   return there == wanted && !has_more();
 }
 
-/// Returns whether the checkpoint has something for this rank that another compression method kept.
+/// Returns whether the checkpoint has sums or momentum of this rank that this run does not keep, because another
+/// compression method kept them.
 bool ResidualReader::has_more() const {
   using What = KeptGradients::What;
   for (const What what : {What::kSums, What::kMomentum}) {
@@ -110,8 +111,8 @@ absl::Status ResidualReader::read_own(const Residual& residual) {
 }
 
 /// Gives this rank its share of the mean of all saved residuals. A gradient is a mean over ranks and microbatches. For
-/// each element, it adds the residuals of all ranks that hold one for the element, or the shares of momentum of all
-/// ranks. A residual of momentum counts as 1 / (1 - momentum) of a gradient.
+/// each element, this function adds the saved residuals of all ranks that have a residual for that element. Momentum is
+/// added apart from other residuals. With momentum, a residual counts as 1 / (1 - momentum) of a gradient.
 absl::Status ResidualReader::read_mean(const Residual& residual) {
   const Manifest& manifest = checkpoint_.manifest();
   const double before = static_cast<double>(manifest.ranks * manifest.residuals->microbatches);

@@ -16,9 +16,9 @@ namespace tessera {
 /// Writes residuals of compressed reductions to checkpoints, and reads them (Manifest::residuals).
 ///
 /// Residuals belong to ranks. If the job has the same ranks, units and kind of compression as the job that saved, every
-/// rank gets back what it had. Otherwise each rank gets a share of the mean. All residuals of an element are added. The
-/// sum is divided so that it moves the mean gradient of a later step as much as it would have in the run that was
-/// saved.
+/// rank gets back its own residuals. Otherwise each rank gets a share of the mean. All residuals of an element are
+/// added. The sum is divided so that it changes the mean gradient of a later step as much as it would have in the run
+/// that was saved.
 
 /// Gives all of `kept` to `writer`, for `rank`. Only rank 0 writes factors, which are the same on all ranks.
 void add_residuals(const KeptGradients& kept, int rank, StateWriter& writer);
@@ -36,8 +36,8 @@ class ResidualReader {
   /// holds exactly the residuals that this rank keeps. Ranks may read residuals as their own only where this is true on
   /// all of them.
   bool has_own() const;
-  /// Reads the residuals: this rank's own if `own`, else its share of the mean. REQUIRES: Manifest::residuals is
-  /// set, and `kept` holds zeros; `own` only where has_own() was true on every rank. Errors: those of
+  /// Reads the residuals: this rank's own if `own`, else its share of the mean. REQUIRES: Manifest::residuals is set,
+  /// and `kept` holds zeros. `own` may be true only if has_own() was true on every rank. Errors: those of
   /// SavedCheckpoint::read.
   absl::Status read(bool own);
 

@@ -18,9 +18,10 @@
 namespace tessera {
 namespace {
 
-/// Elements of a portion that is converted to another format.
+/// The number of elements that are converted to another format at once.
 constexpr std::int64_t kConverted = std::int64_t{1} << 16;
-/// Elements of a portion that is read into its place in memory; a device gets it by way of a copy on the host.
+/// The number of elements that are read at once into their place in memory. If the place is on a GPU, they are read
+/// into host memory and copied.
 constexpr std::int64_t kInPlace = std::int64_t{1} << 22;
 
 /// Calls `visit(portion)` for the portions of `run`. Each but the last has `most` elements.
@@ -63,7 +64,7 @@ absl::Status StateReader::read_states(const MatchedParameter& parameter) {
 }
 
 /// Reads a parameter's masters, and rounds the parameter from them; a frozen parameter's values are read as they are.
-/// This rank's part of the masters lies within its part of the parameter.
+/// This rank's part of the masters is within this rank's part of the parameter.
 absl::Status StateReader::read_value(const MatchedParameter& parameter) {
   FlatGroup& group = *parameter.group;
   const SavedParameter& saved = *parameter.saved;

@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-/// Reads this rank's parts of parameters, masters and states from a checkpoint to where they lie, one portion after the
-/// other. load_checkpoint makes one on each rank and calls `read` once.
+/// Reads this rank's parts of parameters, masters and states from a checkpoint to their places in memory, in files or
+/// on a GPU, one portion after the other. load_checkpoint makes a StateReader on each rank and calls `read` once.
 class StateReader {
  public:
   /// `states` are those of the Engine. `rank`, `ranks`: this rank and the number of ranks that load. The referenced
@@ -30,7 +30,7 @@ class StateReader {
  private:
   absl::Status read_states(const MatchedParameter& parameter);
   absl::Status read_value(const MatchedParameter& parameter);
-  /// Reads parameters that are the masters themselves (fp32), in place.
+  /// Reads fp32 parameters, which have no separate masters, into their own memory.
   absl::Status read_f32_value(const MatchedParameter& parameter);
   /// `state`: the state's index among those of the parameter's group (StoredStates::of).
   absl::Status read_state(const MatchedParameter& parameter, std::size_t state);

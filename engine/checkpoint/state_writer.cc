@@ -19,7 +19,8 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kJoinedAtOnce = 16384;
-constexpr std::int64_t kFetchedBytes = 1 << 19;  ///< bytes that are handed on, or fetched from a device, at a time
+constexpr std::int64_t kFetchedBytes = 1 << 19;  ///< number of bytes that are passed on, or fetched from a device, at
+                                                 ///< once
 
 /// Lets `portions(append)` call `append` with one portion after the other, and hands each to `sink`. Nothing more is
 /// handed on after the first failure.

@@ -22,9 +22,9 @@
 
 namespace tessera {
 
-/// Collects one rank's part of a checkpoint, and writes it. Saving makes one on each rank. Each element of the
-/// flat buffers is written by exactly one rank: a rank that alone holds a part writes it, and ranks that hold copies of
-/// one part each write a section of it, cut at block boundaries.
+/// Collects one rank's part of a checkpoint, and writes it. Each save makes a StateWriter on each rank. Each element of
+/// the flat buffers is written by exactly one rank. If only one rank holds a part, that rank writes it. If several
+/// ranks hold copies of one part, each of them writes a section of it; sections end at block boundaries.
 class StateWriter {
  public:
   /// Adds this rank's parts of parameters, masters and states. They refer to the units, which must live until `hold` or
@@ -48,13 +48,12 @@ class StateWriter {
 
   /// Copies to `room` everything that training may change meanwhile: parameters, masters, states and kept gradients.
   /// The units are not read any more after that, so an asynchronous save may write while the Engine trains. It fails
-  /// with error 70 where `room` (MemoryCategory::kCheckpoint) is too small.
+  /// with error 70 if `room` (MemoryCategory::kCheckpoint) is too small.
   absl::Status hold(std::span<std::byte> room);
 
-  /// Writes everything to the file `folder`/`name`. State on disk is read once for each kind of state. `wrote` is
-  /// called before every portion with its bytes, on the calling thread; an error that it returns ends the writing.
-  /// `who`
-  /// is the prefix of messages. Errors: those of ShardWriter.
+  /// Writes everything to the file `folder`/`name`. State on disk is read once for each kind of state. Before each
+  /// portion is written, `wrote` is called with its bytes, on the calling thread; an error that it returns ends the
+  /// writing. `who` is the prefix of messages. Errors: those of ShardWriter.
   absl::StatusOr<SavedFile> write(const std::string& folder, const std::string& name, const std::string& who,
                                   const std::function<absl::Status(std::size_t bytes)>& wrote);
   /// Returns the bytes of all data that was added, without the file's header.
@@ -65,7 +64,7 @@ class StateWriter {
   struct Source {
     Piece piece;
     std::function<absl::Status(const Sink&)> read;  ///< gives the data in portions
-    bool is_held = false;                           ///< nothing else writes the memory of this piece
+    bool is_held = false;                           ///< whether nothing else writes the memory of this piece
   };
   void add_run(const FlatGroup& group, std::size_t parameter, Extent run, const StoredStates& states);
   void add_tensor_states(const FlatGroup& group, std::size_t parameter, Extent written);

@@ -28,11 +28,11 @@ class StoredStates {
   }
   /// Returns the name of state number `state` of `group`.
   const std::string& name_in(const FlatGroup& group, std::size_t state) const { return all_[of(group)[state]].name; }
-  /// Returns whether the optimizer may keep states of whole tensors; parameters that are frozen now count too.
+  /// Returns whether the optimizer may keep states of whole tensors, also for parameters that are frozen now.
   bool has_tensor_states() const { return has_tensor_states_; }
   /// Returns the index of a tensor state in all().
   std::size_t place_of(const TensorState& state) const;
-  /// Returns the names of a parameter's states, for SavedParameter::states; nothing where it has all states.
+  /// Returns the names of a parameter's states, for SavedParameter::states; nothing if the parameter has all states.
   std::optional<std::vector<std::string>> names_of(const FlatGroup& group, std::size_t parameter) const;
 
  private:

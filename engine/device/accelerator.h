@@ -31,14 +31,14 @@ struct Accelerator {
 /// Returns an accelerator for a device whose operators are queued, with the kernels `kernels`.
 Accelerator queued_accelerator(c10::Device device, std::unique_ptr<DeviceKernels> kernels);
 
-/// Returns the device whose memory `group` moves. Throws tessera::Error (69) where this build has no kernels for it.
+/// Returns the device whose memory `group` moves. Throws tessera::Error (69) if this build has no kernels for it.
 Accelerator accelerator_of(const Collectives& group);
 
-/// Only tests call this: from now on host memory counts as the memory of the accelerator that `make` returns, or as the
-/// CPU's again where `make` is null.
+/// Only tests call this: from now on host memory is treated as the memory of the accelerator that `make` returns. If
+/// `make` is null, it is the CPU's memory again.
 void set_accelerator_of_host(std::function<Accelerator()> make);
 
-/// Returns GPU `gpu`, with the kernels in optim/cuda. A build without CUDA's compiler throws tessera::Error (69)
+/// Returns GPU `gpu`, with the kernels in optim/cuda. Throws tessera::Error (69) in a build without CUDA's compiler
 /// (accelerator_missing.cc).
 Accelerator cuda_accelerator(int gpu);
 

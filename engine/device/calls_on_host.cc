@@ -102,7 +102,8 @@ class SumsOnHost::Pending final : public Work::State {
  public:
   Pending(SumsOnHost& owner, Sum sum, Slot& slot, std::byte* memory)
       : owner_(owner), sum_(std::move(sum)), slot_(slot), contribution_(memory) {
-    // fp32 is summed in place; else the sum lies behind the contribution, where a cache line begins.
+    // An fp32 contribution is summed in place. For other dtypes the sum lies behind the contribution, where a cache
+    // line begins.
     constexpr std::size_t kCacheLine = 64;
     const bool is_wide = sum_.call.dtype == DType::kF32;
     std::byte* const behind = memory + (sum_.input_bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
@@ -121,7 +122,8 @@ class SumsOnHost::Pending final : public Work::State {
   absl::Status advance() override {
     if (std::exchange(is_begun_, true)) return absl::OkStatus();
     downloaded_->wait();
-    const absl::Status there = owner_.group_->status();  // a failure is known only now, after the wait for the device
+    const absl::Status there = owner_.group_->status();  // the GPU group's status: a failure is known only now, after
+                                                         // the wait for the device
     work_ = there.ok() ? begin() : Work(there);
     return there;
   }
@@ -216,7 +218,8 @@ class GathersOnHost::Pending final : public Work::State {
   /// Begins the gather over the hosts. It is called in the order of the gathers.
   absl::Status begin() {
     downloaded_->wait();
-    const absl::Status there = owner_.group_->status();  // known now, after the wait for the device
+    const absl::Status there = owner_.group_->status();  // the GPU group's status, which is known now, after the wait
+                                                         // for the device
     if (there.ok()) {
       work_ = owner_.host_->all_gather(label_, own_part(), full_, gather_.bytes_per_rank, gather_.options);
     } else {
@@ -224,7 +227,7 @@ class GathersOnHost::Pending final : public Work::State {
     }
     return there;
   }
-  /// Ends the gather, and queues the copy of its values to the GPU.
+  /// Waits for the gather on the host, and queues the copy of its values to the GPU.
   absl::Status finish() {
     if (uploaded_) return absl::OkStatus();
     if (std::ranges::find(owner_.waiting_, this) != owner_.waiting_.end()) TESSERA_RETURN_IF_ERROR(owner_.begin(this));
@@ -244,8 +247,8 @@ class GathersOnHost::Pending final : public Work::State {
   std::size_t bytes() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.size()); }
   std::size_t own_offset() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.rank()); }
   std::byte* own_part() const { return full_ + own_offset(); }
-  /// Returns the parts to copy up to the GPU: all parts, except this rank's own if it is unchanged in its place. This
-  /// rank's part may have changed: an update may have come after a gather that was made ahead and not used.
+  /// Returns the parts to copy up to the GPU: all parts, except this rank's own part if the GPU has it unchanged in its
+  /// place. An update may have changed that part, if it came after a gather that was made ahead and not used.
   std::vector<DeviceKernels::UploadPiece> pieces() const {
     auto* const there = static_cast<std::byte*>(gather_.full);
     const bool has_own = gather_.shard == there + own_offset() && !is_lossy(gather_.options.form);

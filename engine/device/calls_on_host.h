@@ -18,10 +18,10 @@ struct CallSlots {
   std::int64_t slots = 0, slot_bytes = 0;
 };
 
-/// Returns a group for the memory of a GPU. The ranks' hosts make its compressed sums: those whose ReduceOptions have a
-/// method or a codec. `group` makes all other calls. So a sum has the bits that the CPU's ranks get over `host`. That
-/// is a group of the same ranks for the memory of their hosts, and it compresses. An Engine on a GPU makes one for each
-/// axis that "compression" names; the Reducer calls it as any other group.
+/// Returns a group for the memory of a GPU. Sums whose ReduceOptions have a method or a codec are made on the ranks'
+/// hosts, over `host`: a group of the same ranks for host memory, which compresses. So these sums have the same bits as
+/// on ranks that train on the CPU. `group` makes all other calls. An Engine on a GPU makes such a group for each axis
+/// that "compression" names; the Reducer calls it as any other group.
 ///
 /// | call            | what happens                                                                           |
 /// |-----------------|----------------------------------------------------------------------------------------|
@@ -34,10 +34,11 @@ struct CallSlots {
 std::shared_ptr<Collectives> sums_on_host(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host,
                                           DeviceKernels& kernels, const CallSlots& slots);
 
-/// Returns a group for the memory of a GPU. The ranks' hosts make its all-gathers in another form
-/// (GatherOptions::form). `group` makes all other calls. So a gather has the bits that the CPU's ranks get over `host`.
-/// That is a group of the same ranks for the memory of their hosts, and it compresses. An Engine on a GPU makes one for
-/// each axis on which "compression.gathers" has an effect; the Residency and the Publisher call it as any other group.
+/// Returns a group for the memory of a GPU. All-gathers that send values in another form (GatherOptions::form) are made
+/// on the ranks' hosts, over `host`: a group of the same ranks for host memory, which compresses. So these gathers have
+/// the same bits as on ranks that train on the CPU. `group` makes all other calls. An Engine on a GPU makes such a
+/// group for each axis on which "compression.gathers" has an effect. The Residency and the Publisher call it as any
+/// other group.
 ///
 /// | call            | what happens                                                                           |
 /// |-----------------|----------------------------------------------------------------------------------------|
@@ -46,7 +47,7 @@ std::shared_ptr<Collectives> sums_on_host(std::shared_ptr<Collectives> group, st
 /// | Work::wait      | the host waits for the gather; its copy up is queued, and the current stream waits     |
 ///
 /// Gathers begin over `host` in the order in which they were started, on one thread. A gather that finds no free slot
-/// ends the oldest one first. Errors: those of both groups. `kernels` must outlive all calls.
+/// first waits for the oldest gather. Errors: those of both groups. `kernels` must outlive all calls.
 std::shared_ptr<Collectives> gathers_on_host(std::shared_ptr<Collectives> group, std::shared_ptr<Collectives> host,
                                              DeviceKernels& kernels, const CallSlots& slots);
 

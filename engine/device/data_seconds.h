@@ -8,7 +8,8 @@ struct DataSeconds {
   double uploads = 0;  ///< seconds in Engine::upload and in Upload::tensors
 };
 
-/// Returns the seconds of this thread. Work that other threads do ahead does not count, since no program waits for it.
+/// Returns the seconds of this thread. Work that other threads do ahead is not counted, since the program does not wait
+/// for it.
 inline DataSeconds& data_seconds_of_this_thread() {
   thread_local DataSeconds seconds;
   return seconds;

@@ -8,8 +8,8 @@
 namespace tessera {
 
 /// Returns a function that allocates memory of the host that a GPU can copy from and to (pinned memory). The function
-/// throws tessera::Error (71) if the host does not have that much of it; the message names `rank` and `what`, and ends
-/// with `hint`. `kernels` must outlive the function.
+/// throws tessera::Error (71) if the host does not have enough pinned memory; the message names `rank` and `what`, and
+/// ends with `hint`. `kernels` must outlive the function.
 AlignedMemory::Give pinned_memory_of(DeviceKernels& kernels, int rank, const std::string& what,
                                      const std::string& hint);
 

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// Times a GPU's calls, for Engine::latencies: from the place in the current stream where a call was queued to the
-/// place where the stream waits for its end. Training owns it, and calls it from the thread that trains.
+/// Times a GPU's calls, for Engine::latencies. A time begins where the call was queued in the current stream, and ends
+/// where the stream waits for the end of the call. Training owns it, and calls it from the thread that trains.
 class QueuedCallTimes final : public QueueTimes {
  public:
   /// `kernels` must outlive this object.
@@ -21,7 +21,7 @@ class QueuedCallTimes final : public QueueTimes {
   std::uint64_t begin() override;
   void end(std::uint64_t number, LatencyHistogram& latencies) override;
 
-  /// It is called when a step is queued. Adds the times of calls whose end the device has reached, without a wait.
+  /// It is called when a step is queued. Adds the times of the calls that have ended on the device; it does not wait.
   void end_step();
   /// Waits for the device, and adds the times of all calls that have ended.
   void wait();
@@ -31,7 +31,7 @@ class QueuedCallTimes final : public QueueTimes {
     std::unique_ptr<DeviceKernels::Interval> time;
     LatencyHistogram* latencies;
   };
-  /// Calls that ended before `mark`.
+  /// Calls whose ends come before `mark` in the stream.
   struct Batch {
     std::unique_ptr<DeviceKernels::Mark> mark;
     std::vector<Ended> calls;

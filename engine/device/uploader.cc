@@ -25,7 +25,7 @@ Upload& Upload::operator=(Upload&& other) noexcept {
   return *this;
 }
 
-/// Joins the copy first: LibTorch's allocator, which gets the memory back, knows no stream but the one that computes.
+/// Joins the copy first, because LibTorch's allocator gets the memory back and knows only the stream that computes.
 Upload::~Upload() {
   try {
     if (state_) tensors();

@@ -11,7 +11,7 @@ namespace tessera {
 
 /// Makes Uploads: copies of a batch to the GPU that run beside the computation. The Engine owns it; one thread at a
 /// time calls it. A copy reads pinned memory: the tensor's own memory if that is pinned, else a staging buffer. A
-/// staging buffer is used again once its copy is over, so a loop whose batches have the same sizes allocates nothing
+/// staging buffer is used again once its copy has ended, so a loop whose batches have the same sizes allocates nothing
 /// more on the host.
 class Uploader {
  public:
@@ -23,7 +23,7 @@ class Uploader {
   Upload start(const std::vector<at::Tensor>& host);
 
  private:
-  /// The memory that a copy reads until it is over.
+  /// The memory that a copy reads until it has ended.
   struct Source {
     std::shared_ptr<std::byte> staging;
     std::size_t bytes = 0;

@@ -23,10 +23,11 @@ namespace {
 using torch::jit::Stack;
 
 // This file works as follows. While a DeferredInitScope lives, the dispatcher hands every operator of its thread to
-// `record`. `describe` copies the arguments and takes deferred tensors out of them (patches). `run_for_shapes` runs the
-// operator on the device "meta", so the module sees tensors with shapes and no memory; their storages carry this tape
-// and a number. `draw` moves the generator on as if the operator had run. `replay` goes backwards through the tape for
-// the nodes that are needed (`needed_for`), splits them into independent parts, and plays each part on real memory.
+// `record`. `describe` copies the arguments and takes deferred tensors out of them (each becomes a Patch).
+// `run_for_shapes` runs the operator on the device "meta", so the module sees tensors with shapes and no memory; their
+// storages carry this tape and a number. `draw` moves the generator on as if the operator had run. `replay` goes
+// backwards through the tape for the nodes that are needed (`needed_for`), splits them into independent parts, and
+// plays each part on real memory.
 
 /// The context of a deferred storage's data pointer, which has no data.
 struct DeferredContext {
@@ -61,7 +62,7 @@ bool gives_tensors(const c10::FunctionSchema& schema) {
   });
 }
 
-/// Returns whether the operator works in place and fills all of `self` without reading it.
+/// Returns whether the operator works in place and overwrites all of `self` without reading it.
 bool fills(const c10::OperatorHandle& op) {
   static const std::array<std::string, 8> kFills = {"aten::normal_", "aten::uniform_",     "aten::zero_",
                                                     "aten::fill_",   "aten::exponential_", "aten::random_",
@@ -199,7 +200,7 @@ InitTape::Node InitTape::describe(const c10::OperatorHandle& op, const Stack& st
   return node;
 }
 
-/// Runs the operator on the device "meta" and replaces its arguments on `stack` by its outputs. Returns false where the
+/// Runs the operator on the device "meta" and replaces its arguments on `stack` by its outputs. Returns false if the
 /// operator has no kernel for shapes alone; `stack` is unchanged then.
 bool InitTape::run_for_shapes(const Node& node, Stack* stack) const {
   const std::size_t count = node.arguments.size();
@@ -207,7 +208,8 @@ bool InitTape::run_for_shapes(const Node& node, Stack* stack) const {
   std::vector<c10::IValue> meta = copy_with_own_lists(given);
   const c10::FunctionSchema& schema = node.op.schema();
   if (const auto i = index_of_argument(schema, "device"); i >= 0) {
-    // `device` left out means "as self" for operators with a tensor, and the default device for factories.
+    // If the argument `device` is left out, an operator with a tensor argument uses that tensor's device, and a factory
+    // uses the default device.
     if (node.patches.empty() || !meta[i].isNone()) meta[i] = at::Device(at::kMeta);
   }
   if (const auto i = index_of_argument(schema, "pin_memory"); i >= 0) meta[i] = c10::IValue();
@@ -311,7 +313,8 @@ InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const
     }
   };
   for (const StorageId id : wanted) look_at(id, nodes_.size());
-  std::unordered_set<StorageId> overwritten;  // a later node overwrites them: earlier nodes only make the memory
+  std::unordered_set<StorageId> overwritten;  // storages that a later node overwrites: earlier nodes need only make
+                                              // their memory
   for (std::size_t i = nodes_.size(); !ahead.empty();) {
     if (ahead.top() == i) {
       ahead.pop();
@@ -332,7 +335,7 @@ InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const
     if (*need != Need::kYes) continue;
     for (const Patch& patch : node.patches) {
       if (wanted.insert(patch.place.storage).second) look_at(patch.place.storage, i);
-      // The storage is read here, so its earlier values count, although a later node overwrites them.
+      // This node reads the storage, so earlier values are needed although a later node overwrites them.
       if (!node.overwrites) overwritten.erase(patch.place.storage);
     }
     if (node.overwrites) overwritten.insert(node.writes[0]);
@@ -340,8 +343,8 @@ InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const
   return needs;
 }
 
-/// Returns whether the node replays on the generator that it drew from, because it takes none as an argument (randn,
-/// dropout). All other nodes replay on a clone of their own.
+/// Returns whether the node must replay on the generator that it drew from, because the operator takes no generator as
+/// an argument (randn, dropout). All other nodes replay on a clone of the generator.
 bool InitTape::shares_generator(const Node& node) {
   return node.generator.defined() && index_of_argument(node.op.schema(), "generator") < 0;
 }
@@ -380,8 +383,8 @@ std::vector<InitTape::Part> InitTape::parts_of(const Needs& needs) const {
   return parts;
 }
 
-/// Factories and fills give the same bits on any thread. The order in which other operators add may depend on the
-/// number of threads that they have, so their parts run alone.
+/// Operators that create or fill tensors give the same bits on any thread. Other operators may add in an order that
+/// depends on the number of threads that they can use, so parts with such operators run alone.
 bool InitTape::may_run_beside_others(const Part& part, const Needs& needs) const {
   return std::all_of(part.nodes.begin(), part.nodes.end(), [&](std::size_t i) {
     const Node& node = nodes_[i];
@@ -410,7 +413,8 @@ InitTape::Storages InitTape::replay(const std::unordered_set<StorageId>& wanted)
 
 InitTape::Storages InitTape::replay(const Part& part, const Needs& needs) const {
   Storages storages;
-  std::vector<std::pair<at::Generator, at::Tensor>> restore;  // shared generators go back to where they were
+  std::vector<std::pair<at::Generator, at::Tensor>> restore;  // states to which generators that several nodes share are
+                                                              // set back
   for (const std::size_t i : part.nodes) {
     const Node& node = nodes_[i];
     if (needs.at(i) == Need::kStorageOnly) {

@@ -17,10 +17,10 @@
 
 namespace tessera {
 
-/// The list of the operators that gave deferred tensors their values, in order. A DeferredInitScope makes it and
+/// The operators that gave deferred tensors their values, in the order of their calls. A DeferredInitScope makes it and
 /// records on its own thread; `materialize` and PieceMaker read it later.
 ///
-/// A value is a *storage*, known by a number; a tensor is a place in a storage. So views need no entry, and replay
+/// Values belong to storages, which have numbers; a tensor is a place in a storage. So views need no entry, and replay
 /// rebuilds every argument as a view of a real storage.
 ///
 /// Lifetime: the context of each deferred storage's (null) data pointer holds the tape; the tape holds numbers only.
@@ -39,11 +39,12 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
     std::int64_t offset = 0;
     bool whole() const;       ///< whether the tensor is all of its storage
     bool contiguous() const;  ///< whether the tensor is its whole storage, with its elements in order
-    /// Returns how many elements of `dtype` the storage holds.
+    /// Returns the number of elements of `dtype` for which the storage has memory.
     std::int64_t storage_numel() const { return static_cast<std::int64_t>(storage_bytes / c10::elementSize(dtype)); }
   };
 
-  /// A deferred tensor among a node's arguments: argument `argument`, element `element` of it if that is a list.
+  /// A deferred tensor among a node's arguments: argument number `argument` or, if that is a list, element number
+  /// `element` of it.
   struct Patch {
     std::size_t argument = 0;
     std::ptrdiff_t element = -1;
@@ -52,25 +53,27 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   /// One operator, with its arguments.
   struct Node {
     c10::OperatorHandle op;
-    std::vector<c10::IValue> arguments;  ///< the given arguments (original device); undefined where a patch goes
+    std::vector<c10::IValue> arguments;  ///< the arguments as given (original device); an undefined tensor stands for
+                                         ///< each Patch
     std::vector<Patch> patches;
-    std::vector<std::pair<std::size_t, Place>> creates;  ///< output index -> new storage
-    std::vector<StorageId> writes;                       ///< existing storages that it changes
+    std::vector<std::pair<std::size_t, Place>> creates;  ///< output number and place of each storage that the operator
+                                                         ///< creates
+    std::vector<StorageId> writes;                       ///< earlier storages that the operator changes
     /// whether the operator writes a whole storage without reading it
     bool overwrites = false;
-    at::Generator generator;     ///< undefined for operators that draw nothing
+    at::Generator generator;     ///< undefined for operators that draw no random numbers
     at::Tensor generator_state;  ///< the generator's state before the operator ran
     /// Returns the argument with this name, or null.
     const c10::IValue* argument(const char* name) const;
   };
-  /// Says what other nodes, or the caller, need from a node: only memory for its storage, or its values.
+  /// The need of other nodes, or of the caller, for a node: only memory for its storage, or its values.
   enum class Need : char { kStorageOnly, kYes };
-  /// The nodes that storages depend on, by their number, in order.
+  /// The nodes on which storages depend. Keys are the numbers of nodes, in the order of the tape.
   using Needs = std::map<std::size_t, Need>;
 
   enum class Content {
-    kValues,      ///< generators move, and everything can be replayed
-    kShapesOnly,  ///< generators do not move, nothing is recorded, and nothing can be replayed
+    kValues,      ///< generators advance, and everything can be replayed
+    kShapesOnly,  ///< generators do not advance, nothing is recorded, and nothing can be replayed
   };
   explicit InitTape(Content content) : content_(content) {}
 
@@ -80,7 +83,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
   /// Makes real storages for `wanted`: replays the nodes that they depend on and nothing else, on several threads where
-  /// that is possible. Throws c10::Error on a tape of shapes only, and so does needed_for.
+  /// that is possible. This function and needed_for throw c10::Error if the tape has only shapes.
   Storages replay(const std::unordered_set<StorageId>& wanted) const;
 
   /// Finds the nodes that `wanted` depend on. It goes back from the last node and looks at no node that it does not
@@ -114,7 +117,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   StorageId next_storage_ = 1;
 };
 
-/// Returns the tape that made `tensor`, or null where it is not deferred.
+/// Returns the tape that made `tensor`, or null if it is not deferred.
 std::shared_ptr<InitTape> tape_of(const at::Tensor& tensor);
 /// Returns the place of `tensor` on its tape. REQUIRES: it is deferred.
 InitTape::Place place_of(const at::Tensor& tensor);

@@ -15,7 +15,7 @@ namespace {
 
 static_assert(at::MERSENNE_STATE_N == mt19937::kWords && at::MERSENNE_STATE_M == mt19937::kMiddle);
 
-/// Returns the place that the node fills if that is one contiguous fp32 tensor, else null.
+/// Returns the place that the node fills, if it is one contiguous fp32 tensor; else null.
 const InitTape::Place* filled_by(const InitTape::Node& node) {
   const InitTape::Place* place = nullptr;
   if (node.overwrites) {
@@ -120,8 +120,8 @@ void DrawPieces::fill(at::Tensor piece, std::int64_t begin) {
     word_ = kUnknown;
     return;
   }
-  // If the number of elements of a normal fill is no multiple of kGroup, the fill draws its last kGroup elements again,
-  // from words behind those of all elements.
+  // If a normal fill's number of elements is not a multiple of kGroup, the fill draws its last kGroup elements again.
+  // It draws them from the words that follow those of all elements.
   const std::int64_t rest = draw_.kind == KnownDraw::Kind::kNormal ? draw_.numel % KnownDraw::kGroup : 0;
   const std::int64_t body_end = std::min(end, draw_.numel - rest);
   if (body_end > begin) {

@@ -24,28 +24,28 @@ struct KnownDraw {
   /// The number of elements in a group. LibTorch makes elements in groups, which must not be cut.
   static constexpr std::int64_t kGroup = 16;
 
-  /// Returns how many words fill `count` elements: one for each, and for a normal fill 16 more where the last elements
-  /// do not end a group (they are drawn again). REQUIRES: count >= kGroup; smaller normal fills draw in another way.
+  /// Returns the number of words that are drawn for `count` elements: one word for each element. A normal fill draws 16
+  /// more if `count` is not a multiple of kGroup, since it draws the last group again. REQUIRES: count >= kGroup;
+  /// smaller normal fills draw in another way.
   std::uint64_t words(std::int64_t count) const;
-  /// Runs the operator itself, but on `tensor`.
+  /// Runs this operator on `tensor` instead of its own tensor.
   void fill(at::Tensor tensor, at::Generator generator) const;
 };
 
 /// Returns the draw of `node` where it is a known one: aten::uniform_ and rand, aten::normal_ and randn.
 std::optional<KnownDraw> known_draw(const InitTape::Node& node);
 
-/// Leaves `generator`, a generator of the CPU, as if `words` words had been drawn from it. It takes some milliseconds
-/// at most (engine/init/mersenne_twister.h).
+/// Advances `generator`, a generator of the CPU, as if `words` words had been drawn from it. This takes a few
+/// milliseconds at most (engine/init/mersenne_twister.h).
 void skip_words(at::Generator& generator, std::uint64_t words);
 
-/// Moves `generator` on as `draw` would, without drawing. It first tries the operator on a few elements. If the
-/// operator draws in an unknown way, it returns false and does not change `generator`. REQUIRES: draw.numel >=
-/// KnownDraw::kGroup.
+/// Advances `generator` as `draw` would, without drawing. It first tries the operator on a few elements. Returns false,
+/// and does not change `generator`, if the operator draws in an unknown way. REQUIRES: draw.numel >= KnownDraw::kGroup.
 bool skip_draw(const KnownDraw& draw, at::Generator& generator);
 
-/// Makes any elements of one KnownDraw, with the bits that the whole draw would have given them. A call for later
-/// elements costs as much as drawing the elements between. A call for earlier elements makes the generator jump. One
-/// thread at a time may use it.
+/// Makes any elements of one KnownDraw, with the bits that the whole draw would have given them. A call for elements
+/// behind those of the last call also draws the elements between. A call for earlier elements makes the generator jump.
+/// One thread at a time may use it.
 class DrawPieces {
  public:
   /// `state`: the state of the CPU generator before the draw.
@@ -60,7 +60,8 @@ class DrawPieces {
 
   KnownDraw draw_;
   at::Generator generator_, start_;
-  std::uint64_t word_ = 0;  ///< the word that generator_ draws next, counted from the draw's first; or kUnknown
+  std::uint64_t word_ = 0;  ///< number of the word that generator_ draws next, counted from the draw's first word; or
+                            ///< kUnknown
 };
 
 }  // namespace tessera

@@ -21,8 +21,8 @@ inline std::uint32_t twist(std::uint32_t from, std::uint32_t to) {
   return (mixed >> 1) ^ (-(to & 1u) & kMatrix);
 }
 
-// Polynomials over the field of two elements. A sparse one is the list of its exponents in descending order. Any other
-// one is an array of bits, with the coefficient of x^k in bit k % 64 of limb k / 64.
+// Polynomials over the field of two elements. A sparse polynomial is the list of its exponents in descending order. Any
+// other polynomial is an array of bits, with the coefficient of x^k in bit k % 64 of limb k / 64.
 using Exponents = std::vector<std::uint64_t>;
 using Limbs = std::array<std::uint64_t, kLimbs>;
 
@@ -43,8 +43,8 @@ Exponents product(const Exponents& a, const Exponents& b) {
   return terms;
 }
 
-/// Returns the characteristic polynomial, as section 3.2 of the 1998 paper gives it, with r = 31 and a the bits of
-/// kMatrix: (x^624 + x^397) q^31 + sum over i < 31 of a_i (x^624 + x^397) q^(30 - i) + a_31, where q = x^623 + x^396.
+/// Returns the characteristic polynomial, as section 3.2 of the 1998 paper gives it. It is (x^624 + x^397) q^31 + sum
+/// over i < 31 of a_i (x^624 + x^397) q^(30 - i) + a_31, where q = x^623 + x^396. The a_i are the bits of kMatrix.
 Exponents characteristic_polynomial() {
   const Exponents first = {kWords, kMiddle}, q = {kWords - 1, kMiddle - 1};
   const auto bit = [](int i) { return (kMatrix >> i & 1u) != 0; };
@@ -57,7 +57,7 @@ Exponents characteristic_polynomial() {
   return sum(all, term);
 }
 
-/// Returns all terms of the characteristic polynomial but the first.
+/// Returns all terms of the characteristic polynomial except the first.
 const Exponents& lower_terms() {
   static const Exponents kTerms = [] {
     Exponents all = characteristic_polynomial();
@@ -67,7 +67,7 @@ const Exponents& lower_terms() {
   return kTerms;
 }
 
-/// Returns the square of a polynomial of 32 coefficients: each moves to twice its exponent.
+/// Returns the square of a polynomial with 32 coefficients: each coefficient moves to twice its exponent.
 inline std::uint64_t spread(std::uint32_t bits) {
   std::uint64_t x = bits;
   x = (x | x << 16) & 0x0000ffff0000ffff;
@@ -77,8 +77,8 @@ inline std::uint64_t spread(std::uint32_t bits) {
   return (x | x << 1) & 0x5555555555555555;
 }
 
-/// Replaces the polynomial by its remainder modulo the characteristic one. The polynomial's second term has a degree
-/// 227 lower than its first, so the terms that replace a removed limb lie in lower limbs only.
+/// Replaces the polynomial by its remainder modulo the characteristic polynomial. The second term of the characteristic
+/// polynomial has a degree 227 lower than the first, so the terms that replace a removed limb lie in lower limbs only.
 void reduce(std::vector<std::uint64_t>& limbs) {
   /// x^(kDegree + above) times `bits` equals x^above times the lower terms times `bits`.
   const auto add_lower_terms = [&](std::uint64_t above, std::uint64_t bits) {

@@ -23,26 +23,25 @@ using Node = InitTape::Node;
 using Place = InitTape::Place;
 
 // This file works as follows. `of` gets from the tape the nodes that the tensor needs, and turns each one into a Step.
-// It gives up where a node does not treat each element by itself. `make` widens the piece to whole groups of
-// KnownDraw::kGroup elements, runs every step on buffers of that length alone, and cuts the piece out of the last
+// It returns nothing if a node does not treat each element by itself. `make` widens the piece to whole groups of
+// KnownDraw::kGroup elements. It runs every step on buffers of that length only, and cuts the piece out of the last
 // buffer.
 
-/// A tensor of fewer elements is made whole and cut.
+/// A tensor with fewer elements is made whole, and the piece is cut out of it.
 constexpr std::int64_t kWorthCutting = 4096;
 
 bool is_one_of(const std::string& name, std::initializer_list<std::string_view> names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Returns whether the operator makes a tensor whose elements all have one value, or no value.
+/// Returns whether the operator creates a tensor whose elements are all equal, or not initialized.
 bool is_constant_factory(const Node& node) {
   return node.patches.empty() && node.creates.size() == 1 &&
          is_one_of(node.op.schema().name(), {"aten::empty", "aten::zeros", "aten::ones", "aten::full"});
 }
 
-/// Returns whether the operator gives an element the same bits wherever it stands, in a SIMD vector or among the
-/// elements
-/// behind the last vector: conversions, and arithmetic that is rounded once.
+/// Returns whether the operator gives an element the same bits wherever the element stands: in a SIMD vector, or behind
+/// the last whole vector. Conversions do so, and arithmetic that is rounded once.
 bool is_element_wise(const Node& node) {
   const bool is_known = is_one_of(
       node.op.schema().name(),
@@ -55,7 +54,7 @@ bool is_element_wise(const Node& node) {
   return is_known && !(alpha && alpha->isScalar() && alpha->toScalar().toDouble() != 1.0) && !(mode && !mode->isNone());
 }
 
-/// Returns whether every tensor among the arguments has `numel` elements in order, or is a single number.
+/// Returns whether every tensor among the arguments is a single number, or has `numel` elements in the order of memory.
 bool is_for_all_alike(const Node& node, std::int64_t numel) {
   const auto fits = [&](const Place& place) { return place.contiguous() && place.storage_numel() == numel; };
   bool numbers = true;
@@ -71,8 +70,8 @@ bool is_for_all_alike(const Node& node, std::int64_t numel) {
          std::all_of(node.creates.begin(), node.creates.end(), [&](const auto& made) { return fits(made.second); });
 }
 
-/// Returns whether LibTorch's fills can be cut as DrawPieces does. The function makes a trial once, since another
-/// version of LibTorch may make numbers in another way.
+/// Returns whether DrawPieces can make parts of LibTorch's fills. The first call tries it, since another version of
+/// LibTorch may draw numbers in another way.
 bool draws_can_be_cut() {
   static const bool kCan = [] {
     constexpr std::int64_t kGroup = KnownDraw::kGroup, kNumel = 9 * kGroup + 5, kCut = 4 * kGroup;

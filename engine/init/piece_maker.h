@@ -14,30 +14,29 @@
 
 namespace tessera {
 
-/// Describes as text how a deferred tensor gets its values: one line for each operator that it needs, with its
-/// arguments. The first line is the tensor itself. Storages are numbered in the order in which they appear, so that the
-/// same text means the same values, if the generators' states and the values of real tensors are equal too. Ranks
-/// compare it,
-/// and messages show it. REQUIRES: the tensor is deferred.
+/// Describes as text how a deferred tensor gets its values. The first line is the tensor itself; then there is one line
+/// for each operator that it needs, with its arguments. Storages are numbered in the order in which they appear. So
+/// equal texts mean equal values, if the generators' states and the values of real tensors are equal too. Ranks compare
+/// this text, and messages show it. REQUIRES: the tensor is deferred.
 std::string recipe_of(const at::Tensor& tensor);
 
 /// Returns a hash of numbers that LibTorch draws and computes here. It is the same on two ranks whose LibTorch draws
 /// the same numbers from the same state; the numbers also depend on the kind of processor.
 std::uint64_t digest_of_arithmetic();
 
-/// Makes any part of a deferred tensor without its other parts. A rank that keeps only its part of a parameter uses it
+/// Makes any part of a deferred tensor without its other parts. Ranks that keep only a part of a parameter use it
 /// (engine/parameters/first_values.h).
 ///
-/// That is possible if every operator that makes the tensor's values treats each element by itself. The element is
-/// created (`empty`, `zeros`, `full`, ...), filled (constants; `uniform_` and `normal_`, whose words are known), and
-/// put through element-wise operators with numbers or tensors of the same size (`mul_`, `add`, `clamp_`, `to`, ...),
-/// each of which gives the same bits for an element wherever it stands. Values equal those of `materialize` bit for
-/// bit.
+/// That is possible if every operator that makes the tensor's values treats each element by itself. These are operators
+/// that create tensors (`empty`, `zeros`, `full`, ...) and that fill them (with constants, or `uniform_` and `normal_`,
+/// whose words are known). They are also element-wise operators with numbers or tensors of the same size (`mul_`,
+/// `add`, `clamp_`, `to`, ...), if an element gets the same bits wherever it stands. Values equal those of
+/// `materialize` bit for bit.
 ///
 /// One thread at a time uses it; `another` makes one for another thread.
 class PieceMaker {
  public:
-  /// Returns nothing where the tensor needs other operators, or is not deferred.
+  /// Returns nothing if the tensor needs other operators, or is not deferred.
   static std::optional<PieceMaker> of(const at::Tensor& tensor);
 
   /// Returns a copy that makes the same values, with generators and buffers of its own.
@@ -46,8 +45,8 @@ class PieceMaker {
   std::int64_t numel() const { return numel_; }
 
   /// Makes elements [begin, begin + count), in the order of memory (that of the tensor's strides). Returns [count] of
-  /// the tensor's dtype, valid until the next call. A call is cheapest if it begins where the last call ended, at a
-  /// multiple of 16.
+  /// the tensor's dtype, valid until the next call. A call is fastest if it begins where the last call ended, and if
+  /// that is a multiple of 16.
   at::Tensor make(std::int64_t begin, std::int64_t count);
 
   /// Returns the generators' states before each draw, one after another, as bytes. Ranks that have the same recipe and
@@ -60,9 +59,9 @@ class PieceMaker {
   /// One operator. A step whose `node` is null only makes the memory of a storage.
   struct Step {
     const InitTape::Node* node = nullptr;
-    InitTape::Place made;  ///< the storage that it creates or writes
+    InitTape::Place made;  ///< the storage that the step creates or writes
     std::optional<KnownDraw> draw;
-    at::Tensor state;  ///< the generator's state before the draw
+    at::Tensor state;  ///< the state of the generator before the draw
     std::optional<DrawPieces> pieces;
   };
 

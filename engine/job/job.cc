@@ -45,13 +45,13 @@ void Job::join() {
   uploader.emplace(accelerator.device, accelerator.kernels.get());
 }
 
-/// The mesh was made before the Engine saw the strategy; the mesh must have been made with the transport that the file
-/// names.
+/// Checks that the mesh was made with the transport that the strategy file names. The mesh was made before the Engine
+/// got the strategy.
 void Job::check_transport() const {
   if (strategy.comm.transport == TransportChoice::kAuto) return;
   const TransportChoice wanted = strategy.comm.transport;
   const bool on_gpu = has(wanted, transport_traits::kOnGpu);
-  // A rank alone has no transport, but it has a device.
+  // A job of a single rank has no transport, but it has a device.
   const bool right_device = on_gpu == (axes.world->gpu() != Collectives::kHostMemory);
   const bool right_transport = mesh.world_size() == 1 || axes.world->kind() == kind_of(wanted);
   if (right_device && right_transport) return;

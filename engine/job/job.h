@@ -22,20 +22,20 @@
 
 namespace tessera {
 
-/// The first of an Engine's three parts: what is trained, on which ranks and device, and how it ends when something
-/// fails. Training and Saving refer to it, and it outlives them.
+/// The first of an Engine's three parts: the module and strategy, the ranks and the device, and the handling of
+/// failures. Training and Saving refer to it, and it outlives them.
 struct Job {
   Job(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<Strategy> strategy, const Mesh& mesh,
       OwnRules own_rules);
 
-  /// Makes the groups of the mesh and finds this rank's device. It is collective. Throws tessera::Error: 78 where ranks
-  /// have different strategies, or the mesh another transport than the strategy asks for.
+  /// Makes the groups of the mesh and finds this rank's device. It is collective. Throws tessera::Error: 78 if ranks
+  /// have different strategies, or if the mesh has another transport than the strategy asks for.
   void join();
   MeshShape shape_of_mesh() const { return mesh_shape(strategy, mesh.topology()); }
 
-  /// Runs `body`; if it throws, the other ranks get the reason, so that none of them waits for this rank. It then
-  /// throws the first reason of any rank, which is the same on all ranks. An operator whose unit could not be gathered
-  /// throws an error of LibTorch, which is only a consequence of that reason.
+  /// Runs `body`. If `body` throws, the other ranks get the reason, so that none of them waits for this rank. Then it
+  /// throws the reason that came first on any rank, so that all ranks throw the same error. An operator whose unit
+  /// could not be gathered throws an error of LibTorch, which is only a consequence of that reason.
   template <class Body>
   auto or_abort(const char* what, const Body& body) {
     try {
@@ -44,7 +44,7 @@ struct Job {
       rethrow(what);
     }
   }
-  /// Ends the groups of all ranks.
+  /// Aborts the groups on all ranks, with `reason`.
   void fail(const absl::Status& reason);
 
   const std::shared_ptr<torch::nn::Module> module;
@@ -55,7 +55,7 @@ struct Job {
   const OwnRules own_rules;
   int exceptions_at_start = std::uncaught_exceptions();
   bool failed = false;
-  /// Training sets this function. It returns `what`, then the plan, and a strategy that would need less memory.
+  /// Returns a text: `what`, then the plan, and a strategy that would need less memory. Training sets this function.
   std::function<std::string(const std::string& what)> memory_story;
 
   Accelerator accelerator;

@@ -14,7 +14,8 @@
 namespace tessera {
 namespace {
 
-/// Tries the threads now, so that the error names this rank; else libgomp would end the process in the first operator.
+/// Starts the threads now, so that an error names this rank. Otherwise libgomp would end the process in the first
+/// operator.
 void expect_threads(const Topology& topology) {
   const int threads = at::get_num_threads();
   if (const int error = try_threads(threads); error != 0)

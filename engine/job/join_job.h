@@ -10,13 +10,14 @@
 
 namespace tessera {
 
-/// Does what every tessera::init does: finds out which rank this process is, calls `make` to join the job, and within
-/// tessera::run sees to it that this rank's end is reported. It also raises this process's limit of file descriptors
-/// (process_limits.h). Throws tessera::Error: the error of `make`, and 71 where the system has too few threads.
+/// Does what every tessera::init does. It finds out which rank this process is, and calls `make` to join the job.
+/// Within tessera::run it ensures that the end of this rank is reported. It also raises this process's limit of file
+/// descriptors (process_limits.h). Throws tessera::Error: the error of `make`; 71 if the system allows too few threads.
 Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make,
               const Environment& environment = process_environment);
 
-/// tessera::init for callers whose process is described by more than the environment: Python has torch.distributed.
+/// Does what tessera::init does, for callers that know more about their process than the environment says. One such
+/// caller is torch.distributed in Python.
 Mesh init_in(const Strategy& strategy, const Environment& environment);
 
 }  // namespace tessera

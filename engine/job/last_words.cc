@@ -18,7 +18,7 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 std::string memory_story() { return RunScope::current ? RunScope::current->memory_story : std::string(); }
 
-/// Returns the Engine's explanation of its memory, which ends with a hint from its plan; without an Engine it is a
+/// Returns the Engine's explanation of its memory, which ends with a hint from its plan; if there is no Engine, a
 /// general hint.
 std::string memory_story_with_hint() {
   const std::string story = memory_story();

@@ -10,10 +10,9 @@
 
 namespace tessera {
 
-/// Turns an exception into a status with an exit code. Tessera's own errors keep their exit codes; std::bad_alloc and
-/// LibTorch's OutOfMemoryError get 71; texts that name a limit of the process ("Too many open files") get 71 or 74; all
-/// others get
-/// 70. The stack trace that LibTorch puts below a message is left out.
+/// Turns an exception into a status with an exit code. Tessera's own errors keep their exit codes. std::bad_alloc and
+/// LibTorch's OutOfMemoryError get 71. Texts that name a limit of the process ("Too many open files") get 71 or 74. All
+/// others get 70. The stack trace that LibTorch puts below a message is left out.
 absl::Status status_of(const std::exception_ptr& failure);
 
 /// Writes the error report of this process in the form that torchrun and `tessera launch` read:
@@ -22,9 +21,9 @@ absl::Status status_of(const std::exception_ptr& failure);
 ///                                                  "told_by_peer": false, "code_of_tessera": 70}}}
 ///
 /// `told_by_peer`: the report is about another rank's failure (is_told_by_peer), and `tessera launch` looks for that
-/// rank's report instead. `code`: the exit code with which Tessera ends the process; nothing where the program chose
-/// its own. Nothing happens where $TORCHELASTIC_ERROR_FILE is not set or cannot be written: there already is an error
-/// to report.
+/// rank's report instead. `code`: the exit code with which Tessera ends the process; it has no value if the program
+/// chose its own code. Nothing happens if $TORCHELASTIC_ERROR_FILE is not set or cannot be written; a further error
+/// would hide the one that is being reported.
 void write_error_file(const std::string& message, const std::string& call_stack, bool told_by_peer,
                       std::optional<ExitCode> code);
 

@@ -26,7 +26,8 @@ std::string mesh_that_fits(const Topology& topology) {
   return ", or give \"mesh\": {\"shard\": " + std::to_string(shard) + "}, which divides the ranks of every host";
 }
 
-/// A mesh that follows hosts makes a replica of each of them, so they must be equal.
+/// Throws if hosts have different numbers of ranks. A mesh that follows hosts makes a replica of each host, so hosts
+/// must be equal.
 void expect_equal_hosts(const Strategy& strategy, const Topology& topology) {
   if (topology.has_equal_hosts()) return;
   const bool is_by_axes = strategy.placement.is_given();
@@ -37,8 +38,8 @@ void expect_equal_hosts(const Strategy& strategy, const Topology& topology) {
                                      ". [T0978] hint: take \"FULL_SHARD\" without \"mesh\"" + mesh_that_fits(topology));
 }
 
-/// On unequal hosts a shard group is the whole world, or lies on one host: groups of other shapes would share memory on
-/// some hosts and not on others.
+/// Throws unless every shard group, on unequal hosts, is the whole world or lies on one host. Groups of other shapes
+/// would share memory on some hosts and not on others.
 void expect_groups_on_hosts(int shard, const Topology& topology) {
   if (topology.has_equal_hosts() || shard == topology.world_size || topology.hosts_hold_whole_groups_of(shard)) return;
   throw Error(ExitCode::kConfig,
@@ -88,7 +89,8 @@ int parts_for(const Strategy& strategy, const MeshPosition& mesh) { return parts
 
 bool would_share_memory(const MeshShape& shape, const Topology& topology, TransportChoice transport) {
   const bool by_memory = transport == TransportChoice::kAuto || has(transport, transport_traits::kSharedMemory);
-  return by_memory && topology.hosts_hold_whole_groups_of(shape.shard);  // ranks of a shard group are neighbours
+  return by_memory && topology.hosts_hold_whole_groups_of(shape.shard);  // the ranks of a shard group have consecutive
+                                                                         // numbers
 }
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// The shape of a mesh of ranks: how many replicas, and how many ranks share one copy.
+/// The shape of a mesh of ranks: the number of replicas, and the number of ranks that hold one replica together.
 struct MeshShape {
   int replicate = 1;
   int shard = 1;
@@ -16,9 +16,9 @@ struct MeshShape {
   MeshPosition position_of(int rank) const { return MeshPosition{replicate, shard}.of(rank); }
 };
 
-/// Returns the strategy's mesh for this world. Where the strategy leaves it out, HYBRID_SHARD and placements by axes
-/// replicate across hosts, and all other strategies shard over the world. Throws tessera::Error (78) with the numbers,
-/// where each came from, and the shapes that fit.
+/// Returns the strategy's mesh for this world. If the strategy does not give a mesh, HYBRID_SHARD and placements by
+/// axes replicate across hosts, and all other strategies shard over the world. Throws tessera::Error (78) if the
+/// numbers do not fit; the message says where each number comes from, and which shapes fit.
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
 
 /// Returns the position of a rank in the mesh for which memory is planned. If replicas train by themselves

@@ -17,7 +17,7 @@ bool is_file(const CommConfig& comm) {
   return !comm.network_fit.empty() && comm.network_fit != CommConfig::kMeasuredNetwork;
 }
 
-/// Publishes what rank 0 read: the costs as JSON and code 0, or the message of an error and its exit code.
+/// Publishes what rank 0 has read: the costs as JSON and the code 0, or an error's message and its exit code.
 absl::Status publish(const std::string& path, KeyValueStore& store) {
   const absl::StatusOr<LinkFit> fit = read_link_fit(path);
   const int code = fit.ok() ? 0 : static_cast<int>(exit_code_of(fit.status()));

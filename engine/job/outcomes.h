@@ -12,10 +12,10 @@
 
 namespace tessera {
 
-/// Runs `body` on every rank of `control`, and returns what every rank got, in rank order. Where `body` returned or
-/// threw an error on some ranks, all ranks get the error of the first of them. So a rank that fails neither leaves the
-/// others waiting nor ends the group. It is collective. Throws tessera::Error where the group itself fails. `label`
-/// names the call in messages.
+/// Runs `body` on every rank of `control`, and returns the results of all ranks, in rank order. If `body` returned or
+/// threw an error on some ranks, all ranks get the error of the first of these ranks. So a rank that fails neither
+/// leaves the others waiting nor ends the group. It is collective. Throws tessera::Error if the group itself fails.
+/// `label` names the call in messages.
 absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, std::string_view label,
                                                         const std::function<absl::StatusOr<std::string>()>& body);
 

@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-/// Returns what Collectives::compressed_part would be in the group of `count` ranks: `first`, `first` + `stride`, and
-/// so on. This is composed_group_factory's rule; compressed sums of GPUs always go over Gloo, whatever other calls use.
+/// Returns the Collectives::compressed_part of a group with the `count` ranks `first`, `first` + `stride`, and so on,
+/// as composed_group_factory would make it. Compressed sums of GPUs always go over Gloo, whatever other calls use.
 int compressed_part(int first, int count, int stride, const Topology& topology, TransportChoice transport) {
   if (count == 1) return 0;
   if (has(transport, transport_traits::kSharedMemory)) return 0;
@@ -34,7 +34,7 @@ bool would_reduce_in_background(const Topology& topology, TransportChoice transp
 GroupAbilities planned_abilities(const Strategy& strategy, const MeshShape& shape, const Topology& topology) {
   const TransportChoice transport = strategy.comm.transport;
   GroupAbilities abilities{would_share_memory(shape, topology, transport), has(transport, transport_traits::kOnGpu)};
-  // Ranks with common parameters sum no gradients (ReplicaSync::axes).
+  // Ranks that train common parameters do not sum gradients (ReplicaSync::axes).
   abilities.reduces_in_background =
       !strategy.sync.has_common_parameters() && would_reduce_in_background(topology, transport);
   const bool is_on_a_host = topology.hosts_hold_whole_groups_of(shape.shard);
@@ -49,7 +49,7 @@ GroupAbilities planned_abilities(const Strategy& strategy, const MeshShape& shap
 PlanScene plan_scene(const SyncConfig& sync, const MeshPosition& position, const Topology& topology,
                      const GroupAbilities& abilities) {
   PlanScene scene{planned_position(sync, position), abilities.shares_memory, abilities.is_queued};
-  // Replicas that train apart sum nothing over the replicate axis.
+  // Replicas that train apart make no sums of gradients over the replicate axis.
   const bool is_apart = sync.type != SyncType::kEachStep;
   scene.reduces_in_background = is_apart ? abilities.shard_reduces_in_background : abilities.reduces_in_background;
   scene.shard_compressed_part = abilities.shard_compressed_part;

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// The abilities of the groups that gather parameters and sum gradients. An Engine asks its groups, and a plan of a job
-/// that does not run predicts the answers (planned_abilities).
+/// The abilities of the groups that gather parameters and sum gradients. An Engine asks its groups for them. A plan of
+/// a job that does not run predicts them (planned_abilities).
 struct GroupAbilities {
   bool shares_memory = false;                ///< PlanScene::shares_memory
   bool is_queued = false;                    ///< PlanScene::is_queued
@@ -21,8 +21,9 @@ struct GroupAbilities {
 /// Predicts the abilities of the groups of `topology`'s rank, on a mesh of this shape.
 GroupAbilities planned_abilities(const Strategy& strategy, const MeshShape& shape, const Topology& topology);
 
-/// Returns the scene for which memory is planned while `sync` is in effect (SyncConfig::after). Plans of runs and of
-/// jobs that do not run are made of it. PlanScene::offloaded_step is left empty, since a measurement chooses it.
+/// Returns the scene for which memory is planned while `sync` is in effect (SyncConfig::after). Plans of running jobs,
+/// and of jobs that do not run, are made from it. PlanScene::offloaded_step is left empty, since a measurement chooses
+/// it.
 PlanScene plan_scene(const SyncConfig& sync, const MeshPosition& position, const Topology& topology,
                      const GroupAbilities& abilities);
 

@@ -13,8 +13,8 @@
 namespace tessera {
 namespace {
 
-/// A span may begin in an observer of operators, where gathers are made, and on threads whose exceptions nobody would
-/// catch: so this function throws nothing.
+/// This function throws nothing. A span may begin inside an observer of operators, where gathers are made, and on
+/// threads whose exceptions no code would catch.
 void* begin_range(std::string_view what, std::string_view subject) noexcept {
   try {
     std::optional<at::StepCallbacks> observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);

@@ -22,7 +22,7 @@ absl::Status RunScope::tell(const absl::Status& reason, const std::string& call_
   if (mesh) {
     told_by_peer = groups_of(*mesh).told_by_peer();
     groups_of(*mesh).abort(reason);
-    told = groups_of(*mesh).status();  // an earlier reason, if there was one
+    told = groups_of(*mesh).status();  // an earlier reason, if the group failed before
   }
   const std::string message = message_of(told);
   write_error_file(message, call_stack, told_by_peer, is_own_code ? std::nullopt : std::optional(exit_code_of(told)));

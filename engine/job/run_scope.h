@@ -10,24 +10,25 @@
 
 namespace tessera {
 
-/// The data of a program's outermost call (`tessera::run`, the Python package) about its job: the mesh whose ranks get
-/// the reason of an exception, and how the process ends. It lives on the stack of one thread; `init` fills in the mesh
-/// of the scope of its thread.
+/// The data that a program's outermost call (`tessera::run`, the Python package) has about its job. These are the mesh
+/// whose ranks get the reason of an exception, and the way in which the process ends. It lives on the stack of one
+/// thread. `init`, called on that thread, fills in the mesh.
 struct RunScope {
   RunScope() { current = this; }
   ~RunScope() { current = nullptr; }
   RunScope(const RunScope&) = delete;
   RunScope& operator=(const RunScope&) = delete;
 
-  /// Waits in a barrier until all ranks have come here. So no rank looks lost to the others, such as the rank that
-  /// serves the store if it ended first, or a rank that still writes a file. Ranks that still need this rank for a step
-  /// get the error that it leaves, and end with that error. This rank waits for no other rank if the mesh has failed
-  /// and the program handled the error. Throws the tessera::Error of the barrier, and late_failure.
+  /// Waits in a barrier until all ranks have come here. Without this barrier a rank might look lost to the others.
+  /// Examples are a rank that still writes a file, and the rank that serves the store, if it ended first. Ranks that
+  /// still need this rank for a step get an error that says that it leaves, and end with that error. This rank waits
+  /// for no other rank if the mesh has failed and the program handled the error. Throws the tessera::Error of the
+  /// barrier, and late_failure.
   void leave_together() const;
 
   /// It is called when an exception ends this rank. It tells the other ranks `reason`, writes the error file and the
-  /// log, and returns the exit code. Where the mesh failed for an earlier reason, that one counts. `call_stack`:
-  /// another language's call stack, for the error file.
+  /// log, and returns the exit code. If the mesh failed for an earlier reason, that reason is used instead.
+  /// `call_stack`: the call stack of another language, for the error file.
   ExitCode end_with(const absl::Status& reason, const std::string& call_stack = "none: a C++ program") const;
 
   /// It is called when the program ends itself with an exit code of its own, as Python's sys.exit(3) does. It does what

@@ -20,12 +20,13 @@ constexpr const char* kLabel = "strategies";
 
 nlohmann::json start_of(const Strategy& strategy) {
   nlohmann::json start = {{"strategy", nlohmann::json::parse(strategy.to_json())}, {"build", this_build()}};
-  // Each host may have directories of its own. Either all hosts must have some or none may, since that decides which
-  // tier a GPU's "auto" takes.
+  // Each host may have directories of its own. Either all hosts have such directories, or none has them, since that
+  // decides which tier "auto" chooses on a GPU.
   start["strategy"]["offload"]["paths"] = strategy.offload.paths.empty() ? "none" : "some";
   start["strategy"]["checkpoint"].erase("dir");
   start["strategy"]["durable"].erase("dir");
-  // A key that is left out has its default value, unless a checkpoint of a run with other defaults is loaded later.
+  // A key that the strategy leaves out has its default value here. Loading a checkpoint of a run with other defaults
+  // may change it later.
   for (const ChangedDefault& each : changed_defaults(strategy.optimizer))
     start["strategy"]["optimizer"]["left_out"].push_back(each.key);
   return start;

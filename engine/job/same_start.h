@@ -12,8 +12,8 @@ nlohmann::json this_build();
 
 /// Makes sure that the ranks that make an Engine together have one strategy and one build. Only folders may differ,
 /// since each host has its own: offload.paths, checkpoint.dir and durable.dir. It is collective over `control`; each
-/// rank sends a hash, and more only where hashes differ. It then throws tessera::Error (78) on all ranks, with the
-/// ranks, the keys and both values.
+/// rank sends a hash, and sends more only if hashes differ. In that case it throws tessera::Error (78) on all ranks,
+/// with the ranks, the keys and both values.
 void expect_same_start(const Strategy& strategy, Collectives& control);
 
 }  // namespace tessera

@@ -20,12 +20,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Returns the type in which values are summed: fp64 for fp64, fp32 for all others.
+/// Returns the type in which values are summed: fp64 for fp64 values, fp32 for all other types.
 at::ScalarType wide_type_of(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// Returns all dimensions apart from that of the channels.
+/// Returns all dimensions except the dimension of the channels.
 std::vector<std::int64_t> summed_dimensions(const at::Tensor& input) {
   std::vector<std::int64_t> dimensions = {0};
   for (std::int64_t d = 2; d < input.dim(); ++d) dimensions.push_back(d);
@@ -49,7 +49,7 @@ at::Tensor rows_of_ranks(const at::Tensor& row, Collectives& group) {
 /// The statistics of the batches of all ranks together.
 struct BatchStatistics {
   at::Tensor mean, variance;  ///< [C], fp64; the variance is biased
-  double count = 0;           ///< values in each channel
+  double count = 0;           ///< number of values in each channel
 };
 
 BatchStatistics statistics_of(const at::Tensor& input, Collectives& group) {
@@ -138,7 +138,7 @@ struct BatchNormOverRanks : torch::autograd::Function<BatchNormOverRanks> {
   }
 
  private:
-  /// The graph keeps the group alive.
+  /// Holds a group, so that the autograd graph keeps it alive.
   struct GroupHolder : torch::CustomClassHolder {
     std::shared_ptr<Collectives> group;
   };

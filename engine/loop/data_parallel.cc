@@ -31,19 +31,19 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// This file works as follows. A post-accumulate hook on each parameter notes that a backward makes gradients; when the
-// outermost backward ends, `average` runs once. Ranks first exchange their weights, and which gradients they have
+// This file works as follows. A post-accumulate hook on each parameter notices that a backward makes gradients. When
+// the outermost backward ends, `average` runs once. Ranks first exchange their weights, and which gradients they have
 // (`agree_on_gradients`). Then each bucket is packed into one flat tensor, summed over ranks, divided by the sum of the
 // weights, and copied back into the gradients.
 
-// The remedies that errors name, in the language of the program.
+// The remedies that errors name, for C++ and for Python programs.
 constexpr Phrase kMakeValues = {"call tessera::materialize_module first",
                                 "make the module outside of tessera.deferred_init()"};
 constexpr Phrase kEndOtherOwner = {"destroy that one first", "call close() of that one first"};
 constexpr Phrase kDenseEmbedding = {"EmbeddingOptions::sparse(false)", "sparse=False"};
 constexpr Phrase kNoSyncScope = {"NoSync", "no_sync()"};
 
-/// Says whether a rank has a gradient, and in which layout.
+/// Whether a rank has a gradient, and in which layout.
 enum class Has : char { kNone, kDense, kSparse };
 
 /// Parameters whose gradients are sent together.
@@ -86,7 +86,7 @@ std::string difference_of(const std::string& own, const std::string& of_rank_0) 
 struct DataParallel::State {
   State(std::shared_ptr<torch::nn::Module> module_given, const Mesh& mesh, const DataParallelOptions& options)
       : module(std::move(module_given)), group(value_or_throw(groups_of(mesh).world("data_parallel"))) {
-    put_engine_in_place();  // our autograd engine knows when a backward runs inside another
+    put_engine_in_place();  // Tessera's autograd engine knows when a backward runs inside another one
     expect_same_modules(options);
     list_parameters();
     plan_buckets(options.bucket_mb);
@@ -112,7 +112,7 @@ struct DataParallel::State {
   void on_gradient();
   void average();
   struct Agreed {
-    std::vector<Has> on_any_rank;  ///< [parameter]: kDense where some rank has the gradient
+    std::vector<Has> on_any_rank;  ///< [parameter]: kDense if some rank has the gradient
     double weight = 0;             ///< the sum of all ranks' weights
   };
   Agreed agree_on_gradients();
@@ -122,7 +122,7 @@ struct DataParallel::State {
 
   std::shared_ptr<torch::nn::Module> module;
   std::shared_ptr<Collectives> group;
-  std::vector<at::Tensor> parameters;  ///< each parameter once, however many names it has
+  std::vector<at::Tensor> parameters;  ///< each parameter once, even if it has several names
   std::vector<std::string> names;      ///< one for each parameter
   std::vector<at::Tensor> hooked;
   std::vector<GradientBucket> buckets;
@@ -174,7 +174,7 @@ void DataParallel::State::list_parameters() {
   }
 }
 
-/// Backward makes the last gradients first, so buckets are filled from the end.
+/// Fills buckets from the last parameter on, since backward computes the last gradients first.
 void DataParallel::State::plan_buckets(double bucket_mb) {
   const double most = bucket_mb * 1024 * 1024 / sizeof(float);
   std::int64_t largest = 0;
@@ -219,7 +219,7 @@ void DataParallel::State::on_gradient() {
   if (*will_average || open_no_syncs > 0) return;
   *will_average = true;
   // A backward that throws drops its callbacks. `will_average` is cleared in that case too, so that the next backward
-  // queues its own.
+  // queues its own callback.
   const std::shared_ptr<void> at_its_end(nullptr, [flag = will_average](void*) { *flag = false; });
   at_end_of_backward([this, at_its_end] { average(); });
 }
@@ -287,7 +287,7 @@ void DataParallel::State::average(const GradientBucket& bucket, const Agreed& ag
     parameter.grad().defined() && weight > 0 ? part.copy_(parameter.grad()) : part.zero_();
   });
   if (weight != 1 && weight > 0) flat.mul_(weight);
-  // Groups of a GPU sum no memory of the host; reduce_over_ranks sends such tensors through GPU memory.
+  // Groups of GPUs cannot sum tensors in host memory; reduce_over_ranks copies such tensors through GPU memory.
   const bool sums = !is_of_gpus(group->kind());
   if (in_memory && sums) {
     float* const data = flat.mutable_data_ptr<float>();

@@ -26,11 +26,11 @@ DealtSamples::DealtSamples(const SamplerOptions& options, std::int64_t epoch)
 
 void DealtSamples::begin_epoch() {
   const bool goes_on = std::exchange(goes_on_, false) && !sampler_.is_over();
-  if (!sampler_.is_over()) steps_given_ = 0;  // a loop that breaks off an epoch may have taken a microbatch too many
+  if (!sampler_.is_over()) steps_given_ = 0;  // a loop that leaves an epoch early may have taken a microbatch too many
   if (std::exchange(has_begun_, true) && !goes_on) sampler_.set_epoch(epoch() + 1);
 }
 
-/// Notes that samples are given, so that the next `begin_epoch` begins another epoch.
+/// Notes that samples of this epoch were given, so that the next `begin_epoch` begins another epoch.
 void DealtSamples::take_place() {
   has_begun_ = true;
   goes_on_ = false;

@@ -20,29 +20,29 @@ class DealtSamples {
  public:
   using Samples = std::vector<std::size_t>;
 
-  /// The first epoch that begins is `epoch`. Throws tessera::Error as DistributedSampler::create does, and (78) if
-  /// `options` say no microbatches.
+  /// The first call of `begin_epoch` begins epoch `epoch`. Throws tessera::Error as DistributedSampler::create does; 78
+  /// if `options` give no number of microbatches.
   DealtSamples(const SamplerOptions& options, std::int64_t epoch);
 
-  /// Begins the next epoch; the first call begins the first one. The epoch of the cursor continues if the call comes
-  /// right after `resume`, unless that epoch is over.
+  /// Begins the next epoch; the first call begins the first epoch. A call right after `resume` continues the epoch of
+  /// the cursor, unless that epoch has ended.
   void begin_epoch();
   /// Returns the samples of this rank's next microbatch; nothing at the end of the epoch.
   std::optional<Samples> next();
 
-  /// Returns the samples of a microbatch of the step under way, by its number (DistributedSampler::take). Where an
-  /// epoch is over, the next one begins.
+  /// Returns the samples of a microbatch of the step under way, by its number (DistributedSampler::take). If the epoch
+  /// has ended, the next epoch begins.
   Samples of(std::int64_t microbatch);
   /// Moves to the next step, if `of` gave the samples of this step.
   void end_step() { sampler_.end_step(); }
   /// Moves to a step, counted from 0 over all epochs. Throws tessera::Error (78) for a number below 0.
   void go_to_step(std::int64_t step);
 
-  /// This rank takes the microbatches of `run` from the next step on. Throws tessera::Error: 78 as
-  /// DistributedSampler::deal; 64 where samples beyond one step were given since the last call.
+  /// Gives this rank the microbatches of `run` from the next step on. Throws tessera::Error: 78 as
+  /// DistributedSampler::deal does; 64 if samples of more than one step were given since the last call.
   void deal(const MicrobatchRun& run);
 
-  /// Sets another number of samples from now on. The next `begin_epoch` begins an epoch of them.
+  /// Changes the number of samples. The next `begin_epoch` begins an epoch of `num_samples` samples.
   void resize(std::int64_t num_samples);
 
   std::int64_t epoch() const { return sampler_.epoch(); }
@@ -62,7 +62,8 @@ class DealtSamples {
   SamplerOptions options_;
   DistributedSampler sampler_;
   std::vector<std::int64_t> samples_;  ///< [batch]: the samples of the microbatch that was given last
-  std::int64_t steps_given_ = 0;       ///< steps whose microbatches of this rank were all given since the last `deal`
+  std::int64_t steps_given_ = 0;       ///< number of steps, since the last `deal`, whose microbatches of this rank were
+                                       ///< all given
   bool has_begun_ = false;             ///< whether the first epoch has begun
   bool goes_on_ = false;               ///< whether no sample was given since `resume`
 };

@@ -12,9 +12,9 @@ namespace {
 
 namespace generated = torch::autograd::generated;
 
-/// Returns the value of a number that autograd saved as a tensor without dimensions on the CPU; numbers of C++ and
-/// Python may become such tensors. A number that a program's hooks have packed is not read: torch.utils.checkpoint
-/// would run a forward again, on this rank alone.
+/// Returns the value of a number that autograd saved as a CPU tensor without dimensions; numbers of C++ and Python may
+/// become such tensors. Returns nothing if hooks of the program have packed the tensor, because unpacking may run a
+/// forward again on this rank only (torch.utils.checkpoint does so).
 std::optional<double> number_in(const torch::autograd::SavedVariable& saved) {
   if (saved.has_hooks()) return std::nullopt;
   const at::Tensor value = saved.unpack();

@@ -16,7 +16,7 @@ struct MetricsFile::State {
   State(std::filesystem::path path_given, Start start, MetricsFormat format) : path(std::move(path_given)) {
     std::error_code error;
     if (path.has_parent_path())
-      std::filesystem::create_directories(path.parent_path(), error);  // an error shows when the file is opened
+      std::filesystem::create_directories(path.parent_path(), error);  // an error is reported when the file is opened
     MetricsWriter::Options options;
     options.start = start == Start::kNew       ? MetricsWriter::Start::kNew
                     : start == Start::kReplace ? MetricsWriter::Start::kReplace

@@ -151,7 +151,7 @@ void RankSampler::load(torch::serialize::InputArchive& archive) {
          "RankSampler: the archive is of ", samples, " samples on ", ranks, " ranks, here are ", num_samples_, " on ",
          world_size_, ". [T0200] hint: an archive goes on with the same dataset on as many ranks");
   c10::IValue begin(std::int64_t{0});
-  archive.try_read("begin", begin);  // version 0.1 wrote none
+  archive.try_read("begin", begin);  // version 0.1 did not write "begin"
   const std::int64_t epoch = read("epoch"), taken = read("taken");
   const auto behind = static_cast<std::size_t>(begin.toInt());
   expect(epoch >= 0 && taken >= 0 && begin.toInt() >= 0 && behind <= num_samples_ &&

@@ -2,9 +2,9 @@
 
 namespace tessera {
 
-/// One lives on a thread while checkpoint() runs a forward on that thread for the second time, because backward needs
-/// the forward's tensors. Modules that count something in forward (running statistics of a batch norm) ask `now` and do
-/// not count it again.
+/// A Recomputing object lives on a thread while checkpoint() runs a forward there for the second time, because backward
+/// needs the forward's tensors. Modules that count something in forward (such as running statistics of a batch norm)
+/// call `now`, and do not count again if it is true.
 class Recomputing {
  public:
   Recomputing() { ++depth_; }

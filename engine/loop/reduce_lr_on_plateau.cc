@@ -60,8 +60,8 @@ bool ReduceLROnPlateau::reduce() {
     changed = true;
     return lower;
   };
-  // set_lr(rate) gives every group of parameters its usual ratio of that rate. So groups with a rate of their own are
-  // set afterwards.
+  // set_lr(rate) gives every group of parameters its usual share of that rate. So the rates of groups that have their
+  // own rate are set afterwards.
   const double everybodys = engine_.lr();
   std::vector<std::pair<std::string, double>> own;
   for (const ParameterGroup& group : engine_.strategy().optimizer.groups) {

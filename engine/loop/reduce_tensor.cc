@@ -29,7 +29,7 @@ at::Tensor combined(const at::Tensor& a, const at::Tensor& b, Reduce operation) 
   return at::add(a, b);
 }
 
-/// Reduces the rows of `rows` to one, by a tree over neighbours. bf16 and fp16 are added in fp32.
+/// Reduces the rows of `rows` to one row, by a tree over neighbours. bf16 and fp16 are added in fp32.
 at::Tensor reduced(const at::Tensor& rows, Reduce operation) {
   const at::ScalarType type = rows.scalar_type();
   const bool narrow = type == at::kHalf || type == at::kBFloat16;

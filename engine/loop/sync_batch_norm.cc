@@ -33,7 +33,7 @@ struct Converted {
 };
 
 /// The converted modules, found by a tensor that they give to aten::batch_norm: their running mean, else their weight.
-/// One list serves the process; ranks that are threads share it.
+/// The process has one such list; ranks that are threads share it.
 class ConvertedModules {
  public:
   static ConvertedModules& all() {
@@ -74,7 +74,8 @@ class ConvertedModules {
 
 at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); }
 
-/// Replaces aten::batch_norm under autograd: calls LibTorch's own, except for converted modules that train.
+/// Replaces aten::batch_norm under autograd: calls LibTorch's batch_norm, except for converted modules in training
+/// mode.
 at::Tensor batch_norm_of_ranks(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                                const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
                                const std::optional<at::Tensor>& running_var, bool training, double momentum, double eps,
@@ -86,18 +87,18 @@ at::Tensor batch_norm_of_ranks(const at::Tensor& input, const std::optional<at::
     return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
                                   cudnn_enabled);
   }
-  // The module has just counted this batch for the second time, so one count is taken back.
+  // The module has just counted this batch for the second time, so the count is lowered by one.
   if (Recomputing::now() && converted->batches.defined()) converted->batches.sub_(1);
   const BatchNormState norm{value_or_undefined(running_mean), value_or_undefined(running_var), momentum, eps};
   return batch_norm_over_ranks(input, value_or_undefined(weight), value_or_undefined(bias), norm, converted->group);
 }
 
-// Each device is registered by itself: LibTorch's kernel is a composite, which would come before one for
-// DispatchKey::Autograd.
+// The kernel is registered for each device separately. LibTorch's kernel is a composite, which would take precedence
+// over a kernel for DispatchKey::Autograd.
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("batch_norm", &batch_norm_of_ranks); }
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) { library.impl("batch_norm", &batch_norm_of_ranks); }
 
-/// Converts `module` where it is a `Norm`, and returns whether it is one. Throws tessera::Error (64) for a norm without
+/// Converts `module` if it is a `Norm`. Returns whether it is a `Norm`. Throws tessera::Error (64) for a norm without
 /// tensors.
 template <class Norm>
 bool convert(const std::string& name, const std::shared_ptr<torch::nn::Module>& module, const NormGroup& group) {

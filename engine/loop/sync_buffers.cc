@@ -31,13 +31,13 @@ std::vector<at::Tensor> defined_buffers(const torch::nn::Module& module) {
 void expect_same_buffers(const std::vector<at::Tensor>& buffers, const Mesh& mesh) {
   std::string words;
   for (const at::Tensor& buffer : buffers) words += c10::str(" ", buffer.scalar_type(), buffer.sizes());
-  // expect_same_call cuts long words after some buffers; the digest covers all of them.
+  // expect_same_call cuts long texts, so the text may name only some of the buffers; the digest covers all buffers.
   expect_same_call(
       *value_or_throw(groups_of(mesh).user_group()),
       c10::str("sync_buffers of ", buffers.size(), " buffers, digest ", std::hash<std::string>{}(words), ":", words));
 }
 
-/// Cuts the list into runs of neighbours of one dtype and device that are sent as one tensor.
+/// Cuts the list into runs of neighbours with one dtype and device. Each run is sent as one tensor.
 std::vector<std::vector<at::Tensor>> cut_into_loads(const std::vector<at::Tensor>& buffers) {
   std::vector<std::vector<at::Tensor>> loads;
   std::size_t bytes = 0;

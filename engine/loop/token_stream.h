@@ -16,14 +16,14 @@ namespace tessera {
 /// at a time uses it.
 class TokenStream {
  public:
-  /// Makes TokenBatches over a dataset that is open already. `sampling.num_samples` is filled in here. It fails with
-  /// error 65 where the data does not fill one step.
+  /// Makes TokenBatches over a dataset that is open already. The function itself sets `sampling.num_samples`. It fails
+  /// with error 65 if the data does not fill one step.
   static absl::StatusOr<TokenBatches> batches_of(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len,
                                                  std::int64_t vocab_size, SamplerOptions sampling);
   static const TokenStream& of(const TokenBatches& batches) { return *batches.stream_; }
 
   /// Returns the next batch: inputs and targets [rows, seq_len] of int64 on `device`, and the weight of this rank's
-  /// mean. It begins the next epoch where one is over. Throws tessera::Error where the data cannot be read or holds a
+  /// mean. If an epoch has ended, it begins the next one. Throws tessera::Error if the data cannot be read or holds a
   /// token outside the vocabulary.
   TokenBatch next(at::Device device);
   /// Returns a microbatch of the step under way, by its number (DistributedSampler::take), in the form that `next`
@@ -37,7 +37,7 @@ class TokenStream {
   absl::Status resume(const SamplerCursor& cursor) { return sampler_.resume(cursor); }
 
  private:
-  /// Reads the samples that the sampler wrote last.
+  /// Reads the samples that the sampler has just chosen.
   TokenBatch read(at::Device device);
   TokenStream(std::shared_ptr<const TokenDataset> dataset, std::int64_t seq_len, std::int64_t vocab_size,
               std::int64_t batch, DistributedSampler sampler);

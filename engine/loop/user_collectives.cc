@@ -103,7 +103,7 @@ std::vector<at::Tensor> all_gather(const Mesh& mesh, const at::Tensor& tensor) {
   throw_if_error(group.status());
   std::vector<at::Tensor> tensors;
   for (const at::Tensor& row : all.unbind(0)) {
-    // Each tensor gets memory of its own, so that a program can keep one without the others.
+    // Each tensor gets separate memory, so that a program can keep one tensor without the others.
     tensors.push_back(row.view(tensor.sizes()).to(tensor.device(), /*non_blocking=*/false, /*copy=*/true));
   }
   return tensors;

@@ -51,7 +51,8 @@ CarriedStates::CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, co
     : transport_(axes.reduce), memory_(memory.optimizer), placement_(plan.placement().optimizer), mesh_(mesh) {
   for_each_trainable(units, [&](const FlatGroup& group) {
     FlatGroup& carried = groups_.emplace_back(group.without_module());
-    carried.parameters = group.parameters;  // the tensors of the parameters show where each state belongs
+    carried.parameters = group.parameters;  // the tensors of the parameters, which show to which parameter each state
+                                            // belongs
   });
 }
 
@@ -70,7 +71,7 @@ void CarriedStates::write_to(const std::vector<std::unique_ptr<Unit>>& units, Co
         const at::Tensor& parameter = group.parameters[i].tensor;
         const auto place = places.find(parameter.unsafeGetTensorImpl());
         const Extent from = group.layout.extent(i);
-        if (place == places.end()) {  // the parameter trains no longer
+        if (place == places.end()) {  // the parameter no longer trains
           if (has_moved(parameter, updates)) frozen.keep(parameter, name, formats[state], joined, from, control);
           continue;
         }

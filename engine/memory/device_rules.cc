@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-/// Refuses tiers that the device does not have: the CPU's state is in the host's memory already.
+/// Throws for a tier that the device does not have: on the CPU, state is in the host's memory anyway.
 void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
   const auto refuse = [](const char* key, const std::string& text) {
     throw Error(ExitCode::kConfig, std::string("/offload/") + key + "/tier: " + text);

@@ -23,25 +23,25 @@ namespace tessera {
 namespace {
 
 // This file works as follows. `take_memory` lists the pieces of training state that lie in memory and makes one file
-// for them, the image, which is cut into records. `begin` ends the writes of records that lie in files themselves,
-// notes where they lie, and starts a thread (`write`). The thread copies the image record by record, syncs all files,
-// writes the bytes of `keep`, and at last writes the log's entry. `end` waits for it; `committed` or `take_back`
-// follows, as all ranks have agreed. Starting up, `look`, `choose` and `forget_later` find the last commit that all
-// ranks have, and `bring_back` reads it.
+// for them, the image, which is cut into records. `begin` waits for the writes of records that lie in files anyway,
+// notes their positions, and starts a thread (`write`). The thread copies the image record by record, syncs all files,
+// writes the bytes of `keep`, and at last writes the log's entry. `end` waits for the thread; then all ranks call
+// `committed`, or all call `take_back`. When a run starts, `look`, `choose` and `forget_later` find the last commit
+// that all ranks have, and `bring_back` reads it.
 
 constexpr const char* kImage = "memory";
 constexpr const char* kWeights = "weights";
 constexpr const char* kAbout = "about";
 constexpr const char* kKept = "kept";
 
-/// Returns a text that tells people to which run the files belong.
+/// Returns a text for users that names the run to which the files belong.
 std::string about_run(const MeshPosition& mesh, std::size_t units) {
   return c10::str(mesh.world_size(), mesh.world_size() == 1 ? " rank" : " ranks", ", mesh ", mesh.replicate_size, " x ",
                   mesh.shard_size, ", ", units, " units");
 }
 
-/// Returns the canonical text of a folder's path. Names of files are made from it, so it must not depend on how the
-/// path is written.
+/// Returns the canonical text of a folder's path. Names of files contain a hash of this text, so it must not depend on
+/// how the path is written.
 std::string folder_of(const std::string& dir) {
   std::error_code error;
   std::filesystem::path path = std::filesystem::weakly_canonical(std::filesystem::absolute(dir), error);
@@ -49,7 +49,7 @@ std::string folder_of(const std::string& dir) {
   return (path.has_filename() ? path : path.parent_path()).string();
 }
 
-/// Returns what ranks send to each other about one commit.
+/// Returns the numbers that ranks send to each other about one commit.
 nlohmann::json brief(const Commit& commit) { return {commit.generation, commit.run, commit.step, commit.layout}; }
 
 bool is_held(const nlohmann::json& commits, const nlohmann::json& commit) {
@@ -107,8 +107,8 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
   for (const std::string& text : held) ranks.push_back(nlohmann::json::parse(text));
   run_ = ranks[0].at("run").get<std::uint64_t>();
   const nlohmann::json* common = nullptr;
-  // True where at most the first commit of a folder was under way. Then nothing can be lost, and the run starts from
-  // its beginning.
+  // True if no rank has begun more than the first commit of its folder. Then nothing can be lost, and the run starts
+  // from its beginning.
   bool is_first = true;
   for (const nlohmann::json& rank : ranks) {
     is_first = is_first && !rank.at("begun").get<bool>();
@@ -117,7 +117,7 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
   for (const nlohmann::json& commit : ranks[0].at("commits")) {
     const bool on_all =
         std::ranges::all_of(ranks, [&](const nlohmann::json& rank) { return is_held(rank.at("commits"), commit); });
-    if (on_all) common = &commit;  // the newest comes last
+    if (on_all) common = &commit;  // the last common commit is the newest
   }
   for (std::size_t rank = 0; common && rank < ranks.size(); ++rank) {
     const auto& commits = ranks[rank].at("commits");
@@ -169,8 +169,8 @@ void DurableFiles::add_piece(std::byte* memory, std::int64_t bytes, MemoryPlace 
   if (bytes > 0) image_.pieces.push_back({{memory, static_cast<std::size_t>(bytes)}, place});
 }
 
-/// Adds `records` to those that commits hold. Records in files are durable by themselves, except for records that stay
-/// in memory (cached). Cached records, and records in pinned memory, belong to the image.
+/// Adds `records` to the records that commits hold. Records in files are durable by themselves. Records that stay in
+/// memory (cached), and records in pinned memory, become part of the image.
 void DurableFiles::add_records(const std::shared_ptr<TierCarrier>& records, const RecordPool& pool, const char* kind) {
   if (!records) return;
   const MemoryPlace on_host(c10::Device(c10::kCPU), /*in_record=*/true);
@@ -195,7 +195,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
       add_piece(group->shard, group->parameters_below.chunks.before_records() * group->element_bytes(), device);
   }
   for (const Arena* arena : {&memory.masters, &memory.optimizer}) add_piece(arena->data(), arena->taken(), device);
-  const std::int64_t kept = kept_gradient_bytes(plan);  // they lie behind the scratch that reductions share
+  const std::int64_t kept = kept_gradient_bytes(plan);  // the residuals lie behind the scratch that reductions share
   const MemoryPlace on_host(c10::Device(c10::kCPU), /*in_record=*/true);
   if (kept > 0) add_piece(memory.feedback.data() + memory.feedback.bytes() - kept, kept, on_host);
   add_records(memory.records.parameters, plan.records().parameters, "parameters");
@@ -205,7 +205,7 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   for (const Piece& piece : image_.pieces) bytes += static_cast<std::int64_t>(piece.bytes.size());
   TORCH_INTERNAL_ASSERT(bytes == plan.records().image_bytes, "what a commit writes departs from the plan");
   const RecordPool& pool = plan.records().image;
-  if (pool.records == 0) return;  // all training state is in records
+  if (pool.records == 0) return;  // all training state lies in records
   FileTierOptions options;
   options.who = who_ + " durable.dir";
   options.records = pool.records;
@@ -226,8 +226,8 @@ void DurableFiles::take_memory(const TrainingMemory& memory, const MemoryPlan& p
   if (last_) throw_if_error(image_.files->protect(last_->parts[kImage]));
 }
 
-/// Calls `copy(address in the record, address in a piece, bytes, place of the piece)` for the part of the image that a
-/// record has, which begins at byte `offset` of the image.
+/// Calls `copy(address in the record, address in a piece, bytes, place of the piece)` for each piece of the image that
+/// overlaps a record. The record begins at byte `offset` of the image.
 template <class Copy>
 void DurableFiles::copy_piecewise(std::int64_t offset, std::span<std::byte> record, const Copy& copy) const {
   auto skip = static_cast<std::size_t>(offset);
@@ -245,7 +245,7 @@ void DurableFiles::copy_piecewise(std::int64_t offset, std::span<std::byte> reco
   }
 }
 
-/// Fills the image's record `index` from memory. An exception of a GPU's driver becomes an error.
+/// Fills the image's record `index` from memory. An exception of a GPU's driver is returned as an error.
 absl::Status DurableFiles::copy_to(std::span<std::byte> record, std::int64_t index) const {
   try {
     copy_piecewise(index * image_.record_bytes, record,
@@ -265,7 +265,8 @@ absl::Status DurableFiles::write_image() {
     TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_.files->get_to_overwrite(i));
     const absl::Status copied = copy_to(record, i);
     const absl::Status put =
-        copied.ok() ? image_.files->put_if_changed(i) : image_.files->put(i);  // a later commit tries again
+        copied.ok() ? image_.files->put_if_changed(i) : image_.files->put(i);  // if `put` fails, a later commit tries
+                                                                               // again
     TESSERA_RETURN_IF_ERROR(copied);
     TESSERA_RETURN_IF_ERROR(put);
   }
@@ -290,8 +291,8 @@ void DurableFiles::keep(std::string bytes) { to_keep_ = std::move(bytes); }
 
 absl::StatusOr<std::string> DurableFiles::kept() const { return kept_.empty() ? std::string() : log_->kept(kept_); }
 
-/// Writes what commits keep beside training state; it runs on the writing thread. Files of earlier commits stay,
-/// because this commit may be taken back.
+/// Writes the bytes of `keep`. It runs on the writing thread. Files of earlier commits stay, because this commit may be
+/// taken back.
 absl::Status DurableFiles::write_kept() {
   if (!to_keep_) return absl::OkStatus();
   if (to_keep_->empty()) {
@@ -316,7 +317,7 @@ void DurableFiles::begin(std::int64_t step, std::map<std::string, std::string> p
       });
     }
     writer_ = std::async(std::launch::async, [this] { return write(*next_); });
-  } catch (...) {  // `end` reports it, where the other ranks report theirs
+  } catch (...) {  // `end` reports the error, at the time at which other ranks report theirs
     std::promise<absl::Status> failed;
     failed.set_exception(std::current_exception());
     writer_ = failed.get_future();
@@ -352,7 +353,7 @@ void DurableFiles::committed() {
   for (const Kind& kind : kinds_) kind.records->durable().committed();
   last_ = std::move(next_);
   next_.reset();
-  // The parts of the commit are on the disk now, and are read from there when they are needed.
+  // The parts of the commit are on the disk now. They are read from the disk if they are needed.
   last_->parts.clear();
   is_resumed_ = true;
 }

@@ -38,46 +38,49 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
                            const torch::nn::Module& module, const Strategy& strategy);
 
 /// Writes and reads the files of this rank's durable commits (DurableConfig). The Engine owns one; only its thread
-/// calls it. A commit writes all training state that lies in memory, to its place in `rank-00000.memory`; for offloaded
-/// records it only notes where they are. Each record has two places, and the last commit uses one of them, so the other
+/// calls it. A commit writes all training state that lies in memory to `rank-00000.memory`. For offloaded records it
+/// only notes where they lie. Each record has two places on the disk. The last commit uses one of them, so the other
 /// may be written.
 ///
-/// A commit counts when the log of every rank has it: all ranks call `begin` and `end`, agree that all succeeded, and
+/// A commit is valid when the log of every rank has it: all ranks call `begin` and `end`, agree that all succeeded, and
 /// call `committed`. The commit before this one stays unchanged until then. Between `begin` and `end` a thread writes
-/// and reads training state in memory. Nobody may change that state, nor put a record, before the commit counts or is
+/// and reads training state in memory. Nobody may change that state, or put a record, before the commit is valid or
 /// taken back.
 class DurableFiles {
  public:
-  /// Opens nothing yet; open_durable (engine/engine_state.cc) does. `layout`: durable_layout's text.
+  /// The constructor opens no file; open_durable (engine/engine_state.cc) opens the files. `layout`: the text that
+  /// durable_layout returned.
   DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout, int rank);
 
   // Three calls find the last commit; all ranks make them in this order:
   /// First: returns this rank's commits as text. It changes no file. Errors: those of CommitLog.
   absl::StatusOr<std::string> look();
-  /// Second: takes the last commit that all ranks have. `held`: the text of every rank, in rank order. Throws
-  /// tessera::Error, the same on every rank: 65 where the commit belongs to another model, strategy or number of ranks;
-  /// 66 where a rank has lost its commits.
+  /// Second: chooses the last commit that all ranks have. `held`: the text of every rank, in rank order. Throws
+  /// tessera::Error, the same on every rank: 65 if the commit belongs to another model, strategy or number of ranks; 66
+  /// if a rank has lost its commits.
   void choose(const std::vector<std::string>& held);
-  /// Third: removes later commits, which some ranks lack, and files that killed processes left.
+  /// Third: removes later commits, which some ranks do not have, and files that killed processes left behind.
   absl::Status forget_later();
 
-  /// Returns the last commit of this run or, before it has one, of the run before it; null if there is no commit.
+  /// Returns the last commit of this run or, if this run has made none yet, of the run before it. It is null if there
+  /// is no commit.
   const Commit* last() const { return last_ ? &*last_ : nullptr; }
   const std::string& folder() const { return folder_; }
   /// It is called in a process that was forked from a rank; the files and the lock belong to that rank. Nothing else
   /// may be called after it.
   void enter_forked_process();
-  /// Returns whether the run has continued from the last commit, or there was no commit.
+  /// Returns whether the run has continued from the last commit. It is also true if there was no commit.
   bool is_resumed() const { return is_resumed_; }
 
   /// Returns the name of the files that hold records of a kind, in each directory of offload.paths.
   std::string name_of(const std::string& kind) const { return scratch_stem_ + "." + kind; }
-  /// Returns the weights of offload.paths (their disks' shares of the records) at the last commit; nothing where there
-  /// is no commit.
+  /// Returns the weights of offload.paths (their disks' shares of the records) at the last commit; nothing if there is
+  /// no commit.
   std::optional<std::vector<double>> weights() const;
-  /// Sets the weights of offload.paths that the next commits record (see `weights`).
+  /// Sets the weights of offload.paths that the next commits record (see the function `weights`).
   void use_weights(const std::vector<double>& weights);
-  /// Protects the records of a kind that the last commit refers to. It is called before any record is put.
+  /// Protects those records of a kind to which the last commit refers from being overwritten. It is called before any
+  /// record is put.
   void protect(TierCarrier& records, const std::string& kind) const;
 
   /// Makes the file for the training state in memory. It is called once, when all training state has its place.
@@ -88,29 +91,29 @@ class DurableFiles {
     return image_.files ? static_cast<std::int64_t>(image_.files->record_memory_bytes()) : 0;
   }
 
-  /// Sets the bytes that commits hold beside training state and parts, from the next commit on and until the next call;
-  /// empty bytes mean nothing. They are written once, not with each commit.
+  /// Sets bytes that commits hold in addition to training state and parts, from the next commit on until this function
+  /// is called again. Empty bytes mean that commits hold none. The bytes are written once, not with each commit.
   void keep(std::string bytes);
   /// Returns the bytes that `keep` was given, as the last commit of the run before holds them. Errors: those of
   /// CommitLog::kept.
   absl::StatusOr<std::string> kept() const;
 
-  /// Begins to write a commit of `step` in the background. `parts`: what the commit holds in addition to training
+  /// Begins to write a commit of `step` in the background. `parts`: the data of the commit in addition to training
   /// state. `end` returns its errors. REQUIRES on a GPU: all steps have ended, and later work does not change training
   /// state before `end`.
   void begin(std::int64_t step, std::map<std::string, std::string> parts);
   /// Returns whether `begin` was called, and `end` was not called after it.
   bool is_under_way() const { return writer_.valid(); }
-  std::int64_t next_step() const { return next_ ? next_->step : 0; }  ///< the step of the latest `begin`
+  std::int64_t next_step() const { return next_ ? next_->step : 0; }  ///< step of the commit under way, or 0
   /// Waits until the commit is written. Errors, thrown or returned: 74 if a read or write fails, and those of
   /// CommitLog::write. REQUIRES: is_under_way().
   absl::Status end();
-  /// Removes the commit from this rank's disk. It is called on all ranks after `end` failed on one of them.
+  /// Removes the commit under way from this rank's disk. All ranks call it after `end` failed on one of them.
   absl::Status take_back();
-  /// Makes the commit the last one. It is called on all ranks after `end` succeeded on all of them.
+  /// Makes the commit under way the last commit. All ranks call it after `end` succeeded on all of them.
   void committed();
 
-  /// Sets training state to that of the last commit. Errors: 65 where a record came back with other bytes; 74 where a
+  /// Sets training state to that of the last commit. Errors: 65 if a record has other bytes than were written; 74 if a
   /// read fails.
   absl::Status bring_back();
 
@@ -126,7 +129,7 @@ class DurableFiles {
   };
   /// The memory that a commit writes (RecordPlan::image).
   struct Image {
-    std::vector<Piece> pieces;  ///< they lie one behind the other
+    std::vector<Piece> pieces;  ///< the pieces, which follow each other in the image
     std::unique_ptr<FileTier> files;
     std::int64_t record_bytes = 0;
   };
@@ -151,13 +154,16 @@ class DurableFiles {
   std::vector<double> weights_;
   bool is_resumed_ = false;
   std::string scratch_stem_, about_;
-  std::optional<std::string> to_keep_;  ///< bytes of `keep` that are not written yet
-  std::string kept_;                    ///< the hash of the bytes that are written (CommitLog::keep); empty: none
+  std::optional<std::string> to_keep_;  ///< bytes that were given to `keep` and are not written yet
+  std::string kept_;                    ///< hash of the bytes that are written (CommitLog::keep); empty if there are
+                                        ///< none
   DeviceKernels* kernels_ = nullptr;
   Image image_;
   std::vector<Kind> kinds_;
-  std::vector<std::shared_ptr<TierCarrier>> pinned_;  ///< records of the image in pinned memory of a GPU's host
-  std::future<absl::Status> writer_;                  ///< its destructor waits for the thread, so it is the last member
+  std::vector<std::shared_ptr<TierCarrier>> pinned_;  ///< records in pinned memory of a GPU's host that belong to the
+                                                      ///< image
+  std::future<absl::Status> writer_;                  ///< result of the writing thread; its destructor waits for the
+                                                      ///< thread, so it is the last member
 };
 
 }  // namespace tessera

@@ -18,9 +18,9 @@ template <class... Text>
   throw Error(ExitCode::kConfig, c10::str("/reproducible: ", text...));
 }
 
-/// The ranks' microbatches of one round of each_microbatch are a whole subtree if the number of ranks is a power of
-/// two. Otherwise the sum that ranks make in each round would not be that of a whole subtree. Ranks send several such
-/// sums with last_microbatch (BlockSums).
+/// Throws if ranks sum each microbatch (each_microbatch) and a sum would not be that of a whole subtree. The
+/// microbatches that ranks have in one round are a whole subtree if the number of ranks is a power of two. With
+/// last_microbatch ranks send the sums of several subtrees (BlockSums), so any number of ranks is allowed.
 void expect_subtrees(const Strategy& strategy, std::int64_t ranks) {
   const std::int64_t each = strategy.gradient_accumulation;
   if (each == 1 || is_power_of_two(ranks) || strategy.gradient_sync == GradientSync::kLastMicrobatch) return;
@@ -35,7 +35,7 @@ bool packs_sums(const Strategy& strategy) {
   return strategy.compression.gradients != WireForm::kPlain || strategy.compression.sums != WireForm::kPlain;
 }
 
-/// Partial sums are sent unpacked.
+/// Throws if gradients or sums are to be compressed, since the sums of subtrees are sent uncompressed.
 void expect_plain_blocks(const Strategy& strategy) {
   if (!packs_sums(strategy)) return;
   refuse(
@@ -50,8 +50,8 @@ void expect_plain_blocks(const Strategy& strategy) {
       "\"cuda_host\"}, for GPUs of one host, or train on the CPU (\"host\" or \"gloo\")");
 }
 
-/// A GPU joins whole gradients when a microbatch's backward ends. The sums are queued if ranks sum every microbatch,
-/// and the host does not see their pieces (SumVisitor).
+/// Throws if a GPU cannot make the sums. A GPU joins whole gradients when a microbatch's backward ends. If ranks sum
+/// every microbatch, the sums are queued, and the host does not see their pieces (SumVisitor).
 void expect_built_for_gpu(const Strategy& strategy, std::int64_t ranks) {
   if (strategy.gradient_sync != GradientSync::kLastMicrobatch && strategy.gradient_accumulation > 1 && ranks > 1)
     refuse(

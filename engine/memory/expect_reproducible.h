@@ -9,18 +9,18 @@
 
 namespace tessera {
 
-// Checks what "reproducible" needs of the mesh, the device, the transport and the module. Strategy keys that it
-// excludes are in runtime/config/rules/reproducible_rules.cc. Each function throws tessera::Error (78) with what cannot
-// be kept, and does nothing without "reproducible".
+// These functions check the mesh, the device, the transport and the module for "reproducible". The strategy keys that
+// do not go with it are checked in runtime/config/rules/reproducible_rules.cc. Each function throws tessera::Error
+// (78), which names the obstacle, and does nothing without "reproducible".
 
-/// The sums that ranks make must be those of the tree over all microbatches (SumCounter). The function make_plan calls
-/// it, so that `tessera plan` refuses what an Engine would refuse.
+/// Checks that the sums that ranks make are sums of the tree over all microbatches (SumCounter). The function make_plan
+/// calls it, so that `tessera plan` refuses what an Engine would refuse.
 void expect_reproducible(const Strategy& strategy, const PlanScene& scene);
 
-/// Transports must add in the pairwise tree over ranks, whatever hosts they are on.
+/// Checks that the transport adds in the pairwise tree over ranks, whatever hosts the ranks are on.
 void expect_pairwise_transport(const Strategy& strategy, const MeshAxes& axes, const Topology& topology);
 
-/// Forward must leave nothing in buffers: running statistics depend on which microbatches a rank had.
+/// Checks that forward does not change buffers: running statistics depend on which microbatches a rank had.
 void expect_no_running_statistics(const Strategy& strategy, const torch::nn::Module& module);
 
 }  // namespace tessera

@@ -29,26 +29,27 @@ using NameOfState = c10::function_ref<const std::string&(const FlatGroup& group,
 /// A state of a frozen parameter, or its fp32 masters, with this rank's share of it: the elements of
 /// FrozenStates::share_of.
 struct FrozenState {
-  std::string name;  ///< the optimizer's name for it; empty for masters
+  std::string name;  ///< the name that the optimizer has for the state; empty for masters
   StateDType dtype = StateDType::kF32;
   std::int64_t numel = 0;  ///< elements of the whole state
-  /// The sizes of a state of the whole tensor; empty where there is a number for each element.
+  /// The sizes of the state, if it belongs to the whole tensor; no value if it has a number for each element.
   std::optional<std::vector<std::int64_t>> sizes;
-  std::shared_ptr<const JoinedState> own;  ///< never changes, so that a save may read it beside training
+  std::shared_ptr<const JoinedState> own;  ///< this rank's share; it never changes, so that a save may read it while
+                                           ///< training continues
 };
 
-/// Everything that is kept of one frozen parameter.
+/// The states and masters that are kept for one frozen parameter.
 struct FrozenParameter {
   std::vector<FrozenState> states;
-  std::optional<FrozenState> master;  ///< its masters, if parameters are narrower than fp32
+  std::optional<FrozenState> master;  ///< the parameter's masters, if it is narrower than fp32
   std::int64_t updates = 0;           ///< steps in which the parameter took part
 };
 
 /// Keeps optimizer states and masters of parameters that trained and are frozen now, until they train again. (An
 /// optimizer of PyTorch, too, keeps the states of a parameter that gets no gradients.) They come from
 /// Engine::set_trainable or from a checkpoint. The Engine owns the object, and only its thread changes it. Each rank
-/// has an equal share of each state in memory of its host, beside the plan, so the layout and placement from which the
-/// states came do not matter.
+/// has an equal share of each state in memory of its host, which the plan does not count. So the layout and placement
+/// from which the states came do not matter.
 class FrozenStates {
  public:
   bool empty() const { return kept_.empty(); }
@@ -56,15 +57,15 @@ class FrozenStates {
   std::string describe() const;
   /// Returns the states and masters that are kept for a parameter, or null.
   const FrozenParameter* find(const at::Tensor& parameter) const;
-  /// Keeps `kept` for a parameter, in place of what was kept before.
+  /// Keeps `kept` for a parameter, in place of earlier states and masters.
   void put(const at::Tensor& parameter, FrozenParameter kept);
-  /// Returns the elements that a rank keeps of a state of `numel` elements. Shares end where a block of an 8-bit state
-  /// ends, since each block has one scale.
+  /// Returns the elements that a rank keeps of a state of `numel` elements. Each share ends at the end of a block of an
+  /// 8-bit state, since each block has one scale.
   static Extent share_of(std::int64_t numel, int rank, int ranks);
 
   /// Takes this rank's shares of the fp32 masters of parameters that train in `units` in a narrower dtype and do not
-  /// require gradients now. `placement`: that of the optimizer; `mesh`: this rank's place. It is collective over
-  /// `control`.
+  /// require gradients now. `placement`: the placement of the optimizer state; `mesh`: this rank's position. It is
+  /// collective over `control`.
   void keep_masters(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement placement, const MeshPosition& mesh,
                     Collectives& control);
 
@@ -75,10 +76,11 @@ class FrozenStates {
   void keep_tensor_state(const at::Tensor& parameter, const TensorState& state, std::span<const float> values,
                          const Collectives& control);
 
-  /// Gives the trainable parameters of `units` the states and masters that are kept for them, and no longer keeps
-  /// these. Writes this rank's parts of the states, and of the masters if the parameter still equals the rounded master
-  /// (otherwise the program wrote it meanwhile). Writes into `updates` the number of steps in which each of these
-  /// parameters took part. A parameter that lacks a state begins anew, with zeros. It is collective over `control`.
+  /// Gives the trainable parameters of `units` the states and masters that are kept for them, and no longer keeps them.
+  /// It writes this rank's parts of the states, and of the masters if the parameter still equals the rounded master
+  /// (otherwise the program has written the parameter). It writes into `updates` the number of steps in which each of
+  /// these parameters took part. A parameter that lacks a state begins anew, with zeros. It is collective over
+  /// `control`.
   void give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                  std::map<const c10::TensorImpl*, std::int64_t>& updates);
   /// Notes from `updates` in how many steps the kept parameters took part.

@@ -48,8 +48,8 @@ struct KeptMemory {
   Arena parameters, masters, copy;
 };
 
-/// Copies the gathered parameters. The result is empty if there is no memory for the copy: an Engine's end must not
-/// fail, and the next Engine needs no copy.
+/// Copies the gathered parameters. The result is empty if there is no memory for the copy. That is no error, because
+/// the end of an Engine must not fail, and the next Engine does not need the copy.
 Arena copy_for_reading(const FlatGroup& group) {
   try {
     Arena copy = Arena::plain("parameters", group.gathered_bytes());
@@ -72,9 +72,10 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
   kept->placement = plan.placement();
   kept->mesh = mesh;
   kept->group = group.without_module();
-  is_readable = is_readable && group.full != nullptr;  // values of other ranks may not have been gathered
+  is_readable = is_readable && group.full != nullptr;  // values of other ranks may not be gathered
   std::byte* values = is_readable ? group.full : nullptr;
-  // The program may not write memory that other ranks read or that holds the halves of split masters: it gets a copy.
+  // The program may not write memory that other ranks read, or that holds the halves of split masters. In these cases
+  // it gets a copy.
   const bool is_split = group.master_kind == MasterKind::kSplitBF16 && group.device.is_cpu();
   if (is_readable && (kept->placement.shared || is_split)) {
     owner->copy = copy_for_reading(group);
@@ -95,7 +96,7 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
                              say(phrases::kGuard));
   }
   storage.set_data_ptr_noswap(at::DataPtr(values, new KeptPointer(std::move(kept)), &drop, group.device));
-  storage.set_nbytes(group.gathered_bytes());  // views are within bounds, so only an access throws
+  storage.set_nbytes(group.gathered_bytes());  // an access then throws, since views are outside of the storage
   refuse_access(storage, !is_readable);
 }
 

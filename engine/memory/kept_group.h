@@ -20,31 +20,32 @@ namespace tessera {
 /// Nothing is sent when an Engine ends; the set-up of the next Engine is collective anyway.
 struct KeptGroup {
   std::string unit_name;
-  FlatGroup group;  ///< without_module()
+  FlatGroup group;  ///< result of FlatGroup::without_module()
   Placement placement;
   MeshPosition mesh;
-  std::shared_ptr<const void> memory;  ///< owns what `group` points at
+  std::shared_ptr<const void> memory;  ///< owns the memory to which `group` points
 };
 
 /// Lets `group`'s storage keep this rank's part of the values; the Engine calls it when it is destroyed. If
-/// `is_readable`, parameters stay readable: in their memory, or in a copy where that memory does not belong to this
-/// program alone and a copy can be allocated. Otherwise a read of one throws c10::Error. `mesh`: this rank's position
-/// among all. `transport` allocated `memory`.
+/// `is_readable`, parameters stay readable in their memory. If that memory does not belong to this program alone, they
+/// are readable in a copy, provided that a copy can be allocated. In all other cases reading a parameter throws
+/// c10::Error. `mesh`: this rank's position among all ranks. `transport` allocated `memory`.
 void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, const TrainingMemory& memory,
           const std::shared_ptr<Collectives>& transport, bool is_readable);
 
-/// Returns what a destroyed Engine left for the group of `tensor`, or null.
+/// Returns the values that a destroyed Engine left for the group of `tensor`, or null.
 std::shared_ptr<const KeptGroup> kept_of(const at::Tensor& tensor);
 
-/// Finds the values with which an Engine begins, for parameters that an earlier Engine left behind: fp32 masters,
-/// joined from all ranks' parts, one group at a time. FirstValues owns one while it fills an Engine.
+/// Finds the first values of parameters that an earlier Engine left behind: fp32 masters, joined from the parts of all
+/// ranks, one group at a time. FirstValues owns a KeptValues while it fills an Engine.
 class KeptValues {
  public:
   explicit KeptValues(Collectives& control) : control_(control) {}
 
-  /// Returns the full value of `parameter` on every rank, on the CPU: the master where the parameter is a rounding of
-  /// it, else what the parameter holds now. A tensor that no Engine left is returned as it is. It is collective where
-  /// `kept_of(parameter)` is not null. Throws tessera::Error (64) where the earlier Engine had another number of ranks.
+  /// Returns the full value of `parameter` on every rank, on the CPU: the master if the parameter equals the rounded
+  /// master, else the present value of the parameter. A tensor that no Engine left is returned as it is. It is
+  /// collective where `kept_of(parameter)` is not null. Throws tessera::Error (64) if the earlier Engine had another
+  /// number of ranks.
   at::Tensor value_of(const at::Tensor& parameter);
 
  private:

@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-/// Returns the placement on these ranks; the ranks of a shard group may share one copy of the parameters.
+/// Returns the placement as it is on these ranks: the ranks of a shard group may share one copy of the parameters.
 Placement placement_on(Placement placement, const Strategy& strategy, const MeshPosition& mesh, bool shares_memory) {
   if (mesh.replicate_size == 1) placement.optimizer.replicate_first = false;  // an axis of one rank cuts nothing
   // Where ranks train common parameters, each rank has its own copy of the values from forward to backward, except with
@@ -30,8 +30,8 @@ Placement placement_on(Placement placement, const Strategy& strategy, const Mesh
   return one_copy && !keeps_own ? share_parameters(placement) : placement;
 }
 
-/// Throws where the CPU is to update a GPU's state (`"offload.step"`: `"cpu"`) and cannot: it updates what lies in the
-/// host's memory, and nothing else.
+/// Throws if the CPU is to update a GPU's state (`"offload.step"`: `"cpu"`) and cannot. The CPU updates only state that
+/// lies in the host's memory.
 void expect_step_on_host(const MemoryPlan& plan) {
   if (plan.can_step_on_host()) return;
   if (plan.passes_twice()) {
@@ -51,7 +51,7 @@ void expect_step_on_host(const MemoryPlan& plan) {
               "tier \"host\" and one fraction, or take \"gpu\"");
 }
 
-/// Throws if "noise_scale" has no smaller batch whose gradient it could compare with that of a whole step.
+/// Throws if "noise_scale" has no batch smaller than a whole step's, whose gradient it could compare with the step's.
 void expect_small_batches(const Strategy& strategy, const PlanScene& scene) {
   if (strategy.noise_scale.every == 0) return;
   if (scene.mesh.world_size() * strategy.gradient_accumulation > 1) return;
@@ -73,7 +73,7 @@ void expect_one_replica(const PlanScene& scene) {
           scene.mesh.replicate_size, " replicas. [T0893] hint: leave \"mesh\" out, or give it \"host\": 1"));
 }
 
-/// Throws where "sync" backups would leave a step without any rank.
+/// Throws if "sync" backups would leave no rank that takes part in a step.
 void expect_enough_ranks(const PlanScene& scene) {
   const std::int64_t ranks = scene.mesh.world_size();
   if (scene.sync.type != SyncType::kBackups || scene.sync.backups < ranks) return;
@@ -134,7 +134,7 @@ void expect_dealable(const MemoryPlan& plan, const DealConfig& deal) {
       "HYBRID_SHARD) and keep them in memory, without offload.parameters");
 }
 
-/// Returns the number of units that are gathered ahead: PlannedPlacement::prefetch.
+/// Returns the number of units that are gathered ahead: the value of PlannedPlacement::prefetch.
 std::int64_t units_ahead(const Strategy& strategy, std::span<const UnitShape> units) {
   if (strategy.prefetch_bytes == 0) return strategy.prefetch;
   std::int64_t largest = 1;
@@ -192,7 +192,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.tiers = strategy.offload;
   input.tiers.paths.clear();
   if (scene.offloaded_step) input.tiers.step = *scene.offloaded_step;
-  // A program's own rule is called on the device of the model, unless the strategy says something else.
+  // A rule that the program defines runs on the device of the model, unless the strategy says something else.
   const bool stays_on_gpu = scene.is_queued && type == OptimizerType::kOwn;
   if (stays_on_gpu && input.tiers.step == OffloadedStep::kAuto) input.tiers.step = OffloadedStep::kGpu;
   input.update.in_backward = strategy.optimizer.in_backward;
@@ -211,7 +211,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
     input.wire.replica_gathers = gathers;
   if (compresses(strategy.compression)) {
     const CompressedAxes axes = strategy.compression.axes;
-    // A program's hook sums over any transport, and for a GPU in its host's memory.
+    // A hook of the program can make sums over any transport. For a GPU, it makes them in the host's memory.
     const bool is_hook = std::holds_alternative<CommHookConfig>(strategy.compression.method);
     if (axes != CompressedAxes::kReplicate || (scene.is_queued && is_hook))
       input.wire.compressed_shard_part = scene.shard_compressed_part;

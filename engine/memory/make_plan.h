@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// Everything that decides a plan beside units and strategy: the ranks, their transport, and the device.
+/// The inputs of a plan other than units and strategy: the ranks, their transport, and the device.
 struct PlanScene {
   MeshPosition mesh;
   bool shares_memory = false;          ///< whether the ranks of a shard group share memory
@@ -25,30 +25,33 @@ struct PlanScene {
   int shard_compressed_part = 0, replicate_compressed_part = 0;
   /// the outer steps that are in effect; `mesh` is then the mesh of a replica
   SyncConfig sync = {};
-  int replicas = 1;                                  ///< PlannedPlacement::replicas, where there are outer steps
-  int ranks_of_host = 1;                             ///< Topology::local_world_size; 0 where hosts are unequal
-  std::optional<OffloadedStep> offloaded_step = {};  ///< what a measurement chose for OffloadConfig::step "auto"
+  int replicas = 1;                                  ///< PlannedPlacement::replicas; used only if there are outer steps
+  int ranks_of_host = 1;                             ///< Topology::local_world_size; 0 if hosts have different numbers
+                                                     ///< of ranks
+  std::optional<OffloadedStep> offloaded_step = {};  ///< the result of the measurement for OffloadConfig::step "auto"
 };
 
 /// Returns whether gradients go over a network in another form than they have (by a codec or a compressor).
 bool compresses(const CompressionConfig& compression);
 
 /// Makes the memory plan of one rank, exact to the byte. It allocates nothing; an Engine calls it before it allocates,
-/// and `tessera plan` calls it for jobs that do not run. Tiers "auto" are chosen here, so that the plan keeps
-/// memory.limit where that is possible. Throws tessera::Error (78) if strategy, mesh and device do not fit together.
+/// and `tessera plan` calls it for jobs that do not run. It chooses the tiers that are "auto" so that the plan stays
+/// within memory.limit, if that is possible. Throws tessera::Error (78) if strategy, mesh and device do not fit
+/// together.
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer);
 
-/// Throws tessera::Error (78) where the plan exceeds memory.limit. The error has the plan's table, and names the next
+/// Throws tessera::Error (78) if the plan exceeds memory.limit. The error has the plan's table, and names the next
 /// cheaper strategy that fits.
 void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory);
 
-/// Names the strategy that shards least and whose plan needs at most `limit` bytes, as in "SHARD_GRADIENTS with 12.00
-/// MiB"; empty where there is none, or where ranks with common parameters need the strategy that they have.
+/// Names a strategy whose plan needs at most `limit` bytes, as in "SHARD_GRADIENTS with 12.00 MiB". If there are
+/// several, it names the one that shards least. The text is empty if there is none, or if ranks with common parameters
+/// need the strategy that they have.
 std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit);
 
-/// Makes the message for a device that is out of memory: `what`, then the plan, its largest unit, the activations of
-/// the first step where they are known, and what would need less memory.
+/// Makes the message for a device that is out of memory. It has `what`, the plan, the plan's largest unit, and the
+/// activations of the first step if they are known. It ends with a strategy that would need less memory.
 std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
                                   bool shares_memory, std::optional<std::int64_t> activation_bytes);
 

@@ -19,12 +19,13 @@
 namespace tessera {
 namespace {
 
-// This file works as follows. One function for each kind of state (parameters, masters and states, tensor states,
-// gradients) numbers the records of all groups (NewRecords), makes the tier that holds them (`make_state_tier`: files,
-// or pinned memory of a GPU's host), and gives groups their records. All files lie in the same directories, which get
-// records in proportion to the bandwidth of their disks (`stripe_paths`).
+// This file works as follows. There is one function for each kind of state: parameters, masters and states, tensor
+// states, gradients. It numbers the records of all groups (NewRecords), makes the tier that holds them
+// (`make_state_tier`: files, or pinned memory of a GPU's host), and gives groups their records. All kinds use the same
+// directories, which get records in proportion to the bandwidth of their disks (`stripe_paths`).
 
-/// Returns the name of a piece of a group for messages: the first parameter of which it holds a part.
+/// Returns the name of a piece of a group for messages: the name of the first parameter of which the piece holds a
+/// part.
 std::string name_of_piece(const FlatGroup& group, Extent piece) {
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
     if (intersect(group.layout.extent(i), piece).numel > 0) return "parameter " + group.parameters[i].name;
@@ -52,11 +53,12 @@ struct NewRecords {
   }
 };
 
-/// Disks are measured only where a rank has this much on disk; for less, measuring takes longer than it saves.
+/// Disks are measured only if a rank has at least this many bytes on disk. For less, measuring takes more time than it
+/// saves.
 constexpr std::int64_t kLeastMeasuredBytes = std::int64_t{256} << 20;
 
-/// Returns the directories with their disks' shares of the records: by measured bandwidth, or equal where little is on
-/// disk.
+/// Returns the directories with their disks' shares of the records: in proportion to the measured bandwidth, or equal
+/// if little is on disk.
 std::vector<StripePath> measured_paths(const MemoryPlan& plan, const std::vector<std::string>& directories, int rank) {
   std::vector<StripePath> paths;
   for (const std::string& directory : directories) paths.push_back({directory});
@@ -112,9 +114,9 @@ std::shared_ptr<TierCarrier> logged(std::shared_ptr<TierCarrier> records, int ra
   return records;
 }
 
-/// Makes the files that hold `records`, and the tier that reads and writes them. `kind`: DurableFiles' word for this
-/// kind of records. `give` allocates memory that a GPU copies from and to. `ahead`: how many records are read ahead,
-/// and how many are written behind.
+/// Makes the files that hold `records`, and the tier that reads and writes them. `kind`: the word of DurableFiles for
+/// this kind of records. `give` allocates memory from and to which a GPU copies. `ahead`: the number of records that
+/// are read ahead, and also of records that are written in the background.
 std::shared_ptr<TierCarrier> make_tier(const RecordSources& from, const std::vector<StripePath>& paths,
                                        NewRecords records, const std::string& kind, const AlignedMemory::Give& give,
                                        std::int64_t ahead) {
@@ -144,7 +146,7 @@ std::unique_ptr<RecordTier> host_tier(NewRecords records, int rank, const Aligne
   return value_or_throw(HostTier::create(options));
 }
 
-// Hints for the errors that there is too little pinned memory.
+// Hints for errors about too little pinned memory.
 constexpr const char kLessBelow[] =
     "[T0234] hint: a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the tier is "
     "auto, a higher memory.limit, or \"paths\" on disks";
@@ -153,7 +155,7 @@ constexpr const char kLessGradients[] =
 constexpr const char kLessCopies[] =
     "[T0236] hint: offload.step \"gpu\" needs none of it, and parameters and gradients on the tier \"host\" need less";
 
-/// Makes the tier of `records` where their pool says that they lie: in pinned memory or in files.
+/// Makes the tier of `records` in pinned memory or in files, as their pool says.
 std::shared_ptr<TierCarrier> make_state_tier(const RecordSources& from, const std::vector<StripePath>& paths,
                                              NewRecords records, const std::string& kind, std::int64_t ahead) {
   const int rank = from.rank();
@@ -231,7 +233,7 @@ void make_carriers_to_gpu(TrainingMemory& memory, const RecordSources& from) {
   }
   if (memory.records.tensor_states) {
     const RecordPool& pool = plan.records().tensor_states;
-    // The slots of the batch that is on the GPU cannot hold records that are brought ahead.
+    // The slots that hold the batch of matrices under way on the GPU cannot hold records that are brought ahead.
     const std::int64_t ahead = pool.device_slots - plan.records().tensor_states_of_a_batch;
     memory.gpu.tensor_states = make_slot_carrier(plan, memory.records.tensor_states, pool,
                                                  memory.gpu.tensor_state_slots.data(), ahead, *from.kernels);

@@ -35,7 +35,7 @@ void write_rounded(const FlatGroup& group, const StateView& view, const at::Tens
   parameters.write_back();
 }
 
-/// Writes those bits of masters that the parameters do not have, for the view's run: the low halves, or all bits.
+/// For the view's run, writes those bits of masters that the parameters do not hold: the low halves, or all bits.
 void write_masters(const FlatGroup& group, const StateView& view, const float* values) {
   const bool is_split = group.master_kind == MasterKind::kSplitBF16;
   void* const memory = is_split ? static_cast<void*>(view.low) : view.master;
@@ -50,8 +50,8 @@ void write_masters(const FlatGroup& group, const StateView& view, const float* v
   masters.write_back();
 }
 
-/// Replaces each of `values` (the view's run) that equals a high half by the exact master: nobody changed such a value,
-/// and only its low half is missing.
+/// Replaces each of `values` (the view's run) that equals a high half by the exact master. Such a value was not
+/// changed, so only its low half was missing.
 void keep_split(const StateView& view, float* values) {
   const std::int64_t numel = view.run.numel;
   const HostView parameters(view.parameter, numel * 2, view.parameter_place, HostView::kFetch);

@@ -7,15 +7,15 @@
 namespace tessera {
 
 /// Writes this rank's parts of parameters and masters from `values` [at.numel], the elements `at` of the group's flat
-/// buffer. `values` is in host memory: fp32 where the group trains (the masters), else of the group's dtype. Every rank
-/// gives the same values, so that copies of one parameter get the same rounded values. Several threads may call it at
-/// once for pieces that do not overlap. Throws what for_each_state throws.
+/// buffer. `values` is in host memory: masters in fp32 if the group trains, else values of the group's dtype. Every
+/// rank passes the same values, so that all copies of a parameter get the same rounded values. Several threads may call
+/// it at once for pieces that do not overlap. Throws what for_each_state throws.
 void write_values(FlatGroup& group, const at::Tensor& values, Extent at);
 
 /// Returns the dtype of a group's values in a flat tensor: fp32 for parameters that train, else the group's dtype.
 at::ScalarType flat_type_of(const FlatGroup& group);
 
-/// Reads this rank's parts into `flat` [numel of the group's flat buffer]: the optimizer part where the group trains
+/// Reads this rank's parts into `flat` [numel of the group's flat buffer]: the optimizer part if the group trains
 /// (exact masters), else the parameter part. Other elements of `flat` do not change. Throws what for_each_state throws.
 void read_values(const FlatGroup& group, const at::Tensor& flat);
 
@@ -29,7 +29,7 @@ at::Tensor rounded_master(const at::Tensor& master, const FlatGroup& group);
 at::Tensor masters_of_frozen(const at::Tensor& master, const at::Tensor& held, DType dtype);
 
 /// Replaces values in `flat` by exact masters, within this rank's optimizer part. `flat` holds gathered values, which
-/// are rounded masters; if rounding the master gives the value, nobody has changed the value.
+/// are rounded masters; if rounding the master gives the value, the value has not been changed.
 void keep_unchanged_masters(const FlatGroup& group, const at::Tensor& flat);
 
 }  // namespace tessera

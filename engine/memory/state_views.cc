@@ -12,7 +12,7 @@ FlatGroup::State advanced(FlatGroup::State state, StateDType dtype, std::int64_t
   return state;
 }
 
-/// Points the view at parameters. Parameters of fp32 that train are the masters too.
+/// Makes the view point to parameters. Trainable fp32 parameters are also the masters.
 void point_at_parameter(StateView& view, const FlatGroup& group, std::byte* parameter, MemoryPlace place) {
   view.parameter = parameter;
   view.parameter_place = place;
@@ -21,7 +21,7 @@ void point_at_parameter(StateView& view, const FlatGroup& group, std::byte* para
   view.masters_place = place;
 }
 
-/// Returns the view of `run` by the group's own pointers, without records.
+/// Returns the view of `run` with the group's own pointers, without records.
 StateView view_of_memory(const FlatGroup& group, Extent run) {
   const std::int64_t in_part = run.offset - group.optimizer_part.offset;
   StateView view;
@@ -38,7 +38,7 @@ StateView view_of_memory(const FlatGroup& group, Extent run) {
   return view;
 }
 
-/// Points the view at the content of the chunk's record, which begins at `bytes`.
+/// Makes the view point into the chunk's record, which begins at `bytes`.
 void point_into_record(StateView& view, const FlatGroup& group, std::int64_t chunk, std::byte* bytes,
                        MemoryPlace place) {
   const RecordLayout::Record record = group.records.record(chunk);
@@ -82,10 +82,10 @@ Tiered states_of(const FlatGroup& group) {
 
 constexpr std::int64_t kInMemory = -1;
 
-/// The place of an element: memory, or a chunk's record.
+/// The place of elements: memory, or a chunk's record.
 struct Place {
   Extent run;                      ///< the neighbouring elements of the flat buffer that lie in this place
-  std::int64_t chunk = kInMemory;  ///< the part's chunk, or kInMemory
+  std::int64_t chunk = kInMemory;  ///< the chunk of the part whose record it is, or kInMemory
 };
 
 Place place_of(const Tiered& tiered, std::int64_t element) {
@@ -101,8 +101,8 @@ std::int64_t record_of(const Tiered& tiered, std::int64_t chunk) {
   return tiered.first_record + chunk - tiered.chunks.first_record();
 }
 
-/// Cuts `run` into pieces that each lie in one place, and calls `visit(piece)` for them. `place_at(element)` returns
-/// the extent of the elements that lie in the same place as this element.
+/// Cuts `run` into pieces, each of which lies in one place, and calls `visit(piece)` for each piece.
+/// `place_at(element)` returns the extent of the elements that lie in the same place as this element.
 template <class PlaceAt, class Visit>
 void for_each_piece(Extent run, Direction direction, const PlaceAt& place_at, const Visit& visit) {
   Extent rest = run;

@@ -17,17 +17,17 @@ namespace tessera {
 /// The training state of a run of elements. The state is in memory, and the pointers are valid, only during the call of
 /// `visit` that gets the view (for_each_state).
 struct StateView {
-  Extent run;                      ///< elements of the group's flat buffer
-  std::byte* parameter = nullptr;  ///< the first element's parameter, as in FlatGroup
-  float* master = nullptr;         ///< the first element's master; `parameter` itself where dtype is fp32
-  std::int16_t* low = nullptr;     ///< low 16 bits of the first element's master, where masters are split
+  Extent run;                      ///< range of elements in the group's flat buffer
+  std::byte* parameter = nullptr;  ///< parameter of the first element, as in FlatGroup
+  float* master = nullptr;         ///< master of the first element; the same as `parameter` if the dtype is fp32
+  std::int16_t* low = nullptr;     ///< low 16 bits of the first element's master, if masters are split
   /// The states of the first element; scales begin with the scale of the run's first block.
   std::array<FlatGroup::State, kMostStates> state;
-  /// The memory to which the pointers point, for HostView. `masters_place` is that of `master` and `low`.
+  /// The kinds of memory to which the pointers point, for HostView. `masters_place` is for `master` and `low`.
   MemoryPlace parameter_place = c10::Device(c10::kCPU), masters_place = parameter_place, states_place = parameter_place;
 };
 
-/// Says what a visit does with state: records that are only read are not written back.
+/// The use of state by a visit. Records that are only read are not written back.
 enum class StateUse : std::uint8_t {
   kRead,
   kUpdateStates,  ///< masters and states change; parameters are only read
@@ -35,7 +35,7 @@ enum class StateUse : std::uint8_t {
 };
 enum class Direction : std::uint8_t { kForward, kBackward };
 
-/// Says which state of a run is visited. A view has state of other kinds only if that state is in memory.
+/// The state of a run that is visited. A view has state of other kinds only if that state is in memory.
 enum class StateKind : std::uint8_t {
   kParameters,        ///< runs lie in the group's parameter part
   kMastersAndStates,  ///< runs lie in the group's optimizer part
@@ -43,8 +43,8 @@ enum class StateKind : std::uint8_t {
 };
 
 /// Calls `visit(view)` for the state `kind` of `run`: once for the state in memory, and once for each record of the
-/// offloaded state. Several threads may call it at once for runs that do not overlap. Throws tessera::Error: 74 where a
-/// record cannot be read or written, 65 where one came back with other bytes.
+/// offloaded state. Several threads may call it at once for runs that do not overlap. Throws tessera::Error: 74 if a
+/// record cannot be read or written; 65 if a record that is read has other bytes than were written.
 void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse use,
                     c10::function_ref<void(const StateView&)> visit, Direction direction = Direction::kForward);
 
@@ -60,8 +60,8 @@ struct TensorStatesView {
 /// for_each_state throws. REQUIRES: the group has tensor states.
 void visit_tensor_states(const FlatGroup& group, StateUse use, c10::function_ref<void(const TensorStatesView&)> visit);
 
-/// Appends to `numbers` the records that `for_each_state` would visit, of parameters or of masters and states, in its
-/// order. Several visits of one record in a row count once.
+/// Appends to `numbers` the records that `for_each_state` would visit, in its order: records of parameters, or of
+/// masters and states. A record that is visited several times in a row is appended once.
 void append_records(const FlatGroup& group, StateKind kind, Extent run, Direction direction,
                     std::vector<std::int64_t>& numbers);
 
@@ -71,8 +71,8 @@ OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view);
 /// Returns the gradients of the slice, which its optimizer may overwrite.
 std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slice);
 
-/// Returns the first elements of a group's optimizer part, whose masters and states lie in memory. These are all
-/// elements where the group has no records.
+/// Returns the first elements of a group's optimizer part, whose masters and states lie in memory. If the group has no
+/// records, these are all elements.
 Extent run_in_memory(const FlatGroup& group);
 /// Returns the view of `run`, which is a part of run_in_memory(group).
 StateView states_in_memory(const FlatGroup& group, Extent run);
@@ -80,23 +80,23 @@ StateView states_in_memory(const FlatGroup& group, Extent run);
 /// Returns the elements of the optimizer part that are in a chunk, as a run of the flat buffer.
 Extent run_of_chunk(const FlatGroup& group, std::int64_t chunk);
 
-/// Returns the view of `run`, some elements of a chunk that has a record. The record begins at `bytes`: where it lies,
-/// or where its copy lies on the device that trains. State that is in no record stays where it is. `chunk`: from
-/// RecordLayout::first_record to chunks.
+/// Returns the view of `run`, elements of a chunk that has a record. The record begins at `bytes`; this may be its copy
+/// on the device that trains. Pointers to state outside of records do not change. `chunk`: from
+/// RecordLayout::first_record to RecordLayout::chunks.
 StateView states_in_record(const FlatGroup& group, std::int64_t chunk, Extent run, std::byte* bytes);
 
 /// A run of elements whose parameters lie together: in memory, or in one record.
 struct ParameterPiece {
   static constexpr std::int64_t kNoRecord = -1;
   Extent run;                       ///< elements of the group's flat buffer
-  std::int64_t record = kNoRecord;  ///< the parameters' record, or none where they are in memory
-  std::int64_t offset = 0;          ///< bytes of the record in front of the parameters
+  std::int64_t record = kNoRecord;  ///< record of the parameters, or kNoRecord if they are in memory
+  std::int64_t offset = 0;          ///< bytes of the record before the first of the parameters
 };
 /// Calls `visit(piece)` for the pieces of `run`, which lies in the group's parameter part.
 void for_each_parameter_piece(const FlatGroup& group, Extent run, Direction direction,
                               c10::function_ref<void(const ParameterPiece&)> visit);
-/// Points the view's parameters at `parameters`, memory that the training device can reach. The view's masters point
-/// there too if the parameters are their own masters (fp32).
+/// Makes the view's parameters point to `parameters`, memory that the training device can reach. The view's masters
+/// point there too if the parameters are their own masters (fp32).
 void point_at_parameters(StateView& view, const FlatGroup& group, std::byte* parameters);
 
 /// One whole state of one parameter or of several, in memory of the host: its numbers, and its scales if it has any.

@@ -29,7 +29,7 @@ class TensorHeap final : public c10::Allocator {
     auto* const base =
         bytes > SIZE_MAX - kAlignment ? nullptr : static_cast<std::byte*>(std::malloc(bytes + kAlignment));
     TORCH_CHECK_WITH(OutOfMemoryError, base, "not enough memory for a CPU tensor of ", bytes, " bytes");
-    // malloc's results are multiples of 16, so at least a word is left before the next multiple of 64.
+    // The addresses that malloc returns are multiples of 16, so at least a word is left before the next multiple of 64.
     void* const data = base + (kAlignment - reinterpret_cast<std::uintptr_t>(base) % kAlignment);
     static_cast<void**>(data)[-1] = base;
     return {data, data, &give_back, cpu};
@@ -38,7 +38,7 @@ class TensorHeap final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 
-/// Lets glibc keep freed memory. Other C libraries have no such setting.
+/// Makes glibc keep freed memory in the process. Other C libraries have no such setting.
 void keep_freed_memory() {
 #ifdef __GLIBC__
   for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"}) {
@@ -46,7 +46,8 @@ void keep_freed_memory() {
   }
   const char* const tunables = std::getenv("GLIBC_TUNABLES");
   if (tunables && std::string_view(tunables).find("glibc.malloc.") != std::string_view::npos) return;
-  constexpr int kNever = -1, kLargestMmapThreshold = 32 << 20;  // malloc itself would raise the threshold up to this
+  constexpr int kNever = -1, kLargestMmapThreshold = 32 << 20;  // malloc itself would raise its threshold up to this
+                                                                // value
   mallopt(M_MMAP_THRESHOLD, kLargestMmapThreshold);
   mallopt(M_TRIM_THRESHOLD, kNever);
 #endif

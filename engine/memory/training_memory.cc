@@ -25,9 +25,9 @@ namespace {
 
 // This file works as follows. TrainingMemory::allocate makes each arena with the plan's bytes. It then gives each group
 // of the units memory from the arenas for its parameters, gradients, masters and states (the place_… functions). At the
-// end it checks the arenas of which all memory must be given out. Offloaded records and durable files take their memory
-// last (`make_records`, DurableFiles). store_parameters and load_whole_tensors, at the end of the file, give every rank
-// rank 0's values.
+// end it checks that the arenas that groups share are given out completely. Offloaded records and durable files take
+// their memory last (`make_records`, DurableFiles). The functions store_parameters and load_whole_tensors, at the end
+// of the file, give every rank the values of rank 0.
 
 void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
   group.make_storage();
@@ -73,7 +73,7 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const Memory
   }
 }
 
-/// Places the states of whole tensors: those of the first groups in memory, and those of the last groups in records.
+/// Places the states of whole tensors: states of the first groups in memory, states of the last groups in records.
 void place_tensor_states(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units, Arena& arena) {
   std::int64_t index = 0;
   for_each_trainable(units, [&](FlatGroup& group) {
@@ -100,9 +100,9 @@ at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values
   return flat;
 }
 
-/// Throws where a parameter was given bytes of a wider dtype. torch::load gives a tensor the file's bytes and leaves
-/// its dtype, so a file of fp32 would be read as noise of bf16. A storage of exactly 2 or 4 times the tensor's size
-/// shows it.
+/// Throws if a parameter was given bytes of a wider dtype. torch::load gives a tensor the bytes of the file and does
+/// not change the tensor's dtype, so the bytes of an fp32 file would be read as meaningless bf16 values. This is
+/// recognized by a storage of exactly 2 or 4 times the tensor's size.
 void expect_no_wider_bytes(const FlatParameter& parameter, const at::Tensor& value) {
   const std::size_t narrow = value.nbytes(), bytes = value.storage().nbytes();
   if (narrow == 0 || value.storage_offset() != 0 || (bytes != 2 * narrow && bytes != 4 * narrow)) return;
@@ -117,7 +117,7 @@ bool is_on_own_storage(const FlatGroup& group, const at::Tensor& value) {
   return value.has_storage() && value.storage().unsafeGetStorageImpl() == group.storage.get();
 }
 
-/// Returns the value that a program left in a parameter under Gathered(kWrite), wherever it lies now.
+/// Returns the value that a program has given a parameter under Gathered(kWrite), wherever the parameter lies now.
 at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
   const FlatParameter& parameter = group.parameters[i];
   const at::Tensor value = parameter.tensor.detach();
@@ -130,7 +130,8 @@ at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
                        ". [T0238] hint: give a value of the parameter's sizes; a file of another model has others"));
 }
 
-/// Makes a parameter that was given other memory a view of its buffer again, with the value that it was given.
+/// If a program has given a parameter other memory, makes it a view of its buffer again, with the value that it was
+/// given.
 void put_back(FlatGroup& group, std::size_t i) {
   if (is_in_place(group, i)) return;
   FlatParameter& parameter = group.parameters[i];
@@ -178,8 +179,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.secondary_codes = Arena::plain("codes of the second copy", plan.secondary_codes_bytes(), device);
   memory.parameters = memory.owners_of_parameters > 1 ? Arena::common("parameters", parameters * sharers, *axes.gather)
                                                       : Arena::shared("parameters", parameters, *axes.gather);
-  // The transport of a GPU fills slots by itself and is fastest in memory that it has registered. The transport sends
-  // shards from the slots if the shards are copied into slots, so slots lie in the transport's memory in that case too.
+  // The transport of a GPU fills slots by itself, and is fastest in memory that it has registered. If shards are first
+  // copied into slots, the transport sends from slots. In both cases slots lie in the transport's memory.
   const bool is_sent_from = below || axes.gather->gpu() != Collectives::kHostMemory;
   memory.slots = memory.owners_of_slots > 1 ? Arena::common("slots", slots * sharers, *axes.gather)
                  : is_sent_from             ? Arena::shared("slots", slots, *axes.gather)
@@ -189,8 +190,8 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
                                   : Arena::shared("gradients", gradients, *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
-  // OuterSteps allocates its own memory, so those bytes are subtracted here. OwnedShards holds the states where ranks
-  // have common parameters, so none are allocated here.
+  // OuterSteps allocates its own memory, so those bytes are subtracted here. If ranks have common parameters,
+  // OwnedShards holds the states, so none are allocated here.
   const OuterNumel& outer = plan.passes().outer;
   const std::int64_t scratch =
       use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.passes().weight_copy_bytes - 4 * outer.staging();
@@ -205,7 +206,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.gpu.tensor_state_slots =
       Arena::plain("states of matrices on the device", plan.records().tensor_states.device_bytes(), device);
   memory.checkpoint = Arena::plain("checkpoint", use[MemoryCategory::kCheckpoint]);
-  // Writing makes the kernel map the pages now, and not while training waits for the copy.
+  // Writing makes the system map the pages now, and not while training waits for the copy.
   std::fill_n(memory.checkpoint.data(), memory.checkpoint.bytes(), std::byte{1});
   for (const auto& unit : units) {
     for (const auto& group : unit->groups) {

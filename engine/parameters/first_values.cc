@@ -28,15 +28,15 @@
 namespace tessera {
 namespace {
 
-// FirstValues works as follows. The constructor lists for each parameter how this rank would make it (Source), and
-// ranks compare digests of these lists (Summary). Only where digests differ do they compare parameter by parameter
-// (`compare_recipes`). `load` then fills one unit: each rank makes its parts of the parameters that have a PieceMaker,
-// on several threads (`make_parts`), and rank 0 sends the others in chunks (`send`). FirstValues::load at last points
-// the module's tensors at the flat buffers.
+// FirstValues works as follows. The constructor lists how this rank would make each parameter (Source), and ranks
+// compare digests of these lists (Summary). Only if digests differ do they compare parameter by parameter
+// (`compare_recipes`). `load` then fills one unit. Each rank makes its parts of the parameters that have a PieceMaker,
+// on several threads (`make_parts`). Rank 0 sends the other parameters in chunks (`send`). At last FirstValues::load
+// makes the module's tensors views of the flat buffers.
 
-constexpr std::int64_t kPiece = 1 << 16;  ///< elements that are made at a time: they stay in a core's cache
-constexpr std::int64_t kSent = 1 << 22;   ///< elements that are sent at a time
-constexpr std::int64_t kTask = 1 << 22;   ///< elements that one thread makes before it takes the next task
+constexpr std::int64_t kPiece = 1 << 16;  ///< number of elements that are made at a time: they stay in a core's cache
+constexpr std::int64_t kSent = 1 << 22;   ///< number of elements that are sent at a time
+constexpr std::int64_t kTask = 1 << 22;   ///< number of elements that one thread makes before it takes the next task
 
 std::uint64_t digest(const std::string& text) { return XXH3_64bits(text.data(), text.size()); }
 
@@ -44,7 +44,7 @@ std::uint64_t digest(const std::string& text) { return XXH3_64bits(text.data(), 
 struct Source {
   FlatParameter* parameter = nullptr;
   std::optional<PieceMaker> maker;
-  std::uint64_t recipe = 0;  ///< a digest of its operators; 0: the parameter is real here
+  std::uint64_t recipe = 0;  ///< digest of the parameter's operators; 0 if the parameter is real on this rank
 };
 
 std::string describe(const FlatParameter& parameter) {
@@ -58,7 +58,7 @@ std::vector<Source> sources_of(const std::vector<std::unique_ptr<Unit>>& units) 
     Source& source = sources.emplace_back(Source{&parameter, std::nullopt, 0});
     if (!is_deferred(parameter.tensor)) return;
     source.recipe = digest(describe(parameter)) | 1;
-    // Pieces are cut in the order of the tensor's memory, which must therefore be the order in the flat buffer.
+    // Pieces are cut in the order of the tensor's memory. That must therefore be the order in the flat buffer.
     if (parameter.tensor.strides() == at::IntArrayRef(parameter.strides)) {
       source.maker = PieceMaker::of(parameter.tensor);
     }
@@ -66,7 +66,8 @@ std::vector<Source> sources_of(const std::vector<std::unique_ptr<Unit>>& units) 
   return sources;
 }
 
-/// The digests that ranks first tell each other. Usually all members are equal on all ranks, which ends the comparison.
+/// The digests that ranks first send to each other. Usually all members are equal on all ranks, which ends the
+/// comparison.
 struct Summary {
   std::uint64_t count = 0;       ///< number of parameters
   std::uint64_t recipes = 0;     ///< digest of the recipes of all parameters (Source::recipe)
@@ -150,16 +151,16 @@ void FirstValues::Sources::agree(std::vector<Source>& sources) {
   sends_states_ = !all_have(&Summary::states);
 }
 
-/// Removes the maker of each parameter that is real on some rank, so that rank 0 sends its values. Every other
-/// parameter must have rank 0's recipe on all ranks; otherwise all ranks throw.
+/// Removes the maker of each parameter that is real on some rank, so that rank 0 sends its values. All other parameters
+/// must have the recipe of rank 0 on all ranks; otherwise all ranks throw.
 void FirstValues::Sources::compare_recipes(std::vector<Source>& sources) {
   const std::size_t count = sources.size();
   std::vector<std::uint64_t> recipes;
   for (const Source& source : sources) recipes.push_back(source.recipe);
   const std::vector<std::uint64_t> own = recipes;
   throw_if_error(control_.broadcast("first values", recipes.data(), count * sizeof(std::uint64_t), 0).wait());
-  // [i]: how many ranks have real values of parameter i; [count + i]: how many ranks would make it in another way than
-  // rank 0.
+  // [i]: number of ranks that have real values of parameter i. [count + i]: number of ranks that would make it in
+  // another way than rank 0.
   std::vector<float> ranks(2 * count, 0.0F);
   for (std::size_t i = 0; i < count; ++i) {
     ranks[i] = own[i] == 0 ? 1.0F : 0.0F;
@@ -259,7 +260,7 @@ void FirstValues::Sources::make_parts(FlatGroup& group) {
   // Records must be written in order, each once, so one thread makes the elements that lie in records.
   const bool in_records = group.parameters_below.carrier || group.states_below.carrier;
   const bool several = !in_records && numel >= kTask;
-  // Each thread has a current stream of its own, but this thread's stream cleared the memory, so all threads use it.
+  // Each thread has its own current stream. All threads use the stream of this thread, since it has cleared the memory.
   std::optional<c10::Stream> stream;
   if (!group.device.is_cpu()) stream = c10::impl::VirtualGuardImpl(group.device.type()).getStream(group.device);
   on_threads(tasks.size(), several ? static_cast<std::size_t>(at::get_num_threads()) : 1, [&](std::size_t t) {
@@ -291,7 +292,7 @@ at::Tensor FirstValues::Sources::in_flat_order(const FlatParameter& parameter) {
   return values.as_strided({parameter.numel}, {1}, values.storage_offset());
 }
 
-/// Sends rank 0's values of parameters [begin, end), which lie one behind the other in the flat buffer, to all ranks.
+/// Sends rank 0's values of parameters [begin, end), which follow each other in the flat buffer, to all ranks.
 void FirstValues::Sources::send(FlatGroup& group, std::size_t begin, std::size_t end) {
   const Extent first = group.layout.extent(begin), last = group.layout.extent(end - 1);
   const at::ScalarType dtype = flat_type_of(group);
@@ -316,8 +317,8 @@ void FirstValues::Sources::send(FlatGroup& group, std::size_t begin, std::size_t
   }
 }
 
-/// Writes the padding behind the last parameter. A record of padding alone is written like the others, so that a gather
-/// reads as many bytes on every rank as the plan says.
+/// Writes the padding behind the last parameter. A record that has only padding is written too, so that a gather reads
+/// as many bytes on every rank as the plan says.
 void FirstValues::Sources::write_padding(FlatGroup& group) {
   const std::int64_t numel = group.layout.numel();
   const std::int64_t end = group.layout.extent(group.parameters.size() - 1).end();

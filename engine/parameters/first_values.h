@@ -11,27 +11,28 @@
 namespace tessera {
 
 /// Gives parameters their first values and their places: writes this rank's parts of parameters and masters, and makes
-/// the user's tensors views of the flat buffers. Every rank gets rank 0's values. The Engine makes one when it is made,
-/// calls `load` for every unit, and destroys it.
+/// the user's tensors views of the flat buffers. Every rank gets rank 0's values. An Engine makes a FirstValues when it
+/// is made itself, calls `load` for every unit, and then destroys it.
 ///
 /// | a parameter that is                        | gets its values                                              |
 /// |--------------------------------------------|--------------------------------------------------------------|
 /// | deferred on all ranks, and made in pieces  | each rank makes its own part (engine/init/piece_maker.h)     |
-/// | deferred, but not to be cut                | rank 0 makes all of it and sends it                          |
-/// | real, or deferred on some ranks only       | rank 0 sends its own                                         |
-/// | left by an earlier Engine                  | its masters, joined from all ranks                           |
+/// | deferred, but cannot be made in pieces      | rank 0 makes all of it and sends it                          |
+/// | real, or deferred on some ranks only       | rank 0 sends its own values                                  |
+/// | left by an earlier Engine                  | its masters are joined from all ranks                        |
 ///
-/// When it is made, ranks compare how they make values:
+/// In the constructor, ranks compare how they make values:
 /// - If only generators' states differ (another seed), rank 0 sends its states.
-/// - If ranks' LibTorch draws different numbers from one state (another kind of processor), rank 0 sends all values.
+/// - If LibTorch draws different numbers from the same state on two ranks (another kind of processor), rank 0 sends all
+///   values.
 /// - If a deferred parameter comes from other operators than on rank 0, or ranks have different parameters, every rank
 ///   throws tessera::Error (64), which names the first difference.
 ///
-/// It needs some MiB of host memory beyond the plan. It needs memory for a whole parameter too if that parameter is
-/// made whole. It is collective over `control` (MeshAxes), which must outlive it.
+/// It needs some MiB of host memory beyond the plan, and memory for each parameter that is made whole. It is collective
+/// over `control` (MeshAxes), which must outlive it.
 class FirstValues {
  public:
-  /// Compares how ranks make values, in two small exchanges. `units` need no memory yet.
+  /// Compares how ranks make values, in two small exchanges. The memory of `units` need not be allocated yet.
   FirstValues(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control);
   ~FirstValues();
   FirstValues(const FirstValues&) = delete;

@@ -21,11 +21,11 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-/// The number of Engines in this process whose backward is running now. A gradient that reaches a parameter of another
-/// Engine meanwhile belongs to a program that trains one module through another, as a GAN does.
+/// The number of Engines in this process whose backward is running now. If a gradient reaches a parameter of another
+/// Engine meanwhile, the program trains one module through another, as a GAN does.
 std::atomic<int> backwards_of_engines = 0;
 
-/// Makes a tensor of the parameter's shape without memory. A read of it throws an error with the text `text`.
+/// Makes a tensor of the parameter's shape without memory. Reading this tensor throws an error with the text `text`.
 at::Tensor make_stand_in(const FlatParameter& flat, const FlatGroup& group, const std::string& text) {
   const Unrecorded unrecorded;
   auto storage = c10::make_intrusive<c10::StorageImpl>(
@@ -56,8 +56,8 @@ std::string text_of_dropped(const std::string& name) {
 
 }  // namespace
 
-/// A hook of the node that accumulates the gradient. Hooks of the tensor itself belong to the program, and a hook that
-/// Python sets replaces all others.
+/// A hook of the node that accumulates the gradient. The hooks of the tensor itself are left to the program; a hook
+/// that Python sets there replaces all others.
 struct GradientHooks::BeforeAccumulation : autograd::FunctionPreHook {
   BeforeAccumulation(GradientHooks& hooks, Watched& watched) : hooks(hooks), watched(watched) {}
   autograd::variable_list operator()(const autograd::variable_list& gradients) override {
@@ -79,7 +79,7 @@ struct GradientHooks::AfterAccumulation : autograd::PostAccumulateGradHook {
 
   GradientHooks& hooks;
   Watched& watched;
-  /// the hook that the program had set, which this hook calls, since a tensor can have only one
+  /// the program's hook, which this hook calls, since a tensor can have only one
   std::unique_ptr<PostAccumulateGradHook> programs;
 };
 
@@ -154,7 +154,7 @@ void GradientHooks::receive(Watched& watched) {
     if (!gradient.defined()) throw_taken_away(watched);
     if (factor_.defined() && counts_) {
       const Unrecorded unrecorded;
-      gradient = gradient.mul(factor_);  // not in place: two gradients may be views of one tensor
+      gradient = gradient.mul(factor_);  // not in place, because two gradients may be views of one tensor
     }
     reducer_.take(*watched.group, watched.parameter, counts_);
     watched.counts = true;
@@ -165,7 +165,7 @@ void GradientHooks::receive(Watched& watched) {
     return;
   }
   gradient.reset();
-  if (watched.counts) {  // an earlier gradient of the Engine's backward counts until the step
+  if (watched.counts) {  // an earlier gradient of the Engine's backward is kept until the step
     gradient = watched.taken;
   } else {
     if (!watched.dropped.defined()) {
@@ -197,7 +197,7 @@ void GradientHooks::follow() {
   for (Watched& watched : watched_) {
     const at::Tensor& tensor = watched.flat().tensor;
     if (autograd::impl::post_acc_grad_hooks(tensor).get() != watched.after) throw_replaced_hook(watched);
-    // A tensor whose data was replaced by data of another dtype accumulates through another node.
+    // If a tensor's data was replaced by data of another dtype, its gradient is accumulated by another node.
     NodePtr accumulator = autograd::impl::try_get_grad_accumulator(tensor);
     if (!accumulator || accumulator == watched.accumulator) continue;
     unhook_before(watched);

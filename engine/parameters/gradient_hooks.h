@@ -38,9 +38,8 @@ class GradientHooks {
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
-  /// Lives while the Engine's backward runs: gradients go to the reducer meanwhile. `factor`, where it is defined,
-  /// multiplies each gradient first. Where `counts` is false, zeros take the place of each gradient, and no parameter
-  /// counts as used.
+  /// Lives while the Engine's backward runs; gradients then go to the reducer. If `factor` is defined, each gradient is
+  /// first multiplied by it. If `counts` is false, each gradient is replaced by zeros, and no parameter counts as used.
   class Taking {
    public:
     Taking(GradientHooks& hooks, at::Tensor factor, bool counts);
@@ -52,16 +51,16 @@ class GradientHooks {
     GradientHooks& hooks_;
   };
 
-  /// Throws tessera::Error (64) where the program has cleared or replaced the `.grad` of a parameter whose gradient
-  /// counts: plain LibTorch would train with the gradient that the program left. The error names the first such
-  /// parameter.
+  /// Throws tessera::Error (64) if the program has cleared or replaced the `.grad` of a parameter that has a gradient
+  /// of this step. Plain LibTorch would then train with the gradient that the program left. The error names the first
+  /// such parameter.
   void expect_untouched() const;
 
-  /// It is called before a backward. It moves hooks to the nodes that accumulate the parameters' gradients now. Throws
+  /// It is called before a backward. It moves hooks to the nodes that now accumulate the parameters' gradients. Throws
   /// tessera::Error (64), which names the first parameter whose post-accumulate hook the program has replaced.
   void follow();
 
-  /// It is called when a step is over or its microbatches are dropped: no gradient counts any more.
+  /// It is called when a step has ended, or when its microbatches are dropped. It forgets the gradients of the step.
   void begin_step();
 
  private:
@@ -70,11 +69,12 @@ class GradientHooks {
   struct Watched {
     FlatGroup* group = nullptr;
     std::size_t parameter = 0;
-    NodePtr accumulator;  ///< held here, because a tensor holds it weakly
+    NodePtr accumulator;  ///< held here, because the tensor itself holds it only weakly
     const torch::autograd::FunctionPreHook* before = nullptr;
     const torch::autograd::PostAccumulateGradHook* after = nullptr;
-    bool counts = false;        ///< the Engine's backward has made a gradient since the last step
-    bool is_lifted = false;     ///< the stand-in was taken away for a backward that has not reached accumulation yet
+    bool counts = false;        ///< whether the Engine's backward has made a gradient since the last step
+    bool is_lifted = false;     ///< whether the stand-in was taken away for a backward that has not yet accumulated the
+                                ///< gradient
     at::Tensor taken, dropped;  ///< stand-ins, made when they are first needed
 
     const FlatParameter& flat() const { return group->parameters[parameter]; }
@@ -95,7 +95,7 @@ class GradientHooks {
   std::vector<Watched> watched_;  ///< [trainable parameter]; never reallocated, since hooks refer to its elements
   bool taking_ = false;
   at::Tensor factor_;
-  bool counts_ = true;  ///< `counts` of the Taking that lives
+  bool counts_ = true;  ///< `counts` of the present Taking
   bool warned_ = false;
 };
 

@@ -46,7 +46,7 @@ std::uint32_t version_of(const FlatParameter& parameter) {
 /// A tensor's place in memory, with its name.
 struct MemoryOf {
   const std::byte* begin = nullptr;
-  const std::byte* end = nullptr;  ///< the place behind the tensor's last element
+  const std::byte* end = nullptr;  ///< address behind the tensor's last element
   const at::Tensor* tensor = nullptr;
   std::string name;
   bool trains = false;
@@ -54,7 +54,8 @@ struct MemoryOf {
 
 void add_memory(const at::Tensor& tensor, const std::string& name, std::vector<MemoryOf>& all) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0 || tensor.is_meta() || unit_of(tensor)) return;
-  // A tensor that a destroyed Engine left behind may not be read, so the pointer to its memory is read without a check.
+  // A tensor that a destroyed Engine left behind must not be read, so the pointer to its memory is taken without a
+  // check.
   const void* const memory = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
   if (!memory) return;
   std::int64_t last = 0;

@@ -13,23 +13,25 @@
 
 namespace tessera {
 
-/// Throws tessera::Error (64), with both names, where two tensors among the parameters and `whole` share memory and one
-/// of them trains: an Engine gives each parameter new memory, so the other would no longer change with it. The Engine
-/// calls it before it gives them memory. Tensors whose elements alternate in memory are not compared.
+/// Throws tessera::Error (64), with both names, if two tensors among the parameters and `whole` share memory and one of
+/// them trains. An Engine gives each parameter new memory, so the other tensor would no longer change with the
+/// parameter. The Engine calls it before it gives parameters memory. Tensors whose elements alternate in memory are not
+/// compared.
 void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const NamedTensors& whole);
 
 /// Notices changes of an Engine's parameters that the Engine cannot follow. All strategies have the same checks:
 ///
 /// 1. A parameter left its flat buffer (torch::load, Module::to, set_data, share_memory): operators would read one
 ///    memory, and the Engine would update another.
-/// 2. It was written in place outside Gathered(kWrite): every rank of a host would write the one copy, and a write to a
-///    sharded copy would be lost. The version of the tensor shows it. `.data()` shares that version while an Engine has
-///    the parameter (share_version_with_data); writes through a raw pointer do not change it.
+/// 2. It was written in place outside of Gathered(kWrite). If ranks of a host share one copy, all of them would write
+///    it; if the copy is sharded, the write would be lost. The version of the tensor shows it. `.data()` shares that
+///    version while an Engine has the parameter (share_version_with_data); writes through a raw pointer do not change
+///    it.
 /// 3. It was frozen when the Engine was made, and requires gradients now: there is no memory for its gradient.
 /// 4. This rank's part of it was written in any way. Only `"check.values"` checks this.
 ///
 /// The Engine calls it at each backward and step. A check costs a few loads for each parameter; a check of values reads
-/// this rank's part of all of them.
+/// this rank's parts of all parameters.
 class ParameterChecks {
  public:
   /// `device`: the device on which the parameters lie.
@@ -38,8 +40,8 @@ class ParameterChecks {
   /// Accepts the present parameters. Later checks compare with them.
   void accept();
   void accept(Unit& unit);
-  /// Throws tessera::Error (64), which names the first parameter that has one of the four changes above. Where
-  /// `may_unfreeze`, the third change is allowed: the call that follows makes memory for the gradient.
+  /// Throws tessera::Error (64), which names the first parameter with one of the four changes above. If `may_unfreeze`,
+  /// the third change is allowed, because the call that follows allocates memory for the gradient.
   void expect_accepted(bool may_unfreeze) const;
 
  private:

@@ -14,12 +14,12 @@ namespace tessera {
 bool is_named(const FlatParameter& parameter, const std::string& pattern);
 
 /// Sets FlatParameter::group of every parameter that a group names. Frozen parameters get groups too, so that freezing
-/// changes no group. Throws tessera::Error (78) where a pattern fits no parameter (with the nearest name) or a
-/// parameter would be in two groups.
+/// does not change groups. Throws tessera::Error (78) if a pattern fits no parameter (with the most similar name), or
+/// if a parameter would be in two groups.
 void assign_groups(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer);
 
 /// Returns a function that says which parameters are updated as matrices or as whole tensors (`is_matrix` of
-/// `partition`); null where the optimizer updates no parameters in this way.
+/// `partition`); null if the optimizer updates no parameters in this way.
 std::function<bool(const FlatParameter&)> matrices_of(const OptimizerConfig& optimizer);
 
 /// Returns a table for readers: one row for each group with its parameters and numbers, and a last row for parameters

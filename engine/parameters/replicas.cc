@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-/// Two things are compared for each parameter: its values, and its masters and optimizer states.
+/// The number of things that are compared for each parameter: its values; its masters and optimizer states.
 constexpr std::size_t kKinds = 2;
 using Hashes = std::array<std::uint64_t, kKinds>;
 constexpr const char* kNames[kKinds] = {"values", "master or optimizer state"};
@@ -112,7 +112,8 @@ void expect_equal_replicas(const std::vector<std::unique_ptr<Unit>>& units, cons
     names.push_back(group.parameters[i].name);
   });
   if (own.empty()) return;
-  // Ranks first compare one hash of all parameters together. They look for the parameter only if those hashes differ.
+  // Ranks first compare one hash of all parameters together. Only if these hashes differ do they look for the
+  // parameter.
   Hashes together{};
   for (std::size_t kind = 0; kind < kKinds; ++kind) {
     ValueHash hash;

@@ -20,14 +20,15 @@
 
 namespace tessera {
 
-/// The record of what was seen so far, in this microbatch and in the run.
+/// The results that were seen so far, in this microbatch and in the run.
 struct FindNonfinite::Seen {
-  std::optional<NonfiniteResult> first;           ///< NaN or +infinity
-  std::optional<NonfiniteResult> first_negative;  ///< -infinity
+  std::optional<NonfiniteResult> first;           ///< the first result with NaN or +infinity
+  std::optional<NonfiniteResult> first_negative;  ///< the first result with -infinity
   bool has_bad_gradient = false;
   std::string last_unit;
-  std::vector<std::string> nodes;                                  ///< the graph's nodes that run now, nested
-  std::unordered_map<std::int64_t, std::string> unit_of_sequence;  ///< operators' units by autograd's sequence number
+  std::vector<std::string> nodes;                                  ///< the nodes of the graph that run now, nested
+  std::unordered_map<std::int64_t, std::string> unit_of_sequence;  ///< by autograd's sequence number: the unit of the
+                                                                   ///< operator
 
   /// All FindNonfinite objects of the process, and the callbacks that feed them.
   struct All {
@@ -72,8 +73,8 @@ Finding finding_of(const c10::IValue& value) {
   return worst;
 }
 
-/// Returns whether a value is not finite, be it data or a parameter. Values that were gathered for one operator alone
-/// may be released already.
+/// Returns whether a value, such as data or a parameter, is not finite. Values that were gathered for only one operator
+/// may be released already; then the answer is false.
 bool is_bad(const c10::IValue& value) {
   if (value.isTensorList()) {
     const std::vector<at::Tensor> tensors = value.toTensorVector();
@@ -98,7 +99,7 @@ const Unit* unit_among(at::ArrayRef<const c10::IValue> inputs) {
   return nullptr;
 }
 
-/// Returns true for operators whose results have no values yet, or are views of results that were looked at before.
+/// Returns whether the results of an operator have no values yet, or are views of results that were looked at before.
 bool has_no_result(const at::RecordFunction& function) {
   const std::string_view name = function.name();
   for (const std::string_view unwritten : {"aten::empty", "aten::new_empty", "aten::resize_", "aten::set_"})
@@ -110,11 +111,12 @@ bool has_no_result(const at::RecordFunction& function) {
   });
 }
 
-/// Says what an operator does with an input.
+/// The use of an input by an operator.
 enum class InputUse : std::uint8_t {
   kRead,     ///< the operator only reads the input
-  kUpdated,  ///< overwritten with a result computed from the input (div_): read the old values before the call
-  kWritten,  ///< overwritten with something else, so it may hold anything before the call
+  kUpdated,  ///< overwritten with a result that is computed from the input (div_): its old values are read before the
+             ///< call
+  kWritten,  ///< overwritten without being read, so its old values do not matter
 };
 
 const c10::StorageImpl* storage_of(const c10::IValue& input) {
@@ -122,8 +124,8 @@ const c10::StorageImpl* storage_of(const c10::IValue& input) {
   return input.toTensor().storage().unsafeGetStorageImpl();
 }
 
-/// [input]: what the operator does with the input. An input also counts as updated if it is passed a second time as the
-/// output: mul_ calls mul.out in this way.
+/// Returns the operator's use of each input, as [input]. An input also counts as updated if it is passed a second time
+/// as the output: mul_ calls mul.out in this way.
 std::vector<InputUse> uses_of(const at::RecordFunction& function) {
   const at::ArrayRef<const c10::IValue> inputs = function.inputs();
   const std::optional<c10::FunctionSchema> schema = function.operator_schema();
@@ -148,8 +150,8 @@ std::vector<InputUse> uses_of(const at::RecordFunction& function) {
 /// then.
 struct OperatorContext final : at::ObserverContext {
   const Unit* unit = nullptr;
-  std::vector<c10::IValue> read;       ///< InputUse::kRead
-  bool had_bad_updated_input = false;  ///< InputUse::kUpdated
+  std::vector<c10::IValue> read;       ///< inputs with InputUse::kRead
+  bool had_bad_updated_input = false;  ///< whether an input with InputUse::kUpdated was not finite
 };
 
 std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction& function) {
@@ -160,7 +162,7 @@ std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction& fu
   context->unit = unit_among(inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (uses[i] == InputUse::kRead) context->read.push_back(inputs[i]);
-    // A parameter is not looked at here, since its unit may be gathered only after this.
+    // Parameters are not looked at here, since their unit may be gathered only after this.
     if (uses[i] == InputUse::kUpdated && unit_among(inputs.slice(i, 1)) == nullptr && is_bad(inputs[i]))
       context->had_bad_updated_input = true;
   }
@@ -248,7 +250,7 @@ std::optional<NonfiniteResult> FindNonfinite::end_backward(const at::Tensor& los
   const bool is_wrong = seen_->has_bad_gradient || is_bad_loss;
   std::optional<NonfiniteResult> result;
   if (is_wrong) result = seen_->first ? seen_->first : seen_->first_negative;
-  if (is_wrong && !result) result.emplace();  // no operator that LibTorch shows has made the bad value
+  if (is_wrong && !result) result.emplace();  // no operator that LibTorch shows has computed the bad value
   *seen_ = Seen();
   return result;
 }

@@ -10,37 +10,38 @@
 
 namespace tessera {
 
-/// The request in TESSERA_REPLAY, as JSON: steps of a run with "reproducible" are made again, with any number of ranks
-/// that fits. A program is started with it by hand (docs/reproducible.md).
+/// The request in TESSERA_REPLAY, as JSON: to make steps of a run with "reproducible" again, with any number of ranks
+/// that fits. A user sets the variable when starting a program (docs/reproducible.md).
 ///
 ///   TESSERA_REPLAY='{"step": 120, "hashes": "runs/a/hashes.jsonl", "find": "nonfinite"}'
 struct ReplayRequest {
   enum class Find : std::uint8_t {
-    kNothing,     ///< step `step` alone is compared with the file
-    kNonfinite,   ///< the first microbatch, unit and operator whose result is not finite
-    kDivergence,  ///< the first step and unit whose hash is not the recorded one
+    kNothing,     ///< nothing is searched for: only step `step` is compared with the file `hashes`
+    kNonfinite,   ///< search for the first microbatch, unit and operator whose result is not finite
+    kDivergence,  ///< search for the first step and unit whose hash differs from the recorded hash
   };
 
   std::int64_t step = 0;  ///< the last step that is looked at
   std::string hashes;     ///< file that "record_hashes" wrote; empty: nothing is compared
-  /// Microbatches of all ranks in a step. 0: the number that `hashes` has for `step`, else for the next step that it
-  /// has, else for its last step.
+  /// The number of microbatches of all ranks in a step. 0: the number that the file `hashes` has for `step`; if it
+  /// lacks that step, for the next step that it has, or for its last step.
   std::int64_t microbatches = 0;
   Find find = Find::kNothing;
 
-  /// Returns the request of this process's environment; it is empty without TESSERA_REPLAY. Throws tessera::Error (78)
-  /// where the variable holds no such request.
+  /// Returns the request in the environment of this process, or nothing without TESSERA_REPLAY. Throws tessera::Error
+  /// (78) if the variable does not hold a valid request.
   static std::optional<ReplayRequest> from_environment();
   std::string to_json() const;
 };
 
-/// Returns the strategy under which `ranks` ranks make the microbatches of the run that is replayed:
+/// Returns the strategy with which `ranks` ranks compute the microbatches of the run that is replayed:
 /// gradient_accumulation is set for these ranks, and "mesh" is left out. Returns `strategy` unchanged if there is no
-/// TESSERA_REPLAY. Throws tessera::Error (78) where these ranks cannot make the microbatches, and the errors of
+/// TESSERA_REPLAY. Throws tessera::Error (78) if these ranks cannot compute the microbatches, and the errors of
 /// read_step_records.
 Strategy as_replayed(Strategy strategy, int ranks);
 
-/// Throws tessera::Error (78) under TESSERA_REPLAY: a GPU cannot make steps again. Training calls it if a GPU trains.
+/// Throws tessera::Error (78) if TESSERA_REPLAY is set, since a GPU cannot make steps again. Training calls it if a GPU
+/// trains.
 void expect_no_replay();
 
 }  // namespace tessera

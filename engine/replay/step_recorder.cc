@@ -21,10 +21,11 @@ bool is_same(double a, double b) {
   return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b) || (std::isnan(a) && std::isnan(b));
 }
 
-/// A number that JSON cannot express is NaN in a record that was read.
+/// Returns the number as it would be after writing and reading a record: JSON cannot express NaN and infinity, which
+/// are read as NaN.
 double as_read(double number) { return std::isfinite(number) ? number : std::nan(""); }
 
-/// Returns the units whose hashes differ, or that only one of the two records has.
+/// Returns the names of units whose hashes differ, or that only one of the two records has.
 std::vector<std::string> different_units(const StepRecord& made, const StepRecord& wanted) {
   std::vector<std::string> names;
   for (const auto& unit : made.units) {
@@ -89,7 +90,7 @@ void StepRecorder::begin_update(std::int64_t step) {
   add_gradient_hashes(units_, std::span(own_).first(units_.size()));
 }
 
-/// Other ranks may have found something, too. The rank that has the first such microbatch of the step throws an error;
+/// Several ranks may have found a bad microbatch. The rank with the first bad microbatch of the step throws an error;
 /// the other ranks return.
 void StepRecorder::name_first(const std::optional<Found>& found, std::int64_t step) {
   const std::int64_t own = found ? found->microbatch : order_.all();

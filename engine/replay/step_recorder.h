@@ -24,37 +24,37 @@ struct OwnersOfParts {
   std::vector<int> gradients, masters;
 };
 
-/// Records a step's hashes ("record_hashes"), or makes steps again and compares them (TESSERA_REPLAY). CpuStep owns one
-/// and calls it from the thread that trains.
+/// Records a step's hashes ("record_hashes"), or makes steps again and compares them (TESSERA_REPLAY). CpuStep owns a
+/// StepRecorder and calls it from the thread that trains.
 ///
-/// A step that is recorded reads this rank's gradients and masters once more, each in a pass of its own. The norm's
-/// pass cannot be shared: it sees the sums of every round, and only the last ones count. New masters are complete only
-/// when the step is over. Then the step's own exchange is over too, so one more all-gather takes 16 bytes a unit from
-/// each rank. Steps in between cost nothing.
+/// A step that is recorded reads this rank's gradients and masters once more, in two separate passes. The pass of the
+/// norm cannot be used: it sees the sums of every round, and only the last sums are recorded. New masters are complete
+/// only when the step has ended. By then the step's own exchange has ended too, so there is one more all-gather, in
+/// which each rank sends 16 bytes for each unit. Steps that are not recorded cost nothing.
 ///
-/// In a replay each step prints its line on rank 0's standard output, up to the step asked for.
+/// In a replay, rank 0 prints a line for each step, up to the last step of the request.
 class StepRecorder {
  public:
-  /// Returns null where no hash is wanted. Throws tessera::Error where rank 0 cannot make the file (73, 77, 71, 74,
-  /// 65), and the errors of read_step_records.
+  /// Returns null if the run neither records nor replays steps. Throws tessera::Error where rank 0 cannot make the file
+  /// (73, 77, 71, 74, 65), and the errors of read_step_records.
   static std::unique_ptr<StepRecorder> make(const Strategy& strategy, const std::vector<std::unique_ptr<Unit>>& units,
                                             Collectives& world, OwnersOfParts owners);
 
-  /// Says that ranks have the microbatches of `order` from the next step on.
+  /// Tells the recorder that ranks have the microbatches of `order` from the next step on.
   void deal(const MicrobatchOrder& order) { order_ = order; }
-  /// It is called when a backward of this rank's `round`-th microbatch is over.
+  /// It is called when a backward of this rank's `round`-th microbatch has ended.
   void end_backward(const at::Tensor& loss, std::int64_t round);
-  /// It is called in place of `end_backward` for a microbatch that does not count. What such a microbatch computes is
-  /// no failure, even if it is not finite.
+  /// It is called in place of `end_backward` for a microbatch that does not count. The results of such a microbatch are
+  /// not reported, even if they are not finite.
   void pass_over_backward();
   /// It is called when the step's microbatches until now are dropped (Engine::zero_grad).
   void drop_microbatches() { found_.reset(); }
-  /// It is called after ranks have agreed, before the update of step `step`. It is collective in a replay that looks
-  /// for non-finite results, up to the step asked for. Throws tessera::Error (65), on one rank, where a result is not
-  /// finite.
+  /// It is called after ranks have agreed, before the update of step `step`. In a replay that looks for results that
+  /// are not finite, it is collective up to the last step of the request. Throws tessera::Error (65), on one rank, if a
+  /// result is not finite.
   void begin_update(std::int64_t step);
-  /// Ends the step. It is collective where the step is recorded. Throws tessera::Error (65) where a replayed step
-  /// differs from its record.
+  /// It is called at the end of a step. It is collective if the step is recorded. Throws tessera::Error (65) if a
+  /// replayed step differs from its record.
   void end_step(const StepResult& result);
 
  private:
@@ -76,11 +76,11 @@ class StepRecorder {
   MicrobatchOrder order_;
   const std::int64_t every_;
   const std::optional<ReplayRequest> replay_;
-  std::optional<StepRecordsFile> file_;   ///< set on rank 0 alone, if steps are recorded
+  std::optional<StepRecordsFile> file_;   ///< set only on rank 0, and only if steps are recorded
   std::vector<StepRecord> recorded_;      ///< in a replay, the records by step
   std::optional<FindNonfinite> watch_;    ///< set in a replay that looks for results that are not finite
   std::optional<Found> found_;            ///< this rank's first bad microbatch of the step under way
-  std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]: hashes of this rank; of all ranks
+  std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]: hashes of this rank; sums over all ranks
 };
 
 }  // namespace tessera

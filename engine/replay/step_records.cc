@@ -30,7 +30,7 @@ double number_or_nan(const JsonFields& fields, std::string_view key) {
   return fields.number(key);
 }
 
-/// JSON has no word for NaN and infinity.
+/// Returns null for NaN and infinity, for which JSON has no notation.
 nlohmann::ordered_json json_of(double number) {
   return std::isfinite(number) ? nlohmann::ordered_json(number) : nlohmann::ordered_json(nullptr);
 }

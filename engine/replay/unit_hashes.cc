@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;  // this is 2^64 over the golden ratio
 
-/// Mixes the elements of one parameter into a hash. A word holds an element's number and its bits, so no two of 2^32
-/// elements give the same word.
+/// Mixes the elements of one parameter into a hash. Each word that is mixed holds an element's number and its bits, so
+/// no two of 2^32 elements give the same word.
 class Mixer {
  public:
   Mixer(HashedKind kind, std::int64_t number)
@@ -32,7 +32,7 @@ std::uint32_t bits_of(float value) {
   return (bits & kMagnitude) > kInfinity ? kNaN : bits;
 }
 
-/// Where fp32 parameters are their own masters, only the parameters are read.
+/// Returns which state is read for a group's masters: only the parameters, if fp32 parameters are their own masters.
 StateKind kind_of_masters(const FlatGroup& group) {
   if (group.dtype == DType::kF32) return StateKind::kParameters;
   return group.master_kind == MasterKind::kSplitBF16 ? StateKind::kAll : StateKind::kMastersAndStates;

@@ -11,20 +11,21 @@
 
 namespace tessera {
 
-/// Says what is hashed.
+/// The values that are hashed.
 enum class HashedKind : std::uint64_t {
   kGradients = 1,  ///< a step's sums of gradients, as `FlatGroup::gradient` has them
   kMasters = 2,    ///< the fp32 values that the optimizer updates, from which parameters are rounded
 };
 
 /// Returns the hash of a run of a parameter's elements: the sum, modulo 2^64, over the elements of mix(kind, parameter,
-/// element, bits). So hashes of runs add up to that of the whole parameter, however it is cut into shards. `number`:
-/// FlatParameter::number. `first`: index of the run's first element in the parameter, in memory order. All NaN count as
-/// equal: their bits depend on which operand a processor took them from.
+/// element, bits). So the hashes of runs add up to the hash of the whole parameter, however the parameter is cut into
+/// shards. `number`: FlatParameter::number. `first`: index of the run's first element in the parameter, in memory
+/// order. All NaN count as equal: their bits depend on which operand a processor took them from.
 std::uint64_t hash_of_run(HashedKind kind, std::int64_t number, std::int64_t first, std::span<const float> values);
 
 /// Adds the hash of this rank's part of each unit's gradients to `hashes` [unit]: trainable parameters, without
-/// padding. It reads them once. REQUIRES: their sums are complete, on the CPU, and not yet used for an update.
+/// padding. It reads the gradients once. REQUIRES: the sums of gradients are complete, on the CPU, and not yet used for
+/// an update.
 void add_gradient_hashes(const std::vector<std::unique_ptr<Unit>>& units, std::span<std::uint64_t> hashes);
 
 /// Adds hashes of the masters in this rank's optimizer part. It reads masters wherever they lie, and also the optimizer

@@ -14,8 +14,9 @@
 
 namespace tessera {
 
-/// Writes a checkpoint on a thread of its own, from a copy of all that it writes (CheckpointSave::hold). Every rank has
-/// one, and the Engine owns it; the threads of the ranks communicate over a group that no other code uses meanwhile.
+/// Writes a checkpoint on a separate thread, from a copy of all data that it writes (CheckpointSave::hold). The Engine
+/// of each rank owns a BackgroundSave. The threads of the ranks communicate over a group that no other code uses
+/// meanwhile.
 class BackgroundSave final : public SaveUnderWay {
  public:
   /// Starts the thread. REQUIRES: `save` has its copy (CheckpointSave::hold).

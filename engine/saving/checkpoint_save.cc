@@ -61,7 +61,7 @@ SavedTensor describe_tensor(const std::string& name, const at::Tensor& tensor) {
 }
 
 /// Describes all parameters in the order of registration, which does not depend on units. `all` has the optimizer's
-/// states; the function adds the states that only frozen parameters have.
+/// states; the function adds to it the states that only frozen parameters have.
 std::vector<SavedParameter> describe_parameters(const Training& training, const StoredStates& states,
                                                 const StepProgress& progress, std::vector<SavedState>& all) {
   std::vector<std::pair<std::int64_t, SavedParameter>> numbered;
@@ -207,8 +207,8 @@ std::vector<std::int64_t> CheckpointSave::ranks_with_own(std::size_t i) const {
   return ranks;
 }
 
-/// Adds tensors to the manifest and to what this rank writes. Buffers, items and generators are copies. The momentum of
-/// outer steps and kept gradients are not.
+/// Adds tensors to the manifest and to what this rank writes. Buffers, items and states of generators are copied. The
+/// momentum of outer steps and kept gradients are not copied.
 void CheckpointSave::add_tensors() {
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const auto& [name, buffer] = buffers_[i];

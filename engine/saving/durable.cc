@@ -34,12 +34,12 @@ namespace {
 
 using nlohmann::json;
 
-// This file works as follows. `begin_commit` turns what commits hold beside training state into bytes: the Engine's
-// progress, buffers and generators (`parts_of`), and the program's items (`text_of_items`); DurableFiles writes them in
-// the background. `end_commit` makes the commit valid on all ranks, or takes it back on all ranks. `Resume` does the
-// reverse: `apply` makes all reads, which may fail, and `finish` sets the rest, which cannot fail.
+// This file works as follows. `begin_commit` makes the bytes that a commit holds in addition to training state: the
+// Engine's progress, buffers and generators (`parts_of`), and the program's items (`text_of_items`). DurableFiles
+// writes them in the background. `end_commit` makes the commit valid on all ranks, or takes it back on all ranks.
+// `Resume` does the reverse: `apply` makes all reads, which may fail, and `finish` sets the rest, which cannot fail.
 
-// Names of a commit's parts, apart from records, and names of the program's items.
+// The names of the parts of a commit that are not records; and the names of the program's items.
 constexpr const char* kEngine = "engine";
 constexpr const char* kOwnGenerator = "generator";
 constexpr const char* kOwnGpuGenerator = "generator of the GPU";
@@ -52,7 +52,7 @@ std::string text_of(const at::Tensor& host) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Fills the tensor, which is in host memory, from `text`. Returns false where `text` has another number of bytes.
+/// Fills the tensor, which is in host memory, from `text`. Returns false if `text` has another number of bytes.
 bool fill(const at::Tensor& host, std::string_view text) {
   const std::span<std::byte> bytes = bytes_of(host);
   if (bytes.size() != text.size()) return false;
@@ -103,7 +103,7 @@ std::string text_of_items(const CheckpointItems& items) {
   return write_parts(parts);
 }
 
-/// Returns everything that a commit holds beside training state and items.
+/// Returns everything that a commit holds except training state and items.
 CommitParts parts_of(const Training& training) {
   const Job& job = training.job;
   const StepProgress progress = training.step->progress();
@@ -129,7 +129,7 @@ CommitParts parts_of(const Training& training) {
   return parts;
 }
 
-/// Brings the Engine to the state that a commit holds. Every rank makes one.
+/// Brings the Engine to the state that a commit holds. Every rank makes a Resume.
 class Resume {
  public:
   Resume(Training& training, DurableFiles& files)
@@ -163,7 +163,7 @@ class Resume {
     return read_items();
   }
 
-  /// Sets the rest of the state. Nothing of this can fail.
+  /// Sets the rest of the state. This cannot fail.
   LoadedCheckpoint finish() {
     // Version 0.1 wrote commits without the key "defaults".
     training_.use_defaults(std::min(engine_.value("defaults", std::int64_t{1}), OptimizerConfig::kDefaultsVersion));
@@ -277,7 +277,7 @@ absl::Status end_own(DurableFiles& files) {
   return status_from([&] { return files.end(); });
 }
 
-/// Ends the commit under way. After that it is on every rank's disk, or on none.
+/// Completes the commit under way. After that, the commit is on the disks of all ranks or of none.
 absl::Status end_commit(Job& job, DurableFiles& files) {
   Collectives& control = *job.axes.control;
   const std::int64_t step = files.next_step();
@@ -286,8 +286,8 @@ absl::Status end_commit(Job& job, DurableFiles& files) {
     files.committed();
     return written;
   }
-  // The places of this commit on the disk become free, and a later commit may write to them. So this commit must be
-  // gone from all disks first.
+  // When this commit is removed, its places on the disk become free, and a later commit may write to them. So this
+  // commit must first be removed from the disks of all ranks.
   const absl::Status gone = share_status(control, "commit taken back", status_from([&] { return files.take_back(); }));
   if (gone.ok()) return written;
   const absl::Status both =
@@ -313,7 +313,7 @@ absl::Status begin_commit(const Training& training, DurableFiles& files, const C
   files.begin(training.times.attempts, parts);
   if (!is_first) return absl::OkStatus();
   // A single first commit looks like one that was being written when its run was killed, and the next run forgets such
-  // a commit. So the first commit is made twice before training goes on.
+  // a commit. So the first commit is made twice before training continues.
   TESSERA_RETURN_IF_ERROR(end_commit(training.job, files));
   files.begin(training.times.attempts, parts);
   return end_commit(training.job, files);
@@ -369,7 +369,7 @@ bool EngineCheckpoints::commit(const CheckpointItems& items) {
   expect(!training_.values.half_loaded,
          "commit_durable after a load failed half-way: the values are of no one step. [T0108] hint: load a checkpoint "
          "that is whole, or make the Engine anew");
-  finish_commit();  // this ends the commit before this one
+  finish_commit();  // completes the commit before this one
   const std::int64_t attempts = training_.times.attempts;
   if (attempts == 0 || attempts % job_.strategy.durable.every != 0) return false;
   const Span span("commit");

@@ -28,7 +28,7 @@ struct ImportedFiles {
 /// Moves weights into and out of an Engine, and has access to its internals. It implements import_safetensors,
 /// export_safetensors, load_weights and save_weights. All calls are collective over the Engine's ranks, and only the
 /// Engine's thread makes them. Throws tessera::Error, the same on every rank: 64 for a call between backward and step,
-/// or under a guard, 65 where files do not fit, and the errors of reading and writing.
+/// or under a guard; 65 if files do not fit; and the errors of reading and writing.
 class EngineSafetensors {
  public:
   explicit EngineSafetensors(Engine& engine) : engine_(engine), training_(engine.state_->training) {}
@@ -48,16 +48,16 @@ class EngineSafetensors {
   Training& training_;
 };
 
-/// The parameters and buffers of a module that take values from files, each tensor once: `wanted[i]` describes
+/// The parameters and buffers of a module that get values from files, each tensor once: `wanted[i]` describes
 /// `tensors[i]`.
 struct ModuleTensors {
   std::vector<at::Tensor> tensors;
   std::vector<WantedTensor> wanted;
 };
-/// Makes a ModuleTensors from named tensors; further names of one tensor become its aliases.
+/// Makes a ModuleTensors from named tensors; if a tensor has several names, the further names become its aliases.
 ModuleTensors wanted_by(const std::vector<std::pair<std::string, at::Tensor>>& named);
 
-/// Returns the parameters and defined buffers of a module, a tied tensor under each of its names.
+/// Returns the parameters and defined buffers of a module. A tied tensor is listed under each of its names.
 std::vector<std::pair<std::string, at::Tensor>> named_tensors(const torch::nn::Module& module);
 
 /// Logs how many tensors were loaded, and which tensors of the files were not used.

@@ -47,7 +47,7 @@ Exported exported(const std::string& name, const at::Tensor& tensor, const std::
 }
 
 /// Lists all tensors in the order in which they are written. Wide elements come first, so that each tensor lies at a
-/// multiple of its element's size; tensors of one width keep the order of units.
+/// multiple of its element's size; tensors with elements of the same size keep the order of units.
 std::vector<Exported> tensors_of(const Training& training, const ExportOptions& options) {
   std::vector<Exported> tensors;
   for_each_parameter(training.units, [&](FlatGroup& group, std::size_t i) {

@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kSentElements = std::int64_t{1} << 18;  ///< elements that are sent at a time
+constexpr std::int64_t kSentElements = std::int64_t{1} << 18;  ///< number of elements that are sent at a time
 
 std::vector<std::pair<std::string, at::Tensor>> listed(const NamedTensors& tensors) {
   std::vector<std::pair<std::string, at::Tensor>> list;
@@ -30,7 +30,8 @@ absl::Status named(const std::string& path, const absl::Status& status) {
   return make_error(exit_code_of(status), path + ": " + message_of(status));
 }
 
-/// Brings the values of files into an Engine. Every rank makes one, and all make the same calls; rank 0 alone reads.
+/// Brings the values of files into an Engine. Every rank makes an ImportToEngine, and all ranks make the same calls.
+/// Only rank 0 reads.
 class ImportToEngine {
  public:
   ImportToEngine(Training& training, const ImportedFiles& files)
@@ -42,13 +43,14 @@ class ImportToEngine {
   }
 
   absl::Status run() {
-    // Gathered values will be stale, so they are released. `share` below is a barrier: no rank may still read parts
-    // that others write.
+    // Gathered values will be out of date, so they are released. The call of `share` below is a barrier: no rank may
+    // still read parts that other ranks write.
     training_.drop_gathered();
     TESSERA_RETURN_IF_ERROR(share("weights looked at", is_reader_ ? look() : absl::OkStatus()));
     const bool was_whole = !training_.values.half_loaded;
     training_.values.half_loaded = true;
-    // All ranks learn of a read that fails (`send`). A failure of one rank alone is an exception, which ends the group.
+    // If a read fails, all ranks get the error (`send`). A failure on only one rank is an exception, which ends the
+    // group.
     const absl::Status sent = share("weights loaded", load());
     if (!sent.ok())
       return make_error(exit_code_of(sent),
@@ -111,7 +113,7 @@ class ImportToEngine {
     return absl::OkStatus();
   }
 
-  /// Reads elements of parameter `i`, in the order that they have in the flat buffer. Only rank 0 calls it.
+  /// Reads elements of parameter `i`, in the order of the flat buffer. Only rank 0 calls it.
   absl::StatusOr<at::Tensor> read_portion(std::size_t i, Extent portion) {
     const FlatParameter& parameter = parameters_[i].get();
     const auto in_rows = c10::contiguous_strides(parameter.sizes);
@@ -136,8 +138,8 @@ class ImportToEngine {
     return absl::OkStatus();
   }
 
-  /// Lets rank 0 fill `values`, and sends them to all ranks. Where rank 0 fails, it sends the failure instead, so that
-  /// no rank waits for values.
+  /// Lets rank 0 fill `values`, and sends them to all ranks. If rank 0 fails, it sends the failure instead, so that no
+  /// rank waits for values.
   template <class Fill>
   absl::Status send(const std::string& name, const at::Tensor& values, const Fill& fill) {
     absl::Status own = is_reader_ ? status_from(fill) : absl::OkStatus();

@@ -31,23 +31,23 @@
 namespace tessera {
 namespace {
 
-// This file works as follows. Loading has two phases. `examine` changes nothing: rank 0 finds the folder; every rank
-// opens the checkpoint, matches it with the Engine, and verifies its share of the chunks; then ranks compare hashes.
-// `run` changes the Engine: `apply` reads masters, states, residuals, buffers, items and generators, which may still
-// fail (the Engine is then half loaded, and says so). `apply` waits for no other rank, since a rank that has failed
-// would never answer. `finish` sets the rest, which cannot fail. A run that goes back in time after a spike uses the
-// same two phases.
+// This file works as follows. Loading has two phases. `examine` changes nothing. In it rank 0 finds the folder. Every
+// rank opens the checkpoint, matches it with the Engine, and verifies its share of the chunks. Then ranks compare
+// hashes. `run` changes the Engine. First `apply` reads masters, states, residuals, buffers, items and generators. This
+// may still fail; the error then says that the Engine is partly loaded. `apply` waits for no other rank, since a rank
+// that has failed would never answer. `finish` sets the rest, which cannot fail. A run that goes back to an earlier
+// checkpoint after a spike uses the same two phases.
 
-/// Says which values are loaded.
+/// The values that are loaded.
 enum class LoadKind : std::uint8_t {
   kAll,
-  kBackInTime,  ///< the run goes on with older values; steps, generators and rates set by hand stay
+  kBackInTime,  ///< the run continues with older values; steps, generators and rates set by hand stay
 };
 
-/// A rank appends this to the checkpoint's hash where it has its own residuals.
+/// A rank appends this text to the checkpoint's hash if the checkpoint has the rank's own residuals.
 constexpr std::string_view kHasOwnResiduals = " own residuals";
 
-/// Loads one checkpoint. Every rank makes one, and all make the same calls.
+/// Loads one checkpoint. Every rank makes a Load, and all ranks make the same calls.
 class Load {
  public:
   /// `durable` is null without "durable".
@@ -66,8 +66,8 @@ class Load {
   absl::StatusOr<std::int64_t> examine() {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths, share("checkpoint found", [&] { return find(); }));
     path_ = paths[0];
-    // Gathered values will be stale, so they are released. The exchange below is a barrier: no rank may still read
-    // parts that others write.
+    // Gathered values will be out of date, so they are released. The exchange below is a barrier: no rank may still
+    // read parts that other ranks write.
     training_.drop_gathered();
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> seen,
                              share("checkpoint looked at", [&] { return look(); }));
@@ -104,8 +104,8 @@ class Load {
     return find_checkpoint(std::filesystem::absolute(path_).string(), who_);
   }
 
-  /// Checks the checkpoint: nothing is changed before all of it was found to be right. Each rank verifies an equal
-  /// share of the chunks. Returns the manifest's hash, with kHasOwnResiduals if this rank has its own.
+  /// Checks the whole checkpoint, before anything is changed. Each rank verifies an equal share of the chunks. Returns
+  /// the manifest's hash, followed by kHasOwnResiduals if the checkpoint has this rank's own residuals.
   absl::StatusOr<std::string> look() {
     progress_ = training_.step->progress();
     TESSERA_ASSIGN_OR_RETURN(checkpoint_, SavedCheckpoint::open(path_, who_));
@@ -136,7 +136,7 @@ class Load {
   }
 
   /// Sets keys that the strategy does not name to the defaults of the run that was saved. A run that goes back to an
-  /// older checkpoint of its own has these defaults already.
+  /// earlier checkpoint of itself has these defaults already.
   void keep_defaults() {
     if (kind_ == LoadKind::kBackInTime) return;
     if (manifest().defaults_version > OptimizerConfig::kDefaultsVersion)
@@ -198,7 +198,7 @@ class Load {
     return residuals().read(own_residuals_);
   }
 
-  /// Reads the momentum of outer weights. Outer weights are equal to the masters that were read, which are the same in
+  /// Reads the momentum of outer weights. Outer weights are equal to the masters that were read; these are the same in
   /// all replicas.
   absl::Status read_outer_momentum() {
     training_.sync.forget_momentum();
@@ -288,7 +288,7 @@ class Load {
     return absl::OkStatus();
   }
 
-  /// Sets the rest of the state. Nothing of this can fail.
+  /// Sets the rest of the state. This cannot fail.
   void finish() {
     StepProgress& progress = progress_;
     const SavedProgress& saved = manifest().progress;
@@ -306,7 +306,7 @@ class Load {
     if (saved.losses) {
       progress.losses = {saved.losses->window, saved.losses->spikes_in_a_row};
     } else if (kind_ == LoadKind::kAll) {
-      progress.losses = {};  // the present losses may belong to another run
+      progress.losses = {};  // the present losses may be those of another run
     }
     if (const auto& noise = saved.noise_scale) {
       progress.noise = {noise->square, noise->variance, noise->weight, noise->batch};
@@ -378,8 +378,8 @@ LoadedCheckpoint EngineCheckpoints::load(Engine& engine, const std::string& path
     EngineCheckpoints(engine).finish();
   }
   auto [load, step] = examined(path);
-  // Outer steps may begin or end with the checkpoint's number of steps. Then another Engine::State was made, and it
-  // must examine the checkpoint again.
+  // Outer steps may begin or end at the checkpoint's number of steps. In that case another Engine::State was made,
+  // which must examine the checkpoint again.
   const std::string found = load->path();
   if (Engine::State::follow_sync(engine.state_, step)) load = examined(found).first;
   LoadedCheckpoint loaded = value_or_throw(engine.state_->job.or_abort("load_checkpoint", [&] { return load->run(); }));
@@ -413,8 +413,8 @@ void EngineCheckpoints::go_back(std::int64_t step) {
                      .status());
 }
 
-/// Notes the last checkpoint. The count of returns to it after spikes starts at 0 again if it is another checkpoint
-/// than before.
+/// Notes the last checkpoint. If it is another checkpoint than before, the count of returns to it after spikes starts
+/// at 0 again.
 void EngineCheckpoints::note_last(const std::string& path) {
   if (path != saving_.last_checkpoint.path) saving_.last_checkpoint = {path};
 }

@@ -81,7 +81,7 @@ void expect_memory(const ModuleTensors& into) {
   }
 }
 
-/// Copies values into the tensor; where dtypes differ, the tensor gets new memory with the file's dtype.
+/// Copies values into the tensor. If dtypes differ, the tensor gets new memory with the dtype of the file.
 void give(at::Tensor& tensor, const at::Tensor& values) {
   if (tensor.scalar_type() == values.scalar_type())
     tensor.copy_(values);

@@ -89,7 +89,7 @@ class CpuStep final : public Step {
   Done done_;
   Agreed agreed_;
   Losses losses_;
-  std::unique_ptr<StepRecorder> recorder_;  ///< null where no hashes are wanted
+  std::unique_ptr<StepRecorder> recorder_;  ///< null if no hashes are wanted
 };
 
 }  // namespace tessera

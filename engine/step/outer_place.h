@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-/// Does the computations of outer steps where this rank's part of masters lies: on the CPU, or on a GPU, which queues
-/// all of it on the current stream. OuterSteps owns one, decides the order, and calls it from the thread that trains.
-/// Results have the same bits on both. All pointers are to memory of `device`.
+/// Does the computations of outer steps where this rank's part of masters lies: on the CPU, or on a GPU. On a GPU all
+/// computations are queued on the current stream. OuterSteps owns an OuterPlace, decides the order, and calls it from
+/// the thread that trains. Results have the same bits on both. All pointers are to memory of `device`.
 class OuterPlace {
  public:
   virtual ~OuterPlace() = default;

@@ -144,15 +144,15 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
     Work work;
     if (part.numel > 0) {
       ReduceOptions beside = options();
-      // A sum in shared memory is too quick to be worth hiding, and only few such sums may be under way. A GPU makes
-      // each of its sums beside the work that is queued after it.
+      // A sum in shared memory is too fast to be worth hiding, and only a few such sums may be under way. A GPU makes
+      // each of its sums while work that is queued later runs.
       if (replicate_->reduces_in_background()) beside.waits = Waits::kLater;
       work = sum_over_replicas(outer.group->unit->name, at, part.numel, beside);
     }
     under_way_.push_back({&outer, at, std::move(work)});
     at += part.numel;
   }
-  // Where hosts make the sums of GPUs, a sum begins with this call. It then runs at the same time as the steps that
+  // If hosts make the sums of GPUs, a sum begins with this call. It then runs at the same time as the steps that
   // follow.
   if (waits_ && plan_.outer_sums_on_host().slots > 0) {
     for (Sent& sent : under_way_) throw_if_error(sent.work.advance());
@@ -222,7 +222,7 @@ void OuterSteps::mean_over_replicas(const std::string& label, float* values, std
 
 Work OuterSteps::sum_over_replicas(const std::string& label, float* values, std::int64_t numel,
                                    const ReduceOptions& options) {
-  const Span span("reduce", label, &seconds_);  // ranks that share memory make the whole sum here
+  const Span span("reduce", label, &seconds_);  // ranks that share memory make the whole sum inside this scope
   const auto count = static_cast<std::size_t>(numel);
   ++sums_;
   sent_bytes_ += static_cast<std::int64_t>(wire_bytes(options.contributions, DType::kF32, count));
@@ -255,13 +255,13 @@ void OuterSteps::meet(Step& inner) {
 /// Gives all replicas the largest of each count. Replicas that skipped a step, or did not use a parameter, have smaller
 /// counts. Returns, for each count, a factor for this replica's states. It turns the mean over all replicas into the
 /// mean over the replicas that made updates: the number of all replicas divided by the number of these. The factor is 0
-/// if this replica made no update, since its states mean nothing then. It is 1 if no replica made an update.
+/// if this replica made no update, since its states are then not meaningful. It is 1 if no replica made an update.
 std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> counts) {
   std::vector<std::int64_t> own;
   for (const std::int64_t* count : counts) own.push_back(*count);
   const auto replicas = static_cast<std::size_t>(whole_.replicate_size);
   const auto shard = static_cast<std::size_t>(whole_.shard_index);
-  Collectives& control = *whole_.control;  // not `replicate_`, which may move a GPU's memory
+  Collectives& control = *whole_.control;  // not `replicate_`, which may communicate from a GPU's memory
   std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(control.size()));
   throw_if_error(control.all_gather("counts of updates", own.data(), all.data(), own.size() * sizeof own[0]).wait());
   std::vector<double> shares;
@@ -292,7 +292,7 @@ void OuterSteps::scale_parameters(const FlatGroup& group, Extent run, std::span<
   }
 }
 
-/// All states are fp32: sync_rules.cc sees to that. `shares` [parameter, in the order of groups]: the factors of
+/// All states are fp32; sync_rules.cc ensures this. `shares` [parameter, in the order of groups]: the factors of
 /// agree_on_counts.
 void OuterSteps::average_states(std::span<const double> shares) {
   for (const Outer& outer : groups_) {

@@ -22,9 +22,9 @@
 
 namespace tessera {
 
-/// Makes outer steps: replicas that train by themselves (SyncConfig) make one together after every `every` steps. The
-/// Engine owns it and calls it from the thread that trains, between inner steps. Each rank exchanges data, over the
-/// replicate axis, with the ranks that have the same part of masters in the other replicas.
+/// Makes outer steps: replicas that train by themselves (SyncConfig) make an outer step together after every `every`
+/// steps. The Engine owns an OuterSteps and calls it from the thread that trains, between inner steps. Each rank
+/// exchanges data, over the replicate axis, with the ranks that have the same part of masters in the other replicas.
 ///
 /// | type             | after an outer step all replicas have                                                |
 /// |------------------|--------------------------------------------------------------------------------------|
@@ -32,63 +32,63 @@ namespace tessera {
 /// | diloco           | outer weights w, moved by SGD with Nesterov momentum along w - mean of their masters |
 /// | streaming_diloco | as diloco, if `step` makes the outer step of all fragments at once                   |
 ///
-/// Fragment f of F (streaming_diloco) has unit i if i modulo F is f. It has its turn in steps whose number modulo
-/// `every` is (f + 1) * every / F. Its outer gradients are sent in that step. Compute goes on meanwhile if the group
-/// reduces in the background. `delay` steps later each replica has mix * its own weights + (1 - mix) * outer weights. A
-/// fragment is applied before the next one is sent.
+/// Fragment f of F (streaming_diloco) has unit i if i modulo F is f. Its outer gradients are sent in steps whose number
+/// modulo `every` is (f + 1) * every / F. If the group reduces in the background, computation continues meanwhile.
+/// `delay` steps later each replica has mix * its own weights + (1 - mix) * outer weights. A fragment is applied before
+/// the next fragment is sent.
 ///
 /// Outer gradients go over a network in the forms that CompressionConfig says.
 ///
 /// Each replica has its own optimizer states, and averages of the weights, until `meet`.
 ///
-/// This class decides the order of an outer step's computations. An OuterPlace makes them where masters lie, with the
-/// same bits on the CPU and on a GPU. On a GPU all computations are queued, and the host waits in `meet` alone. A sum
-/// that has begun runs at the same time as the steps that are queued after it. Waiting for the sum makes the GPU's
-/// queue wait, and not the host. The hosts of GPUs make compressed sums. They wait for the contribution before a sum
-/// begins, and for the sum before it is copied to the GPU.
+/// This class decides the order of an outer step's computations. An OuterPlace makes the computations where masters
+/// lie, with the same bits on the CPU and on a GPU. On a GPU all computations are queued, and the host waits only in
+/// `meet`. A sum that has begun runs at the same time as the steps that are queued after it. Waiting for the sum makes
+/// the GPU's queue wait, but not the host. The hosts of GPUs make compressed sums. They wait for the contribution
+/// before a sum begins, and for the sum before it is copied to the GPU.
 class OuterSteps {
  public:
-  /// `replica`: the axes over which training communicates; `whole`: those of the mesh, whose replicate axis leads a
-  /// GPU's compressed sums over the hosts (calls_on_host.h). `waits` measures how long a GPU's queue waits for
-  /// collectives; it is null on the CPU. Keeps references to all but `whole` and `place`. REQUIRES: units have their
-  /// first values, the same in all replicas.
+  /// `replica`: the axes over which training communicates. `whole`: the axes of the mesh; compressed sums of a GPU go
+  /// over the hosts on its replicate axis (calls_on_host.h). `waits` measures how long a GPU's queue waits for
+  /// collectives; it is null on the CPU. This object keeps references to all arguments except `whole` and `place`.
+  /// REQUIRES: units have their first values, the same in all replicas.
   OuterSteps(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
              MeshAxes whole, std::unique_ptr<OuterPlace> place, QueueClock* waits);
   ~OuterSteps();
 
-  /// Call it after inner step `step`. It makes the outer step, or the part of one, that is due. If one is due, the call
-  /// is collective over the mesh.
+  /// Call it after inner step `step`. It makes the outer step, or the part of an outer step, that is due. If anything
+  /// is due, the call is collective over the mesh.
   void after(std::int64_t step);
   /// Makes an outer step of all groups now, whatever the number of the last inner step is. A fragment under way is
   /// applied first.
   void step();
-  /// Returns whether replicas may differ: inner steps were made since the last outer step.
+  /// Returns whether replicas may differ, because inner steps were made since the last outer step.
   bool is_due() const { return is_due_; }
-  /// Makes all replicas equal, so that one state stands for all. Makes an outer step if one is due, averages optimizer
-  /// states over the replicas that have updated the parameter, and gives all replicas the largest of each count of
-  /// updates. It is collective over the mesh.
+  /// Makes all replicas equal, so that the state of one replica is the state of all. It makes an outer step if one is
+  /// due. It averages optimizer states over the replicas that have updated the parameter. It gives all replicas the
+  /// largest of each count of updates. It is collective over the mesh.
   void meet(Step& step);
-  /// Call it after masters were written, the same in all replicas: outer weights become these, and a fragment on its
-  /// way is dropped. Momentum does not change.
+  /// Call it after the same masters were written in all replicas. Outer weights become these masters, and a fragment
+  /// that is under way is dropped. Momentum does not change.
   void adopt();
   void forget_momentum();
 
   /// Calls `visit` with the outer momentum of this rank's part of each parameter. The momentum of the elements `run` of
-  /// the group's flat buffer lies at `momentum`, in memory of FlatGroup::device. It visits nothing with local_sgd. An
-  /// error of `visit` ends it and is returned.
+  /// the group's flat buffer lies at `momentum`, in memory of FlatGroup::device. With local_sgd there is nothing to
+  /// visit. If `visit` returns an error, the function stops and returns this error.
   using VisitMomentum =
       std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
   absl::Status for_each_momentum(const VisitMomentum& visit) const;
 
-  /// These return how many sums over replicas have begun so far, and how many bytes this rank contributed to these
-  /// sums, packed by the codec as for a network.
+  /// These return the number of sums over replicas that have begun so far, and the number of bytes that this rank
+  /// contributed to them. Bytes are counted as packed by the codec for a network.
   std::int64_t sums() const { return sums_; }
   std::int64_t sent_bytes() const { return sent_bytes_; }
   /// Returns the seconds spent so far in the collectives of outer steps, including waits for other replicas. On a GPU
   /// these are the seconds in which the host queued the collectives.
   double seconds() const { return seconds_; }
 
-  std::int64_t memory_bytes() const;  ///< outer weights and momentum
+  std::int64_t memory_bytes() const;  ///< bytes of outer weights and momentum
   std::int64_t scratch_bytes() const { return flat_.bytes() + sent_.bytes(); }
 
  private:
@@ -97,7 +97,7 @@ class OuterSteps {
     float *weights, *momentum;  ///< [optimizer part]; null with local_sgd
     std::int64_t fragment = 0;
   };
-  /// One group of the fragment under way.
+  /// A group of the fragment under way.
   struct Sent {
     const Outer* outer;
     float* gradients;  ///< [optimizer part], in sent_: first this replica's outer gradients, then the sum over replicas
@@ -113,8 +113,8 @@ class OuterSteps {
   OuterRun run_of(const Outer& outer, OuterWork work, float* values) const;
   /// Reads a group's masters, and returns where this rank's part of them begins in `flat_`.
   float* read_own(const FlatGroup& group);
-  /// Writes a group's new values. `flat_` has this rank's part of them; the rest is gathered where the ranks of a
-  /// replica need it.
+  /// Writes a group's new values. `flat_` has this rank's part of the values. The other parts are gathered if the ranks
+  /// of a replica need them.
   void publish(FlatGroup& group);
   void wait_until_published();
   ReduceOptions options() const;
@@ -136,7 +136,7 @@ class OuterSteps {
   const std::unique_ptr<OuterPlace> place_;
   const OuterRule rule_;
   Arena weights_, momentum_;
-  Arena flat_;  ///< the largest group's masters, whole
+  Arena flat_;  ///< whole masters of the largest group
   Arena sent_;  ///< this rank's part of the largest fragment, with streaming_diloco
   std::vector<Outer> groups_;
   bool is_due_ = false;

@@ -34,8 +34,8 @@ void Publisher::publish(FlatGroup& group) {
   }
 }
 
-/// Each rank holds the whole buffer. The ranks of a replica hold the parts of one piece of the buffer. That piece is
-/// gathered first.
+/// Gathers a buffer that each rank is to hold whole. The ranks of a replica have updated the parts of one piece of the
+/// buffer. That piece is gathered first.
 void Publisher::gather_shards_first(FlatGroup& group, bool over_replicas, bool over_shards) {
   const PlannedWire& wire = plan_.wire();
   const std::int64_t element = group.element_bytes();

@@ -15,7 +15,8 @@ namespace tessera {
 /// the thread that trains. Its calls are collective.
 class Publisher {
  public:
-  /// `behind`: lets gathers over the shard axis continue during the next forward; null: `wait` waits for them.
+  /// `behind` lets gathers over the shard axis continue during the next forward. If it is null, `wait` waits for these
+  /// gathers.
   Publisher(const MemoryPlan& plan, const MeshAxes& axes, Publication* behind, QueueClock* waits = nullptr)
       : plan_(plan), axes_(axes), behind_(behind), waits_(waits) {}
 
@@ -33,10 +34,10 @@ class Publisher {
   void publish(FlatGroup& group);
   /// Waits for all started gathers, except those that may continue after the update (`behind`).
   void wait();
-  /// Lets ranks that share one copy of the values wait for each other.
+  /// Waits until all ranks that share one copy of the values have called it.
   void meet();
 
-  /// Returns the seconds spent here so far, without gathers that continue after the update.
+  /// Returns the seconds spent in this object so far, without gathers that continue after the update.
   double seconds() const { return seconds_; }
 
  private:

@@ -22,12 +22,12 @@
 
 namespace tessera {
 
-/// The progress of training: what a step needs from earlier steps, apart from parameters and optimizer states.
+/// The progress of training: the data that a step needs from earlier steps, apart from parameters and optimizer states.
 struct StepProgress {
   std::int64_t applied = 0;
   LossScalerState scaler;
-  std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< how often each trainable parameter was updated
-  std::vector<double> rates;                               ///< rates set by hand: the common one, then those of groups
+  std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< number of steps that updated each trainable parameter
+  std::vector<double> rates;                               ///< rates set by hand: the common rate, then those of groups
   std::vector<double> options;                             ///< UpdateOptions::all
   SpikeHistory losses = {};                                ///< empty without Strategy::on_spike
   NoiseScale::State noise = {};                            ///< zeros without Strategy::noise_scale
@@ -44,7 +44,7 @@ class Step {
  public:
   virtual ~Step() = default;
 
-  /// Returns the loss scale times `weight` (weigh), for a loss of one element. Where the loss is fp16, whose largest
+  /// Returns the loss scale times `weight` (weigh), for a loss of one element. If the loss is fp16, whose largest
   /// number is 65504, the scale is split into a seed and a factor.
   virtual LossSeed seed_of(const at::Tensor& loss, double weight) const = 0;
 
@@ -52,34 +52,34 @@ class Step {
   /// the microbatch, from 0.
   virtual void add_loss(const at::Tensor& loss, double weight, std::int64_t round) = 0;
 
-  /// Says that ranks compute the microbatches of `order` from the next step on ("deal" by speed).
+  /// Tells the step that ranks compute the microbatches of `order` from the next step on ("deal" by speed).
   virtual void deal(const MicrobatchOrder&) {}
-  /// Returns how long each rank was busy in the last step, as ranks agreed (LocalStep::busy_seconds) [rank]. It is
-  /// valid until the next step, and empty where the host does not know.
+  /// Returns [rank] the seconds for which each rank was busy in the last step, as ranks agreed
+  /// (LocalStep::busy_seconds). It is valid until the next step, and empty if the host does not know.
   virtual std::span<const double> busy_seconds() const { return {}; }
 
   /// It is called after a loss of weight 0, which may be NaN, and after parameters got other values.
   virtual void pass_over_loss() {}
 
-  /// Says that a step's last backward begins. `order`: indices of the units, in the order of their reductions.
+  /// It is called when a step's last backward begins. `order`: indices of the units, in the order of their reductions.
   virtual void expect_update(std::span<const int> order) = 0;
 
-  /// It is called between updates in backward. It reads ahead the state on the disk that the next updates need, as far
-  /// as there is memory.
+  /// It is called between updates in backward. It reads ahead the state on disk that the next updates need, as far as
+  /// there is memory.
   virtual void read_ahead() {}
 
   /// It is called when the sum of a unit's gradients in this backward is complete, or queued, and again if a gradient
   /// came later (Reducer::OnReduced).
   virtual void reduced(const Unit&) {}
 
-  /// Updates `unit` in backward, at once after its gradients are summed (Reducer::OnSummed). Throws tessera::Error: 65
-  /// if a gradient is not finite, 70 if ranks gathered units in different orders; where that is known later,
-  /// StepResult::wait throws.
+  /// Updates `unit` in backward, directly after its gradients are summed (Reducer::OnSummed). Throws tessera::Error: 65
+  /// if a gradient is not finite; 70 if ranks gathered units in different orders. If this is known only later,
+  /// StepResult::wait throws the error.
   virtual void update(Unit& unit, const UnitAgreement& agreed) = 0;
 
-  /// Agrees with the other ranks, decides (overflow, spike, clip, learning rate) and updates. Fills in what is known
-  /// when it returns. It is collective. Throws tessera::Error: 70 where ranks gathered units in different orders; 78
-  /// where a loss is negative, with Strategy::on_spike.
+  /// Agrees with the other ranks, decides (overflow, spike, clip, learning rate) and updates. Fills in the fields of
+  /// `result` that are known when it returns. It is collective. Throws tessera::Error: 70 if ranks gathered units in
+  /// different orders; 78 if a loss is negative, with Strategy::on_spike.
   virtual void run(const LocalStep& local, StepResult& result) = 0;
 
   /// Sets the rate of a group. Without a group it sets the rate of all parameters, and groups again have their shares
@@ -87,13 +87,13 @@ class Step {
   virtual void set_lr(double lr, std::optional<std::size_t> group) = 0;
 
   /// Returns the rate of the next step, of a group or of all parameters, before lr_schedule.base_batch_size scales it.
-  /// While the rate rises over samples, the next step is taken to have as many as the latest.
+  /// While the rate rises over samples, the next step is assumed to have as many samples as the latest step.
   virtual double lr(std::optional<std::size_t> group) const = 0;
 
-  /// Returns the numbers of the update rule. Changes count from the next step on.
+  /// Returns the numbers of the update rule. Changes take effect in the next step.
   virtual UpdateOptions& options() = 0;
 
-  /// Exchanges parameters and their averages (Strategy::ema) where a step has updated them, and makes the values known
+  /// Exchanges parameters and their averages (Strategy::ema) if a step has updated them, and makes the new values known
   /// to all ranks. It is collective.
   virtual void swap_averages() = 0;
 
@@ -103,8 +103,8 @@ class Step {
   /// Drops the losses added since the last `run`.
   virtual void forget_losses() = 0;
 
-  /// Returns which parameters some rank used, in the latest step for which this rank knows it: [trainable parameter, in
-  /// unit, group, layout order]. It is null before the first such step. All ranks have the same answer.
+  /// Returns, for each [trainable parameter, in unit, group, layout order], whether some rank used it in the latest
+  /// step for which this rank knows it. It is null before the first such step. All ranks get the same result.
   virtual const std::vector<char>* known_used() const = 0;
 
   /// Returns the loss scale of the next backward.
@@ -114,12 +114,12 @@ class Step {
   /// Returns the number of samples in the steps that updated parameters: see Engine::samples_seen.
   virtual std::int64_t samples_seen() const = 0;
   virtual StepProgress progress() const = 0;
-  /// Goes on from `progress`. Parameters without an entry begin anew.
+  /// Continues from `progress`. Parameters without an entry begin anew.
   virtual void resume(const StepProgress& progress) = 0;
 
   /// Returns the seconds spent in the collectives of steps so far, as far as the host knows.
   virtual double communication_seconds() const = 0;
-  /// Returns the ages of this rank's gradients so far (Engine::staleness).
+  /// Returns how often this rank's gradients had each age so far (Engine::staleness).
   virtual AgeHistogram ages() const { return {}; }
   /// Returns the bytes of records that were copied to a GPU so far (TrafficCounts::streamed_bytes).
   virtual std::int64_t streamed_bytes() const { return 0; }

@@ -53,8 +53,8 @@ void StepWalk::expect(std::span<const int> order) {
   announce(expected_, /*is_decided=*/false);
 }
 
-/// The unit's own operations announce its records again when they begin, since it is then known which parameters are
-/// used.
+/// Announces the records of the next unit. The unit's own operations announce its records again when they begin, since
+/// it is then known which parameters are used.
 void StepWalk::expect_next_unit() {
   if (announced_ == order_.size()) return;
   const StepProgram& program = programs_.front();
@@ -62,7 +62,7 @@ void StepWalk::expect_next_unit() {
   announce(program.visits_of(ops.front()), /*is_decided=*/false);
 }
 
-/// Returns a unit's visits in backward. The last unit comes first in the program.
+/// Returns a unit's visits in backward. The program begins with the last unit.
 std::span<const Visit> StepWalk::visits_of(int unit) const {
   const StepProgram& program = programs_.front();
   const std::span<const Visit> all = program.visits_of(first_of(program, StepOpKind::kUpdateInBackward));
@@ -135,8 +135,8 @@ void StepWalk::visit_all(std::span<const Visit> visits) {
   let_gradients_go();
 }
 
-/// Announces sums of gradients in the order of visits. They are read ahead in this order. Groups of one unit follow
-/// each other.
+/// Announces sums of gradients in the order of visits, so that they are read ahead in this order. Groups of one unit
+/// follow each other.
 void StepWalk::begin_gradients(const StepProgram& program) {
   if (!gradients_) return;
   std::vector<std::int64_t> order;

@@ -19,12 +19,13 @@
 namespace tessera {
 
 /// Makes steps in the order of the plan's programs (StepProgram), from a step's last backward on. It announces records,
-/// goes from visit to visit, opens and closes sums of gradients that lie below memory, exchanges, and makes values
-/// known to the ranks that hold copies of them. Two programs alternate; only this class knows which one comes next.
+/// goes from visit to visit, and opens and closes offloaded sums of gradients. It makes exchanges between ranks, and
+/// makes new values known to the ranks that hold copies of them. Two programs alternate; only this class knows which
+/// one comes next.
 ///
-/// A derived class says what a visit does: Update on the CPU, DeviceUpdate on a GPU, where all of it is queued.
-/// All of it is called by the thread that trains. Calls that exchange something are collective; they throw
-/// tessera::Error where a collective fails, and where records cannot be read or written (74).
+/// A derived class does the work of a visit: Update on the CPU, or DeviceUpdate on a GPU, where all work is queued. The
+/// thread that trains makes all calls. Calls that exchange data are collective. They throw tessera::Error if a
+/// collective fails, or if records cannot be read or written (74).
 ///
 /// | call          | when                                      | what it walks                        |
 /// |---------------|-------------------------------------------|--------------------------------------|
@@ -35,11 +36,10 @@ namespace tessera {
 /// | `swap`        | between two steps                         | the program that exchanges averages  |
 class StepWalk {
  public:
-  /// Call it when a step's last backward begins, which the update of all units will follow. It reads ahead the first
-  /// records.
-  /// `order`: the units' indices in the order in which they are updated, where that is in backward.
+  /// Call it when a step's last backward begins, after which all units are updated. It reads ahead the first records.
+  /// `order`: the units' indices in the order in which they are updated, if they are updated in backward.
   void expect(std::span<const int> order);
-  /// Call it when backward has updated all units. Returns when their values are known to all ranks or on their way.
+  /// Call it when backward has updated all units. Returns when their values are known to all ranks, or are being sent.
   void finish();
 
  protected:
@@ -47,23 +47,23 @@ class StepWalk {
   explicit StepWalk(const StepContext& context, QueueClock* waits = nullptr);
   StepWalk(const StepWalk&) = delete;
   StepWalk& operator=(const StepWalk&) = delete;
-  /// After a failure nobody needs the sums that are held.
+  /// Drops the sums that are still held after a failure, since they are not needed.
   ~StepWalk() { sums_.drop(); }
 
-  /// Makes a decided step. The other program is used next.
+  /// Makes a step that is decided. After that, the other program is used.
   void update_all();
   /// Updates one unit in backward. REQUIRES: the unit's sums stay in memory until this returns.
   void update_unit(Unit& unit);
-  /// Exchanges parameters and averages. The other program is used next.
+  /// Exchanges parameters and averages. After that, the other program is used.
   void swap();
 
-  /// Returns StepProgram::ends_when_skipped: whether the decision has to be known before `update_all`, which is not
-  /// called for a skipped step.
+  /// Returns StepProgram::ends_when_skipped: whether the decision must be known before `update_all`. `update_all` is
+  /// then not called for a skipped step.
   bool ends_when_skipped() const { return programs_.front().ends_when_skipped; }
   bool updates_in_backward() const { return in_backward_; }
-  /// Returns the index of the unit that `update_unit` updates now; nothing where all units are updated together.
+  /// Returns the index of the unit that `update_unit` updates now; nothing if all units are updated together.
   std::optional<std::int32_t> unit_under_way() const { return unit_; }
-  /// Returns the index of the unit to which the visits of a pass belong; nothing where a pass goes over all units.
+  /// Returns the index of the unit to which the visits of a pass belong; nothing if the pass goes over all units.
   std::optional<std::int32_t> unit_of(std::span<const Visit> pass) const {
     return in_backward_ ? std::optional(pass.front().unit) : std::nullopt;
   }
@@ -71,18 +71,19 @@ class StepWalk {
   double publication_seconds() const { return publisher_.seconds(); }
 
  private:
-  /// Begins a pass, whose records are read ahead. An `is_decided` of false means that the step is not decided yet.
-  /// Transfers other than those of records then begin too, and all parameters are assumed to be used, as they nearly
-  /// always are. Other passes begin when the step is decided.
+  /// Begins a pass, whose records are read ahead. If `is_decided` is false, the step is not decided yet. In this case
+  /// transfers other than those of records begin too, and all parameters are assumed to be used, as they nearly always
+  /// are.
   virtual void announce(std::span<const Visit> visits, bool is_decided) = 0;
   /// It is called when no record is in use any more.
   virtual void end_pass() = 0;
   /// Returns whether a group's visit needs its gradients. The gradients are then opened before the visit, if
   /// Visit::needs_gradients.
   virtual bool is_updated(const Visit& visit) const = 0;
-  /// Does the work of a visit. The updated values are published after it.
+  /// Does the work of a visit. After it, the updated values are published.
   virtual void make(const Visit& visit) = 0;
-  /// Exchanges the norms that visits have measured: those of all units, or in backward those of the unit under way.
+  /// Exchanges the norms that were measured during visits: the norms of all units, or in backward those of the unit
+  /// under way.
   virtual void agree_on_norms() = 0;
   /// Sends matrices to their owners, and brings results back. `visits`: the visits whose masters the exchange reads;
   /// empty under muon.
@@ -102,23 +103,23 @@ class StepWalk {
   void let_gradients_go();
 
   Publisher publisher_;
-  Carrier* const gradients_;       ///< null where none lie below memory
+  Carrier* const gradients_;       ///< null if no gradients are offloaded
   std::vector<FlatGroup*> flats_;  ///< trainable groups, in the order of units
   const std::vector<StepProgram> programs_, averages_;
   const bool in_backward_;
-  std::optional<std::int32_t> unit_;  ///< unit_under_way
-  std::size_t turn_ = 0;              ///< the program that comes next, for steps and for averages
-  std::vector<Visit> expected_;       ///< visits in backward, in the order of `expect`
-  std::vector<int> order_;            ///< the order of units that announce their records (StepProgram::announces_units)
-  std::size_t announced_ = 0;         ///< how many of these units have announced their records
+  std::optional<std::int32_t> unit_;  ///< the value of unit_under_way()
+  std::size_t turn_ = 0;              ///< index of the program that is used next; the two programs alternate
+  std::vector<Visit> expected_;       ///< visits in backward, in the order given to `expect`
+  std::vector<int> order_;            ///< units that announce their records (StepProgram::announces_units), in order
+  std::size_t announced_ = 0;         ///< number of these units that have announced their records
   Unit* held_ = nullptr;              ///< the unit whose gradients `sums_` holds
-  Lease sums_;                        ///< lease of the sums, where gradients lie below memory
+  Lease sums_;                        ///< lease of the sums, if gradients are offloaded
 };
 
 inline Direction direction_of(const Visit& visit) {
   return visit.backward ? Direction::kBackward : Direction::kForward;
 }
-/// Returns what a visit does with records of a kind, which is not kAll.
+/// Returns the use that a visit makes of records of a kind. REQUIRES: `kind` is not kAll.
 inline Access access_of(const Visit& visit, StateKind kind) {
   return kind == StateKind::kParameters ? visit.parameters : visit.states;
 }

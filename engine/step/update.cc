@@ -122,7 +122,8 @@ void Update::announce(std::span<const Visit> visits, bool is_decided) {
   }
 }
 
-/// The masters of all matrices are read, so that all ranks read and write records in the same way.
+/// Appends the records of a visit to a pass. The masters of all matrices are included, so that all ranks read and write
+/// records in the same way.
 void Update::append_to(Pass& pass, const Visit& visit, bool is_decided) const {
   const FlatGroup& flat = *group_of(visit).group;
   const auto append = [&](Extent run) { append_records(flat, pass.kind, run, direction_of(visit), pass.order); };
@@ -165,7 +166,8 @@ void Update::make(const Visit& visit) {
   }
 }
 
-/// Records are announced before it is known which parameters are used, where units are updated in backward.
+/// Passes over records that a visit does not use. If units are updated in backward, records are announced before it is
+/// known which parameters are used.
 void Update::pass_over_unused(const Visit& visit) {
   if (!updates_in_backward()) return;
   for (const Pass& pass : passes_) {

@@ -25,8 +25,8 @@ namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
 /// that hold copies of them. It works on the CPU; DeviceUpdate does the same on a GPU. StepWalk decides the order of
-/// visits. This class does the work of one visit, run by run, and announces the records of those runs, so that unused
-/// ones are not read. CpuStep owns and calls it, from the thread that trains.
+/// visits. This class does the work of one visit, run by run. It announces only the records of these runs, so that
+/// records of unused parameters are not read. CpuStep owns an Update and calls it from the thread that trains.
 class Update final : public StepWalk {
  public:
   explicit Update(const StepContext& context);
@@ -43,12 +43,12 @@ class Update final : public StepWalk {
   void read_ahead();
 
   /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank does not change, nor do
-  /// its moments, and its bias correction counts only the steps it took part in, as in PyTorch. Its average, once
-  /// begun,
-  /// is still updated. `squares`: as in AgreedStep.
+  /// its moments. As in PyTorch, its bias correction counts only the steps in which it took part. Its average is still
+  /// updated, once it has begun. `squares`: as in AgreedStep.
   void apply(const Rates& rates, std::span<const char> used, std::span<const double> squares);
 
-  /// Updates one unit in backward. `used`: its trainable parameters that are used. Call `finish` after the last unit.
+  /// Updates one unit in backward. `used`: for each trainable parameter of the unit, whether it is used. Call `finish`
+  /// after the last unit.
   void apply(Unit& unit, const Rates& rates, std::span<const char> used);
 
   /// Implements Step::swap_averages.
@@ -65,15 +65,15 @@ class Update final : public StepWalk {
   using Run = UpdateRun;
   struct Group {
     FlatGroup* group = nullptr;
-    std::size_t first_parameter = 0;  ///< number among all trainable parameters
-    std::size_t begin = 0, end = 0;   ///< range of its runs in runs_, in this step
+    std::size_t first_parameter = 0;  ///< number of the group's first parameter among all trainable parameters
+    std::size_t begin = 0, end = 0;   ///< range of the group's runs in runs_, in this step
   };
   /// A pass through the records of one kind.
   struct Pass {
     StateKind kind;
-    TierCarrier* records;                  ///< null where there are none
-    std::vector<std::int64_t> order = {};  ///< records in the order announced
-    std::vector<std::size_t> ends = {};    ///< [group]: index in `order` behind the group's records
+    TierCarrier* records;                  ///< null if there are no such records
+    std::vector<std::int64_t> order = {};  ///< records in the order in which they were announced
+    std::vector<std::size_t> ends = {};    ///< [group]: index in `order` of the end of the group's records
   };
 
   void announce(std::span<const Visit> visits, bool is_decided) override;
@@ -99,7 +99,7 @@ class Update final : public StepWalk {
   const std::vector<std::unique_ptr<Unit>>& units_;
   LearningRates learning_rates_;
   UpdateOptions options_;
-  std::uint64_t followed_ = 0;  ///< the options' version that optimizers have
+  std::uint64_t followed_ = 0;  ///< version of the options that optimizers use
   ElementUpdate elements_;
   std::optional<MatrixUpdate> matrices_;   ///< set if there are groups of matrices
   std::optional<LayerwiseUpdate> layers_;  ///< set under lamb and lars

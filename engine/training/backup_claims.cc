@@ -47,7 +47,7 @@ class CountersInStore final : public BackupClaims::Counters {
  public:
   CountersInStore(Collectives& group, const BackupClaims::Store& store)
       : own_(store.store.connected_anew()), store_(store) {
-    std::int64_t number = 0;  // counts the Engines and plans of the job that have claims
+    std::int64_t number = 0;  // number of earlier Engines and plans of the job that have claims
     if (group.rank() == 0) number = value_or_throw(store_.store.add("claims", 1));
     throw_if_error(group.broadcast(kClaimsLabel, &number, sizeof number, 0).wait());
     prefix_ = "claims/" + std::to_string(number) + "/";
@@ -69,7 +69,8 @@ class CountersInStore final : public BackupClaims::Counters {
 
   std::string key_of(std::int64_t counter) const { return prefix_ + std::to_string(counter); }
 
-  /// Returns what `question` returns. It owns all that it uses, since a store that does not answer leaves it behind.
+  /// Returns the result of `question`. `question` must own all data that it uses, because it is abandoned if the store
+  /// does not answer.
   Answer answer_of(std::function<Answer(KeyValueStore&)> question) {
     if (!own_) return question(store_.store);
     const auto answer = std::make_shared<Answer>(std::int64_t{0});
@@ -81,7 +82,8 @@ class CountersInStore final : public BackupClaims::Counters {
         "comm.outage_s where its host has vanished). [T1049] hint: see whether the host of rank 0 is still there");
   }
 
-  /// another connection, on which nobody else waits; null: the store is in this process, or no other could be had
+  /// a separate connection, on which no other code waits; null if the store is in this process, or no such connection
+  /// could be made
   const std::shared_ptr<KeyValueStore> own_;
   const BackupClaims::Store store_;
   std::string prefix_;
@@ -126,7 +128,7 @@ BackupClaims::Progress BackupClaims::add(int rank, std::int64_t amount) const {
 
 bool BackupClaims::is_made(std::int64_t microbatch) const { return counters_->add(counter_of_ends(microbatch), 0) > 0; }
 
-/// Notes that this rank has ended a microbatch that was claimed. Returns false if the other rank ended it first.
+/// Notes that this rank has completed a microbatch that was claimed. Returns false if the other rank ended it first.
 bool BackupClaims::make(std::int64_t microbatch) {
   shared_.push_back(microbatch);
   return counters_->add(counter_of_ends(microbatch), 1) == 1;
@@ -141,7 +143,7 @@ bool BackupClaims::end() {
     if (counts) made_again_.push_back(ended);
   } else {
     claimed_ = add(group_->rank(), 1).claimed;
-    if (ended >= own_run().end - claimed_) counts = make(ended);  // else a claim would come too late
+    if (ended >= own_run().end - claimed_) counts = make(ended);  // otherwise a claim would come too late
   }
   choose(/*run_goes_on=*/counts && !turn_);
   return counts;
@@ -171,16 +173,16 @@ std::optional<std::int64_t> BackupClaims::claim() {
     const TreeBlock run = order_.run_of(*slow);
     const Progress now = add(*slow, kClaim);
     const std::int64_t claimed = run.end - now.claimed;
-    if (claimed < run.begin + now.ended) continue;  // the microbatch was ended meanwhile, or others claimed the rest
+    if (claimed < run.begin + now.ended) continue;  // the microbatch has ended, or others claimed the rest
     ++claims_;
     return claimed;
   }
   return std::nullopt;
 }
 
-/// Returns the rank that will probably end last, if it will end late enough (kOvertakes) and has a microbatch that
-/// nobody has claimed. All ranks began the step together, so the microbatches that they have ended since say how fast
-/// they are.
+/// Returns the rank that will probably be the last to complete its run, if it is slow enough (kOvertakes) and has a
+/// microbatch that nobody has claimed. All ranks began the step together, so the number of microbatches that they have
+/// completed since then shows how fast they are.
 std::optional<int> BackupClaims::slowest() const {
   std::optional<int> found;
   double longest = kOvertakes / static_cast<double>(computed_);  // as a multiple of the time since the step began
@@ -189,7 +191,7 @@ std::optional<int> BackupClaims::slowest() const {
     const Progress now = add(rank, 0);
     const std::int64_t open = order_.run_of(rank).numel() - now.ended - now.claimed;
     if (open <= 0) continue;
-    // The rank has, on average, made half of its current microbatch.
+    // On average, the rank has completed half of its current microbatch.
     const double left = (static_cast<double>(open) - 0.5) / static_cast<double>(std::max<std::int64_t>(now.ended, 1));
     if (left <= longest) continue;
     longest = left;

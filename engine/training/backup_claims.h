@@ -15,23 +15,23 @@
 
 namespace tessera {
 
-/// Says which microbatch of a step this rank makes next, where ranks make those of slower ranks again ("deal.backups").
-/// Ranks tell each other by counters: in memory that all of them share, where a claim sends nothing, or else in the
-/// job's store, where a claim costs a question and an answer.
+/// Chooses the microbatch that this rank computes next, if ranks also compute microbatches of slower ranks
+/// ("deal.backups"). Ranks communicate by counters. If all ranks share memory, the counters are in it, and a claim
+/// sends nothing. Otherwise they are in the job's store, and a claim costs a request and an answer.
 ///
-/// A rank makes the microbatches of its own run from the first one on. It then claims microbatches of the slowest rank:
-/// each time the last one of that rank's run that nobody has claimed. The rank that first ends a claimed microbatch has
-/// made it, and the other result does not count. Both results are the same leaf of the step's tree. A rank whose next
-/// microbatch was made by another one leaves the rest of its run to those that have claimed it. So what ranks make
-/// again are the ends of runs.
+/// A rank computes the microbatches of its own run from the first to the last. It then claims microbatches of the
+/// slowest rank: each time the last microbatch of that rank's run that nobody has claimed. The rank that first
+/// completes a claimed microbatch has made it, and the other result is not used. Both results belong to the same leaf
+/// of the step's tree. If another rank has completed a rank's next microbatch, that rank leaves the rest of its run to
+/// the ranks that have claimed it. So the microbatches that are computed twice are at the ends of runs.
 ///
-/// A rank has one counter for both ends of its run: how many microbatches it has ended, and how many were claimed. One
-/// addition changes one of these numbers and shows the other, so a rank that ends a microbatch knows whether another
-/// one makes it too. Each microbatch also has a counter of how often it was ended, which those two ranks alone use.
-/// Steps use two sets of counters by turns.
-/// Ranks meet between steps, so each rank sets its own counters of the last step to 0 during the next step.
+/// A rank has one counter for both ends of its run: the number of microbatches that it has completed, and the number
+/// that were claimed. One addition changes one of these numbers and returns both, so a rank that completes a microbatch
+/// knows whether another rank computes it too. Each microbatch also has a counter of how often it was completed, which
+/// only those two ranks use. Steps alternate between two sets of counters. Ranks meet between steps, so each rank sets
+/// its own counters of the last step to 0 during the next step.
 ///
-/// Training owns one and calls it from the thread that trains.
+/// Training owns a BackupClaims and calls it from the thread that trains.
 class BackupClaims {
  public:
   /// The job's store, and how long an answer of it may take: `limit` (comm.timeout_s), or less if `watch` finds that
@@ -48,41 +48,42 @@ class BackupClaims {
   class Counters {
    public:
     virtual ~Counters() = default;
-    /// Adds to a counter, which begins with 0, and returns its new value. Throws tessera::Error (75) where the process
-    /// that has the counters is gone, or does not answer within the limit.
+    /// Adds to a counter, which begins with 0, and returns its new value. Throws tessera::Error (75) if the process
+    /// that has the counters has ended, or does not answer within the limit.
     virtual std::int64_t add(std::int64_t counter, std::int64_t amount) = 0;
     /// Sets a counter to 0. REQUIRES: no other rank uses it meanwhile.
     virtual void reset(std::int64_t counter) = 0;
   };
 
-  /// Begins a step with the runs of `order`. All ranks call it alike.
+  /// Begins a step with the runs of `order`. All ranks call it with the same order.
   void begin_step(const MicrobatchOrder& order);
-  /// Returns the microbatch that this rank makes next. It is empty when this rank has nothing left to make.
+  /// Returns the microbatch that this rank computes next; nothing if this rank has no more to compute.
   const std::optional<std::int64_t>& next() const { return next_; }
-  /// Returns how many microbatches this rank has made again before the next one, if the next one belongs to another
-  /// rank.
+  /// If the next microbatch belongs to another rank, returns the number of other ranks' microbatches that this rank has
+  /// computed before it.
   const std::optional<int>& turn() const { return turn_; }
-  /// Returns the round of the next microbatch (MicrobatchOrder::round_of). REQUIRES: there is one.
+  /// Returns the round of the next microbatch (MicrobatchOrder::round_of). REQUIRES: there is a next microbatch.
   std::int64_t round() const;
-  /// Returns whether another rank has made the next microbatch. REQUIRES: there is one.
+  /// Returns whether another rank has completed the next microbatch. REQUIRES: there is a next microbatch.
   bool is_overtaken() const { return is_made(*next_); }
-  /// Ends the next microbatch, and chooses the one after it. Returns whether its result counts.
+  /// Notes that this rank has completed the next microbatch, and chooses the one after it. Returns whether the result
+  /// is used.
   bool end();
-  /// Passes over the next microbatch, which another rank has made, and chooses the one after it.
+  /// Passes over the next microbatch, which another rank has completed, and chooses the one after it.
   void pass_over();
 
-  /// Returns the step's order, with the microbatches that were made again. All ranks call it when they have nothing
-  /// left to make; it is collective. Throws tessera::Error where a rank fails.
+  /// Returns the step's order, with the microbatches that other ranks made. All ranks call it when they have no
+  /// microbatch left to compute; it is collective. Throws tessera::Error if a rank fails.
   const MicrobatchOrder& agree();
-  /// Returns how many microbatches of the step were made again, once ranks have agreed.
+  /// Returns the number of the step's microbatches that other ranks made, after ranks have agreed.
   std::int64_t made_again() const { return std::ssize(order_.made_again); }
-  /// Returns the microbatches on which each rank has spent time in the step [rank], since the last `agree`.
+  /// Returns [rank] the number of microbatches on which each rank has spent time in the step, as of the last `agree`.
   std::span<const std::int64_t> computed() const { return all_computed_; }
   /// Returns the seconds spent so far in `agree`, most of them on waiting for other ranks.
   double communication_seconds() const { return seconds_; }
 
  private:
-  /// How far a run has come: microbatches ended from its beginning, and claimed from its end.
+  /// The progress of a run: numbers of microbatches completed from its beginning, and claimed from its end.
   struct Progress {
     std::int64_t ended = 0, claimed = 0;
   };
@@ -104,9 +105,11 @@ class BackupClaims {
   std::optional<std::int64_t> next_;
   std::optional<int> turn_;
   std::int64_t claims_ = 0, computed_ = 0;
-  std::int64_t claimed_ = 0;              ///< microbatches of this rank's run that were claimed when it last ended one
-  std::vector<std::int64_t> shared_;      ///< microbatches whose ends this rank has counted in this step
-  std::vector<std::int64_t> made_again_;  ///< microbatches that this rank has made again, by turn
+  std::int64_t claimed_ = 0;              ///< number of claimed microbatches of this rank's run when it last completed
+                                          ///< one
+  std::vector<std::int64_t> shared_;      ///< microbatches for which this rank has counted a completion in this step
+  std::vector<std::int64_t> made_again_;  ///< other ranks' microbatches that this rank has made, in the order in which
+                                          ///< it made them
   std::vector<std::int64_t> message_, messages_, all_computed_;
   double seconds_ = 0;
 };

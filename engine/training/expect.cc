@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// Returns whether gradients are combined by votes: one for each rank, however much its loss weighs.
+/// Returns whether gradients are combined by votes. Each rank then has one vote, whatever the weight of its loss.
 bool ranks_vote(const Strategy& strategy) {
   return std::holds_alternative<SignMajorityConfig>(strategy.compression.method);
 }
@@ -79,7 +79,8 @@ void Training::expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& i
          ", got one on ", loss.device(), ". [T0123] hint: move the module's inputs there");
   expect_weight(info);
   const LrScheduleConfig& schedule = job.strategy.lr_schedule;
-  const bool has_samples = info.samples > 0 || info.weight == 0 || info.retain_graph;  // the last loss has them
+  const bool has_samples = info.samples > 0 || info.weight == 0 || info.retain_graph;  // the samples are given with the
+                                                                                       // last loss
   expect(schedule.base_batch_size == 0 || has_samples,
          "lr_schedule.base_batch_size needs the number of samples. [T0124] hint: pass ", phrases::kSamples,
          " to backward");
@@ -132,7 +133,8 @@ void Training::expect_nothing() const {
          "with the others. [T0133] hint: leave the key out, or set host_sharing to false, which makes copies private");
 }
 
-/// This is checked once, before the first backward: a loop that was ported may still divide or scale its losses.
+/// Warns if a loss seems to be divided or scaled by the program, as in a loop that was ported from elsewhere. This is
+/// checked once, before the first backward.
 void Training::warn_of_factor(const at::Tensor& loss) {
   const std::int64_t microbatches = job.strategy.gradient_accumulation;
   if (std::exchange(window.has_looked_at_loss, true) || activations || job.mesh.rank() != 0) return;

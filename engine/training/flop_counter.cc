@@ -31,10 +31,10 @@ struct FlopCounter::Count {
 namespace {
 
 thread_local bool has_made_one = false;  // whether this thread has made a counter, so that it trains
-thread_local int depth = 0;              // number of counted operators that are open inside each other
+thread_local int depth = 0;              // number of counted operators inside which this thread is now
 
-/// An operator that has a formula. It counts when it has ended without an exception: torch's checkpoint ends its last
-/// recomputed operator by an exception, before that operator computes anything.
+/// An operator that has a formula. It is counted when it has ended without an exception. (torch.utils.checkpoint ends
+/// its last recomputed operator by an exception, before that operator computes anything.)
 struct CountedOperator final : at::ObserverContext {
   explicit CountedOperator(std::int64_t flop_given) : flop(flop_given) {}
   const std::int64_t flop;

@@ -10,12 +10,13 @@
 namespace tessera {
 
 /// Counts the floating-point operations of operators while it lives (flop_formula_of): forward, backward and
-/// recomputation. A Training makes one for its first step and drops it when backward is over, so later steps pay
-/// nothing.
+/// recomputation. A Training makes a FlopCounter for its first step and drops it when backward has ended, so later
+/// steps cost nothing.
 ///
-/// It is an at::RecordFunction callback. It counts operators of the thread that made it, and of threads that never made
-/// one, such as autograd's threads for a GPU. So ranks that are threads of one process do not count operations of each
-/// other. An operator inside a counted one is part of it. Tessera's own operators (Unrecorded) are not seen.
+/// It is an at::RecordFunction callback. It counts the operators of the thread that made it, and of threads that never
+/// made a FlopCounter, such as autograd's threads for a GPU. So ranks that are threads of one process do not count each
+/// other's operations. An operator inside a counted one is part of it. Tessera's own operators (Unrecorded) are not
+/// seen.
 class FlopCounter {
  public:
   FlopCounter();
@@ -27,8 +28,8 @@ class FlopCounter {
   /// Sets the count to 0.
   void clear();
 
-  /// `counter` counts nothing while a Pause lives: an evaluation is no part of a step. A null counter is allowed, and
-  /// nothing happens.
+  /// While a Pause lives, `counter` counts nothing, since an evaluation does not belong to a step. `counter` may be
+  /// null; nothing happens then.
   class Pause {
    public:
     explicit Pause(FlopCounter* counter);

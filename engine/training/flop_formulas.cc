@@ -27,7 +27,7 @@ std::int64_t of_matrices(Inputs inputs) {
   return of_product(sizes_of(inputs, kA), sizes_of(inputs, kA + 1));
 }
 
-/// Returns the spatial sizes of a convolution's result. Each position of the result is computed with the whole filter.
+/// Returns the spatial sizes of a convolution's result. The whole filter is applied at each position of the result.
 Sizes places(Sizes sizes) { return sizes.slice(2); }
 
 std::int64_t of_convolution(Sizes where, std::int64_t batch, Sizes weight) {
@@ -58,7 +58,7 @@ std::int64_t convolution(Inputs inputs) {
 }
 
 /// convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
-/// groups, output_mask). The gradient of the input is a convolution that is transposed where the operator is not. The
+/// groups, output_mask). The gradient of the input is a convolution; it is transposed if the operator is not. The
 /// gradient of the weight is a convolution of the input with the gradient of the output.
 std::int64_t convolution_backward(Inputs inputs) {
   const Sizes gradient = sizes_of(inputs, 0), input = sizes_of(inputs, 1), weight = sizes_of(inputs, 2);
@@ -71,7 +71,7 @@ std::int64_t convolution_backward(Inputs inputs) {
                             : of_convolution(places(weight), input[1], gradient));
 }
 
-/// Attention of queries [b, h, s_q, d] over keys [b, h', s_k, d] and values [b, h', s_k, d_v].
+/// The sizes of an attention with queries [b, h, s_q, d], keys [b, h', s_k, d] and values [b, h', s_k, d_v].
 struct AttentionSizes {
   AttentionSizes(Sizes query, Sizes key, Sizes value)
       : pairs(2 * query[0] * query[1] * query[2] * key[2]), of_query(query[3]), of_value(value[3]) {}

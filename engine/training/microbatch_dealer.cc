@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-constexpr double kLeastSeconds = 1e-9;  // least busy time; clocks may show less
+constexpr double kLeastSeconds = 1e-9;  // smallest busy time that is used; clocks may show less
 
 /// Returns the median, and may reorder `values`. If two values are in the middle, it is the lower one.
 double median_of(std::vector<double>& values) {

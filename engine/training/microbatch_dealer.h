@@ -10,20 +10,21 @@
 
 namespace tessera {
 
-/// Deals a step's microbatches to ranks in runs of neighbours, as many to each as its speed allows, so that all end
-/// together ("deal" by speed). Speeds are those of a window of steps: a rank's median of the seconds for which it was
-/// busy (LocalStep::busy_seconds), divided by its microbatches. Training tells it what ranks agreed on at a step's end,
-/// so all of them decide alike, and no collective is needed. A deal that would make the step less than 3 % shorter is
-/// not worth the change. One thread at a time uses it; all memory is allocated at construction.
+/// Deals a step's microbatches to ranks in runs of neighbours ("deal" by speed). Each rank gets as many as its speed
+/// allows, so that all ranks finish together. Speeds are measured over a window of steps: the median of the seconds for
+/// which a rank was busy (LocalStep::busy_seconds), divided by its number of microbatches. At the end of a step,
+/// Training gives it the seconds on which ranks agreed. So all ranks decide in the same way, and no collective is
+/// needed. Runs do not change if that would make the step less than 3 % shorter. One thread at a time uses it; all
+/// memory is allocated at construction.
 class MicrobatchDealer {
  public:
-  /// Begins with even runs. REQUIRES: deal.by is kSpeed, ranks > 1.
+  /// Begins with runs of equal length. REQUIRES: deal.by is kSpeed, ranks > 1.
   MicrobatchDealer(const Strategy& strategy, int ranks);
 
   /// Returns the runs of the next step.
   const MicrobatchOrder& order() const { return order_; }
-  /// Adds a step: `busy_seconds` [rank]. Returns whether `order` has changed. `computed` [rank]: the microbatches on
-  /// which the seconds were spent ("deal.backups"); empty: those of the runs.
+  /// Adds a step with its `busy_seconds` [rank]. Returns whether `order` has changed. `computed` [rank]: the number of
+  /// microbatches on which the seconds were spent ("deal.backups"); if it is empty, the number of the rank's run.
   bool add(std::span<const double> busy_seconds, std::span<const std::int64_t> computed = {});
 
  private:
@@ -31,7 +32,8 @@ class MicrobatchDealer {
   const std::size_t window_;
   std::vector<std::vector<double>> busy_;      ///< [rank][step of this window]: seconds of one microbatch
   std::vector<double> seconds_;                ///< [rank]: seconds of one microbatch
-  std::vector<std::int64_t> counts_, before_;  ///< [rank]: microbatches of the next step, and of the runs before
+  std::vector<std::int64_t> counts_, before_;  ///< [rank]: microbatches of the next step; microbatches of the earlier
+                                               ///< runs
 };
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
-// Random numbers under "reproducible": a microbatch gets the same numbers on any rank. LibTorch's generators, that of
-// the CPU and that of the GPU that trains, are set from (the run's seed, step, number of the microbatch) when the
-// backward or the step before it returns, and where training begins or goes on.
+// Random numbers under "reproducible": a microbatch gets the same numbers on any rank. LibTorch's generators of the
+// CPU, and of the GPU that trains, are set from the run's seed, the step, and the number of the microbatch. They are
+// set when the backward or the step before the microbatch returns, and when training begins or continues.
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -23,7 +23,8 @@ void set_seed(at::Generator generator, std::uint64_t seed) {
   generator.set_current_seed(seed);
 }
 
-/// Mersenne's twister, LibTorch's generator of the CPU, takes 32 bits. A seed of 32 bits does not change.
+/// Returns the seed folded to 32 bits, which LibTorch's generator of the CPU (a Mersenne Twister) takes. A seed of 32
+/// bits does not change.
 std::uint32_t folded(std::uint64_t seed) { return static_cast<std::uint32_t>(seed ^ (seed >> 32)); }
 
 }  // namespace

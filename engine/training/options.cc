@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// Returns the key's row of the strategy table, which says what is allowed.
+/// Returns the key's row of the strategy table, which says which values are allowed.
 const StrategyKey& row_of(const OptionKey& key) {
   std::string pointer = "/optimizer/" + std::string(key.name);
   for (char& c : pointer) c = c == '.' ? '/' : c;
@@ -50,8 +50,8 @@ bool is_allowed(const StrategyKey& row, double number) {
   return std::isfinite(number) && row.range.contains(number);
 }
 
-/// Throws if momentum is set to a value above 0 where it has no memory. The message says how a program begins with
-/// momentum, and how it switches it off.
+/// Throws if momentum is set to a value above 0 and has no memory. The message says how a program can begin with
+/// momentum, and how it can switch momentum off.
 void expect_momentum(const std::string& name, double momentum, bool has_memory) {
   expect(has_memory || momentum == 0, "set_option: ", name, " ", momentum,
          " has no memory, since the strategy's optimizer.", name,
@@ -90,7 +90,7 @@ void Training::set_epoch_samples(std::int64_t samples) {
          "set_epoch_samples between backward and step: the step's rate follows from the length of an epoch. [T0907] "
          "hint: call it before the first backward");
   LrScheduleConfig& schedule = job.given_strategy->lr_schedule;
-  if (schedule.warmup_epochs == 0) return;  // no rate depends on the length, and the strategy would refuse the key
+  if (schedule.warmup_epochs == 0) return;  // no rate depends on the length of an epoch
   std::vector<std::int64_t> all(static_cast<std::size_t>(job.axes.control->size()));
   job.or_abort("set_epoch_samples", [&] {
     throw_if_error(job.axes.control->all_gather("samples of an epoch", &samples, all.data(), sizeof samples).wait());

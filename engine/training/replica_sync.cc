@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// Returns the axes of a rank that communicates with no other. It makes no use of memory that others could reach.
+/// Returns the axes of a rank that communicates with no other rank, and uses no memory that other ranks can reach.
 MeshAxes alone() {
   const auto nobody = std::make_shared<LocalCollectives>(0, 1, /*one_host=*/false);
   MeshAxes axes;
@@ -48,7 +48,7 @@ MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
   }
   board_ = std::make_unique<PeerBoard>(std::move(group), strategy_.comm.timeout_s);
   MeshAxes axes = alone();
-  if (now_.is_hogwild()) axes.gather = value_or_throw(groups_of(mesh).world("hogwild"));  // holds hogwild's parameters
+  if (now_.is_hogwild()) axes.gather = value_or_throw(groups_of(mesh).world("hogwild"));  // group with the parameters
   if (now_.type == SyncType::kBackups) axes.readers = value_or_throw(groups_of(mesh).world("backups"));
   return axes;
 }
@@ -97,8 +97,8 @@ bool ReplicaSync::pulls(const std::vector<std::unique_ptr<Unit>>& units, std::fu
   return true;
 }
 
-/// Afterwards one state stands for all ranks. Every rank therefore gets the largest count of steps, and the largest
-/// count of samples, that any rank has.
+/// Gives every rank the largest count of steps, and the largest count of samples, that any rank has. After that, the
+/// state of one rank is the state of all.
 void ReplicaSync::agree_on_steps(Step& step) {
   StepProgress progress = step.progress();
   const std::array<std::int64_t, 2> own = {progress.applied, progress.samples};

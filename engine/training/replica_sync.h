@@ -33,44 +33,44 @@ namespace tessera {
 
 /// The effect of "sync" on training. Replicas train apart, each over the axes of its own ranks, and meet in outer
 /// steps. They never meet if ranks apply gradients to parameters that all ranks own together (asynchronous, hogwild,
-/// backups). A Training has one. It tells the object of steps and of other changes to masters, and makes replicas meet
-/// before other code reads masters. Where replicas do not train apart, these calls do nothing.
+/// backups). A Training has a ReplicaSync. Training calls it after steps and after other changes to masters, and makes
+/// replicas meet before other code reads masters. If replicas do not train apart, these calls do nothing.
 class ReplicaSync {
  public:
-  /// `steps`: number of steps that training has made. Refers to `strategy`.
+  /// `steps`: number of steps that training has made. The object refers to `strategy`.
   ReplicaSync(const Strategy& strategy, std::int64_t steps)
       : strategy_(strategy), later_(strategy.sync), now_(strategy.sync.after(steps)) {}
 
   /// Returns whether replicas train apart now.
   bool is_apart() const { return trains_apart(now_); }
-  /// Returns whether replicas will begin to train apart only later (SyncConfig::start_step).
+  /// Returns whether replicas begin to train apart only in a later step (SyncConfig::start_step).
   bool comes_later() const { return trains_apart(later_) && !is_apart(); }
   /// Returns whether replicas begin or stop to train separately after `steps` steps. Training is then planned anew.
   bool changes_after(std::int64_t steps) const { return trains_apart(later_.after(steps)) != is_apart(); }
   /// Returns the configuration that is in effect.
   const SyncConfig& config() const { return now_; }
 
-  /// Returns the axes over which training communicates: those of this replica's ranks if it trains separately, or else
-  /// `whole`, those of the mesh. It is collective. Throws tessera::Error (78) where ranks have common parameters, no
-  /// servers have them, and ranks cannot share memory.
+  /// Returns the axes over which training communicates: the axes of this replica's ranks if it trains separately, else
+  /// `whole`, the axes of the mesh. It is collective. Throws tessera::Error (78) if ranks have common parameters that
+  /// are not on servers, and ranks cannot share memory.
   MeshAxes axes(const Mesh& mesh, const MeshAxes& whole);
-  /// REQUIRES: units have their first values. Adds the memory needed in addition to TrainingMemory to `use`. It keeps
-  /// references to the other arguments.
+  /// REQUIRES: units have their first values. Adds the memory that is needed in addition to TrainingMemory to `use`. It
+  /// keeps references to the other arguments.
   void begin(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
              const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use);
-  /// Makes the step of a rank with common parameters; null if ranks have none. Call it after `begin`.
+  /// Makes the step of a rank with common parameters; null if ranks have no common parameters. Call it after `begin`.
   std::unique_ptr<Step> make_step(const StepContext& context, GradientNorm& norm) const;
-  /// Lets each read of a unit pull the unit's values from now on, if ranks have copies that they pull. Returns true in
-  /// that case: operators must then be watched. `on_pulled` is told of units whose values have changed.
+  /// If ranks train copies that they pull, makes each read of a unit pull the unit's values from now on. Returns true
+  /// in that case; operators must then be watched. `on_pulled` is called for units whose values have changed.
   bool pulls(const std::vector<std::unique_ptr<Unit>>& units, std::function<void(Unit&)> on_pulled,
              UnitKeeper::OnFailure on_failure);
-  /// Counts from now on how long each unit's pulls take (PulledParameters::time_pulls).
+  /// From now on, measures how long each unit's pulls take (PulledParameters::time_pulls).
   void time_pulls(std::span<LatencyHistogram> latencies) {
     if (PulledParameters* const shards = pulled()) shards->time_pulls(latencies);
   }
-  /// Ends the pulling of units.
+  /// After this call, reading a unit no longer pulls its values.
   void stop_pulls() { pulls_.reset(); }
-  /// Copies that are pulled get the newest values once more (PulledParameters::take_newest).
+  /// Pulls the newest values once more, if ranks train copies that they pull (PulledParameters::take_newest).
   void take_newest() {
     if (PulledParameters* const shards = pulled()) shards->take_newest();
   }
@@ -79,12 +79,14 @@ class ReplicaSync {
   void after(std::int64_t step) {
     if (outer_) outer_->after(step);
   }
-  /// Ranks with common parameters may have made different numbers of steps, so they always meet.
+  /// Returns whether replicas must meet. Ranks with common parameters may have made different numbers of steps, so they
+  /// always meet.
   bool is_due() const { return (outer_ && outer_->is_due()) || common_; }
   void step() { outer_ ? outer_->step() : common_->bring_together(); }  ///< REQUIRES: is_due
-  /// Returns this rank's side of the servers where workers come and go ("sync.elastic"); else null.
+  /// Returns this rank's connection to the servers if workers may join and leave ("sync.elastic"); else null.
   ServedShards* elastic() const { return now_.is_elastic() ? served_ : nullptr; }
-  /// Returns the number of steps that this rank has skipped in `step`, since others had made them ("sync" backups).
+  /// Returns the number of steps that this rank has skipped in `step`, since other ranks had already made them ("sync"
+  /// backups).
   std::int64_t take_skipped() { return first_ ? first_->take_skipped() : 0; }
   void meet(Step& step) {
     if (outer_) outer_->meet(step);
@@ -124,12 +126,12 @@ class ReplicaSync {
   const SyncConfig later_, now_;
   std::unique_ptr<OuterSteps> outer_;     ///< null where there are no outer steps
   std::shared_ptr<Collectives> replica_;  ///< the ranks that step together beside servers; null for one rank
-  // These are null where ranks have no common parameters. Members are destroyed last to first.
+  // The following members are null if ranks have no common parameters. Members are destroyed last to first.
   std::unique_ptr<PeerBoard> board_;
   std::unique_ptr<CommonParameters> common_;
-  PushedParameters* pushed_ = nullptr;  ///< common_ if ranks push gradients to it; else null
-  FirstGradients* first_ = nullptr;     ///< common_ if "sync" is backups; else null
-  ServedShards* served_ = nullptr;      ///< common_ if servers own the shards; else null
+  PushedParameters* pushed_ = nullptr;  ///< equal to common_ if ranks push gradients; else null
+  FirstGradients* first_ = nullptr;     ///< equal to common_ if "sync" is backups; else null
+  ServedShards* served_ = nullptr;      ///< equal to common_ if servers own the shards; else null
   std::unique_ptr<Pulls> pulls_;
 };
 

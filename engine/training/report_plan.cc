@@ -51,7 +51,7 @@ std::string hint_of_queue_depth(const MemoryPlan& plan) {
                   format_bytes(deeper.use().total() - plan.use().total()), " more");
 }
 
-/// Returns a text about the defaults that differ in other versions. It is empty where the strategy names all these
+/// Returns a text about the defaults that differ in other versions. It is empty if the strategy names all these
 /// numbers.
 std::string words_of_changed_defaults(const OptimizerConfig& optimizer) {
   std::string text;
@@ -71,7 +71,8 @@ bool gathers_again(const MemoryPlan& plan) {
   return false;
 }
 
-/// The output belongs to the program, so the whole plan is printed only on request.
+/// Returns whether the whole plan is to be printed. It is printed only on request, since the output belongs to the
+/// program.
 bool wants_table_of_plan() {
   const char* const wish = std::getenv("TESSERA_PLAN");
   const std::string said = wish == nullptr ? "" : wish;

@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-/// Tells a rank without a batch what ranks with a batch do together, before it has seen a microbatch itself. Ranks with
-/// a batch meet that rank just before every event of their RoundLog, and one of them says which event it is. It is
-/// collective over all ranks, at each event, so it is for a first microbatch alone; afterwards the rank knows the
-/// events.
+/// Tells a rank without a batch the collectives of the ranks with a batch, if it has not yet seen a microbatch itself.
+/// Ranks with a batch meet that rank just before every event of their RoundLog, and one of them says which event it is.
+/// This is collective over all ranks at each event, so it is used only for a first microbatch; afterwards the rank
+/// knows the events.
 class RoundMeeting {
  public:
   /// `leader`: the rank that says which event it is; it has a batch.

@@ -1,7 +1,6 @@
-// Makes a Training, and ends it. The work that needs no other rank comes first (look_at_module). Then comes the plan,
-// which is the same on all ranks. Then come the memory, which is as large as the plan says, the values in it, and the
-// objects that move gradients and values. All ranks do this work in the same order, and wait for each other at each
-// part of it.
+// Sets up a Training, and destroys it. The work that needs no other rank comes first (look_at_module). The plan
+// follows, which is the same on all ranks. Then come the memory, whose size the plan gives, its values, and the objects
+// that move gradients and values. All ranks do this work in the same order, and wait for each other at each part of it.
 
 #include <torch/nn/modules/embedding.h>
 
@@ -42,13 +41,13 @@
 namespace tessera {
 namespace {
 
-/// Returns whether a destroyed Engine left fp32 values of a parameter that it had converted to a narrow dtype.
+/// Returns whether a destroyed Engine has left fp32 masters of a parameter that it had converted to a narrower dtype.
 bool has_kept_master(const at::Tensor& parameter) {
   const auto kept = kept_of(parameter);
   return kept && kept->group.trainable;
 }
 
-/// Throws unless all parameters have values, and operators that train may use them.
+/// Throws unless all parameters have values that operators may use in training.
 void expect_trainable_memory(const std::vector<std::unique_ptr<Unit>>& units) {
   for_each_parameter(units, [](const FlatGroup& group, std::size_t i) {
     const at::Tensor& tensor = group.parameters[i].tensor;
@@ -68,7 +67,7 @@ void expect_trainable_memory(const std::vector<std::unique_ptr<Unit>>& units) {
   });
 }
 
-/// Throws where a parameter belongs to another Engine.
+/// Throws if a parameter belongs to another Engine.
 void expect_no_owner(const std::vector<std::unique_ptr<Unit>>& units) {
   for_each_parameter(units, [](const FlatGroup& group, std::size_t i) {
     const FlatParameter& parameter = group.parameters[i];
@@ -101,8 +100,8 @@ constexpr int kPartOnHost = 1;
 using LeadsOverHost = std::shared_ptr<Collectives> (*)(std::shared_ptr<Collectives>, std::shared_ptr<Collectives>,
                                                        DeviceKernels&, const CallSlots&);
 
-/// Makes calls of `axis` go over `on_host`, in pinned memory as large as the plan says. `what` names the content of
-/// that memory, for an error.
+/// Makes calls of `axis` use the group `on_host`, with pinned memory as large as the plan says. `what` names the
+/// content of that memory, for an error.
 void lead(std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>& on_host, LeadsOverHost leads,
           const MemoryPlan::SlotsOnHost& slots, const char* what, const Job& job) {
   if (slots.bytes() == 0) return;
@@ -113,8 +112,8 @@ void lead(std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>
   axis = leads(axis, on_host, kernels, {give(static_cast<std::size_t>(slots.bytes())), slots.slots, slots.slot_bytes});
 }
 
-/// Lets the hosts of GPUs make the compressed sums of both axes, in pinned memory as large as the plan says. Returns
-/// the bytes of that memory. It is collective.
+/// Makes the compressed sums of both axes run on the hosts of GPUs, with pinned memory as large as the plan says.
+/// Returns the bytes of that memory. It is collective.
 std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& shard,
                               const MemoryPlan::SlotsOnHost& replicate, const Job& job) {
   if (shard.bytes() + replicate.bytes() == 0) return 0;
@@ -125,12 +124,12 @@ std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& sha
   return shard.bytes() + replicate.bytes();
 }
 
-/// Lets the hosts of GPUs make the all-gathers whose values are sent in a form other than plain (WireForm). These
-/// all-gathers have groups of their own. Returns the bytes of pinned memory. It is collective.
+/// Makes those all-gathers run on the hosts of GPUs that send values in a form other than plain (WireForm). These
+/// all-gathers have separate groups. Returns the bytes of pinned memory. It is collective.
 std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& job) {
   const MemoryPlan::SlotsOnHost shard = plan.gathers_on_host(), replicate = plan.replica_gathers_on_host();
   if (shard.bytes() + replicate.bytes() == 0) return 0;
-  // The axes of a replica that trains apart do not say which of the replicas it is.
+  // If a replica trains apart, its axes do not say which of the replicas it is.
   const HostAxes host = value_or_throw(groups_of(job.mesh).on_host(job.axes, shard.bytes() > 0, replicate.bytes() > 0));
   constexpr char kWhat[] = "values that are gathered in another form";
   lead(axes.gather, host.reduce, &gathers_on_host, shard, kWhat, job);
@@ -138,8 +137,8 @@ std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& j
   return shard.bytes() + replicate.bytes();
 }
 
-/// A layer whose forward meets other ranks would make asynchronous ranks wait for each other in each step, and with
-/// different numbers of microbatches they would wait for ever.
+/// Throws for a layer whose forward is collective. It would make asynchronous ranks wait for each other in each step.
+/// Ranks with different numbers of microbatches would wait for ever.
 void expect_forward_meets_nobody(const torch::nn::Module& module, const Strategy& strategy) {
   const bool is_dealt = strategy.deal.by == DealBy::kSpeed;
   if (!is_dealt && !strategy.sync.has_common_parameters()) return;
@@ -172,8 +171,8 @@ Training::Training(Job& job_given, std::int64_t steps) : job(job_given), sync(jo
 
 Training::~Training() = default;
 
-/// Does everything that needs no other rank. Where it throws, nothing has happened: another Engine over the module
-/// still works.
+/// Does everything that needs no other rank. If it throws, it has changed nothing: another Engine over the module still
+/// works.
 void Training::look_at_module() {
   const Strategy& strategy = job.strategy;
   throw_if_error(check_strategy(strategy));
@@ -236,7 +235,7 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   if (durable)
     use[device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kRecords] += durable->memory_bytes();
   for (auto& unit : units) first_values.load(*unit);
-  // All parts are written before any is read.
+  // Waits until all parts are written, before any part is read.
   if (plan.placement().shared) throw_if_error(axes.gather->barrier("parameters").wait());
   if (!continues) load_whole_tensors(whole, *job.axes.control, device.device);
   values.loaded = true;
@@ -258,7 +257,7 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   times.data.begin(times.last_end);
 }
 
-/// Makes the objects that take gradients, and the step that uses them.
+/// Makes the objects that receive gradients, and the step that uses the gradients.
 void Training::set_up_gradients() {
   const Strategy& strategy = job.strategy;
   const ComputeDevice device = job.accelerator.device;
@@ -402,7 +401,7 @@ void Training::detach_parameters() {
     for (auto& unit : units) unit->poison("unit " + unit->name + " was being set up by an Engine that failed");
     return;
   }
-  // On a GPU `axes.gather` may have pinned memory for gathers (gather_on_host), which ends with the Engine.
+  // On a GPU `axes.gather` may use pinned memory for gathers (gather_on_host), which is freed with the Engine.
   const std::shared_ptr<Collectives>& transport = job.accelerator.device.is_queued ? job.axes.gather : axes.gather;
   for (auto& unit : units) {
     for (auto& group : unit->groups) keep(*group, plan, job.position, memory, transport, /*is_readable=*/!sharded);

@@ -1,6 +1,6 @@
 // One step of training, in its order: begin_backward and end_backward for each microbatch, take_step, begin_next_step.
-// Gradients come meanwhile through the hooks to the reducer, and values through the gathering; this file decides when
-// each of these begins and ends.
+// Meanwhile hooks pass gradients to the reducer, and the gathering provides values. This file decides when each of
+// these begins and ends.
 
 #include "engine/training/training.h"
 
@@ -36,7 +36,7 @@ void Training::begin_backward(const MicrobatchInfo& info) {
   times.data.end();  // the wait for data ends here at the latest, since a forward on another thread does not end it
   window.rounds.announce(RoundLog::kBackward);
   times.mark(UseTimes::Event::kBackward);
-  if (activations) hook_saved_tensors(activations);  // a program may train on another thread than it made the Engine on
+  if (activations) hook_saved_tensors(activations);  // a program may train on a thread that did not make the Engine
   expect_parameters();
   gradients.hooks->follow();
   if (window.microbatch > 0) gradients.hooks->expect_untouched();
@@ -51,7 +51,8 @@ void Training::begin_backward(const MicrobatchInfo& info) {
   window.rounds.add(RoundLog::kBackward);
 }
 
-/// Prepares for the microbatch that this rank makes next. If none is left, ranks tell each other who has made which.
+/// Prepares for the microbatch that this rank computes next. If none is left, ranks agree on who has computed which
+/// microbatch.
 void Training::follow_claims() {
   if (!claims) return;
   window.asked.reset();
@@ -125,7 +126,7 @@ double Training::communication_seconds() const {
   const auto& [log, publication, parts, residency, watch] = gathering;
   const double gathers = residency ? residency->counts().gather_seconds : publication ? publication->seconds() : 0;
   const double sums =
-      axes.world->size() > 1 ? gradients.reducer->counts().reduction_seconds : 0;  // a rank alone sends nothing
+      axes.world->size() > 1 ? gradients.reducer->counts().reduction_seconds : 0;  // a single rank sends nothing
   const double claiming = claims ? claims->communication_seconds() : 0;
   return gathers + sums + claiming + step->communication_seconds() + sync.communication_seconds();
 }
@@ -198,7 +199,8 @@ void Training::deal_next_step() {
   warn_of_data_not_dealt();
 }
 
-/// Samples that a program shares out evenly would be used twice, or left out, without an error.
+/// Warns if the program does not use the deal. If it divides samples evenly instead, some would be used twice or left
+/// out, without an error.
 void Training::warn_of_data_not_dealt() {
   if (std::exchange(window.knows_microbatches, true)) return;
   log_warning(
@@ -207,8 +209,8 @@ void Training::warn_of_data_not_dealt() {
       "Engine::microbatches() to TokenBatches::deal or RankSampler::deal, or take the rows of Engine::microbatch()");
 }
 
-/// Drops the residuals of dropped gradients. The host of a GPU waits here for the decision, since the next step's
-/// reductions add to the residuals.
+/// Drops the residuals of gradients that are dropped. The host of a GPU waits here for the decision, since the next
+/// step's reductions add to the residuals.
 void Training::forget_what_is_skipped(const StepResult& result) {
   if (plan.sums().kept_gradient_numel == 0) return;
   StepResult known = result;
@@ -216,12 +218,12 @@ void Training::forget_what_is_skipped(const StepResult& result) {
   if (known.overflow || known.spike) gradients.reducer->restore_feedback();
 }
 
-/// Notes where the step's time went, apart from collectives.
+/// Notes how the step's time was spent, apart from collectives.
 void Training::note_times(StepResult& result) {
   const DataSeconds brought = data_seconds_of_this_thread();
   result.data_seconds = times.data.take();
-  // The thread that drives the Engine may have changed, and each thread has sums of its own, so a difference may be
-  // below 0.
+  // The difference may be below 0: each thread has its own sums, and the thread that drives the Engine may have
+  // changed.
   result.batch_seconds = std::max(0.0, brought.batches - times.brought.batches);
   result.upload_seconds = std::max(0.0, brought.uploads - times.brought.uploads);
   times.brought = brought;
@@ -233,7 +235,7 @@ void Training::time_calls(std::unique_ptr<CallLatencies> known) {
   if (latencies) return;
   latencies = known ? std::move(known) : std::make_unique<CallLatencies>(units.size());
   if (job.accelerator.device.is_queued) {
-    if (latencies->by_device) latencies->by_device->wait();  // it uses kernels that end with the old Training
+    if (latencies->by_device) latencies->by_device->wait();  // its kernels are destroyed with the old Training
     latencies->by_device = std::make_unique<QueuedCallTimes>(*job.accelerator.kernels);
   }
   QueueTimes* const queue = latencies->by_device.get();
@@ -244,8 +246,8 @@ void Training::time_calls(std::unique_ptr<CallLatencies> known) {
 }
 
 void Training::bring_replicas_together(const char* what) {
-  // While averages ("ema") take the place of masters, no outer step is made with them. The averages stay as they are on
-  // each replica until a save.
+  // While averages ("ema") are in the place of masters, no outer step is made. Until a save, each replica has its own
+  // averages.
   if (!sync.is_due() || values.are_averages) return;
   expect(values.open_guards == 0, what,
          " between two outer steps makes one, which cannot be under a Gathered guard. [T0156] hint: close it first");
@@ -272,7 +274,7 @@ void Training::note_activations() {
            " in use at most");
 }
 
-/// Notes how much the tier of activations had to hold.
+/// Notes how many bytes the tier of activations had to hold.
 void Training::note_offloaded_activations() const {
   if (job.mesh.rank() != 0) return;
   const ActivationCounts counts = activations->counts();
@@ -295,9 +297,9 @@ void Training::begin_next_step() {
   gathering.log->reset();
   if (claims) claims->begin_step(dealer->order());
   drop_microbatches();
-  // The reducer waits for all gradients if units are updated in backward, or if sums are a tree over microbatches. A
-  // unit that was taken for complete could not take another gradient in these cases. Besides, a step in which no
-  // microbatch counted does not predict the next one.
+  // The reducer waits for all gradients if units are updated in backward, or if sums are a tree over microbatches. In
+  // these cases a unit that was treated as complete could not take another gradient. Moreover, a step in which no
+  // microbatch counted does not predict the next step.
   const bool waits_for_all = updates_in_backward() || job.strategy.reproducible;
   const std::vector<char>* const used = waits_for_all ? nullptr : step->known_used();
   if (used && std::ranges::any_of(*used, [](char each) { return each != 0; })) gradients.reducer->expect(*used);
@@ -314,11 +316,12 @@ void Training::drop_gathered() {
 
 void Training::accept_new_values() {
   for (auto& unit : units) unit->gathered_hash = 0;
-  // Graphs made before must not be run backward on the new values.
+  // Backward of graphs that were made before must not use the new values.
   for_each_trainable(units, [](FlatGroup& group) {
     for (FlatParameter& parameter : group.parameters) parameter.tensor.unsafeGetTensorImpl()->bump_version();
   });
-  step->pass_over_loss();  // operators that brought the values belong to no microbatch, so no replay may blame them
+  step->pass_over_loss();  // operators that brought the values belong to no microbatch, so a replay must not report
+                           // them
   const Span span("checks");
   values.checks->accept();
 }

@@ -49,11 +49,11 @@ struct Footprint {
   std::optional<std::int64_t> activation_bytes;
 };
 
-/// Says which values parameters have at the moment, and which guards look at them.
+/// The kind of values that parameters have at the moment, and the guards that use them.
 struct ValuesInUse {
   bool loaded = false;        ///< whether parameters have their values and places
-  bool half_loaded = false;   ///< a load failed after it had begun to write
-  bool are_averages = false;  ///< parameters and their averages have changed places
+  bool half_loaded = false;   ///< whether a load failed after it had begun to write
+  bool are_averages = false;  ///< whether parameters and their averages are exchanged
   int open_guards = 0;        ///< number of living Gathered guards
   int open_writes = 0;        ///< number of living Gathered(kWrite) guards
   std::optional<ParameterChecks> checks;
@@ -61,16 +61,16 @@ struct ValuesInUse {
 
 /// Brings gradients from backward to the step. Members are destroyed last to first.
 struct Gradients {
-  std::optional<GradientNorm> norm;  ///< set on the CPU; a GPU computes the norm in a pass of its own
+  std::optional<GradientNorm> norm;  ///< set on the CPU; a GPU computes the norm in a separate pass
   std::optional<Reducer> reducer;
   std::optional<GradientHooks> hooks;
 };
 
-/// Finds the values of the parameters that an operator reads. Members are destroyed last to first.
+/// Provides the values of the parameters that an operator reads. Members are destroyed last to first.
 struct Gathering {
   std::optional<GatherLog> log;            ///< the gathers of this step
-  std::optional<Publication> publication;  ///< set if values are published behind the update
-  std::unique_ptr<Carrier> parts;          ///< null where no parameters lie below memory
+  std::optional<Publication> publication;  ///< set if values are published after the update has returned
+  std::unique_ptr<Carrier> parts;          ///< null if no parameters are offloaded
   std::optional<Residency> residency;      ///< set if parameters are sharded or offloaded
   std::optional<OpWatch> watch;
 };
@@ -85,24 +85,26 @@ struct Window {
   }
 
   std::int64_t microbatch = 0;   ///< number of microbatches since the last step
-  std::optional<double> weight;  ///< weight of the microbatch, if it has more losses (MicrobatchInfo::retain_graph)
+  std::optional<double> weight;  ///< weight of the microbatch, if further losses of it follow
+                                 ///< (MicrobatchInfo::retain_graph)
   LocalStep local;
   RoundLog rounds;
   std::optional<RoundMeeting> meeting;  ///< meeting for the next microbatch, on a rank without a batch
-  bool has_looked_at_loss = false;      ///< Training::warn_of_factor
-  bool knows_microbatches = false;      ///< the program has asked for this rank's microbatches, or was warned
-  std::optional<std::int64_t> asked;    ///< what Engine::microbatch told the program since the last microbatch
-  std::uint32_t seed = 0;               ///< under "reproducible": seed of the run's numbers (Training::take_seed)
+  bool has_looked_at_loss = false;      ///< whether Training::warn_of_factor has looked at a loss
+  bool knows_microbatches = false;      ///< whether the program has asked for this rank's microbatches, or was warned
+  std::optional<std::int64_t> asked;    ///< the number that Engine::microbatch has returned since the last microbatch
+  std::uint32_t seed = 0;               ///< under "reproducible": seed of the run's random numbers
+                                        ///< (Training::take_seed)
 };
 
-/// The times for which each unit's gathers and reductions were under way, by unit.
+/// The times for which gathers and reductions were under way, for each unit.
 struct CallLatencies {
   explicit CallLatencies(std::size_t units) : gathers(units), reductions(units) {}
   std::vector<LatencyHistogram> gathers, reductions;
-  std::unique_ptr<QueuedCallTimes> by_device;  ///< on a GPU, times calls; else null
+  std::unique_ptr<QueuedCallTimes> by_device;  ///< times calls on a GPU; null on the CPU
 };
 
-/// Notes which steps were made, and when.
+/// The number of steps that were made, and their times.
 struct TrainingTimes {
   void mark(UseTimes::Event event) const {
     if (uses) uses->mark(event);
@@ -112,62 +114,64 @@ struct TrainingTimes {
   double communication_before = 0;
   std::chrono::steady_clock::time_point last_end;
   double last_seconds = 0;
-  UseTimes* uses = nullptr;  ///< times of a StepProfiler, while one lives
+  UseTimes* uses = nullptr;  ///< measurements of a StepProfiler, while one lives
   DataWait data;
-  DataSeconds brought;               ///< seconds of this thread when the latest step ended
-  std::optional<FlopCounter> flops;  ///< this counts operations in the first step
-  std::int64_t flop = 0;             ///< operations that it counted
+  DataSeconds brought;               ///< this thread's seconds for data when the latest step ended
+  std::optional<FlopCounter> flops;  ///< counts operations in the first step
+  std::int64_t flop = 0;             ///< number of operations that `flops` counted
   double peak_tflops = 0;            ///< StepResult::peak_tflops
 };
 
-/// The second of an Engine's three parts: parameters, gradients and optimizer states, where they lie, and what is done
-/// with them from the first forward to the end of a step. Members are destroyed last to first: watchers before units,
-/// units before memory. It is set up by look_at_module, make_plan and set_up, in this order (set_up.cc).
+/// The second of an Engine's three parts. It has parameters, gradients and optimizer states, their memory, and the
+/// objects that use them from the first forward to the end of a step. Members are destroyed last to first: watchers
+/// before units, units before memory. It is set up by look_at_module, make_plan and set_up, in this order (set_up.cc).
 struct Training {
-  /// `steps`: number of steps that training has made (ReplicaSync). Refers to `job`.
+  /// `steps`: number of steps that training has made (ReplicaSync). The object refers to `job`.
   Training(Job& job, std::int64_t steps);
   ~Training();
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;
 
   void look_at_module();
-  /// `continues`: goes on from another Training over the same module (Engine::State::planned_anew). It is collective.
+  /// `continues`: whether this Training continues from another one over the same module (Engine::State::planned_anew).
+  /// It is collective.
   void make_plan(bool continues);
   /// `durable` is null without "durable". It is collective.
   void set_up(DurableFiles* durable, bool continues);
   /// From now on, keys that the strategy leaves out have the defaults of this version
-  /// (OptimizerConfig::defaults_version). A run that goes on keeps the defaults with which it began. If a number
+  /// (OptimizerConfig::defaults_version). A run that continues keeps the defaults with which it began. If a number
   /// changes, the step is made anew and the function returns true. Step::resume must follow. Call it between steps.
   bool use_defaults(std::int64_t version);
   void report_frozen_states() const;
-  /// Where parameters are copies that this rank pulls ("sync"), gives them the newest values, which the module keeps
-  /// when its Engine ends. A failure goes to the log.
+  /// If parameters are copies that this rank pulls ("sync"), gives them the newest values. The module keeps these
+  /// values when its Engine is destroyed. A failure is logged.
   void take_newest_values();
-  /// Parameters that were gathered refuse access from now on, and their shards wait for the next Engine. Others stay
-  /// readable: with their memory, or as a copy of their own if ranks shared it.
+  /// Detaches parameters from the Engine. Parameters that were gathered refuse access from now on, and their shards are
+  /// kept for the next Engine. Other parameters stay readable, in their memory or, if ranks shared that memory, in a
+  /// private copy.
   void detach_parameters();
-  enum class When : std::uint8_t { kNow, kAtMost };  ///< kAtMost: the peak since the last step
-  /// Returns the plan's memory, and what was needed beyond it.
+  enum class When : std::uint8_t { kNow, kAtMost };  ///< kAtMost: the largest amount since the last step
+  /// Returns the bytes of the plan, and the bytes that were needed beyond it.
   MemoryUse allocated(When when) const;
 
-  // Checks that a program may make a call now (expect.cc). Each throws tessera::Error (64) where it may not. `what`
-  // names the call.
+  // These functions check that a program may make a call now (expect.cc). They throw tessera::Error (64) if it may not.
+  // `what` names the call.
   void expect_microbatch(const at::Tensor& loss, const MicrobatchInfo& info) const;
   void expect_step(bool partial) const;
   void expect_nothing() const;
-  /// Throws between backward and step where backward has updated units already.
+  /// Throws between backward and step if backward has already updated units.
   void expect_not_updated(const char* what) const;
   /// Throws while parameters are averages.
   void expect_weights(const char* what) const;
   void warn_of_factor(const at::Tensor& loss);
   /// Throws if a program changed parameters in a way that is not allowed (ParameterChecks). A program may change them
-  /// under Gathered(kWrite). Waits for values that are on their way. `may_unfreeze`: the call makes memory for frozen
-  /// parameters.
+  /// under Gathered(kWrite). It waits for values that are still being brought. `may_unfreeze`: the call makes memory
+  /// for frozen parameters.
   void expect_parameters(bool may_unfreeze = false);
 
   bool updates_in_backward() const { return plan.update().in_backward; }
   /// Returns which microbatches of the step under way this rank computes, if they are neighbours. Throws tessera::Error
-  /// (64) where they are not.
+  /// (64) if they are not neighbours.
   MicrobatchRun run_of_step() const;
   /// Returns the number of this rank's microbatches in a step: gradient_accumulation, unless microbatches are dealt.
   std::int64_t microbatches() const {
@@ -176,15 +180,15 @@ struct Training {
   /// Returns the number of the microbatch that this rank computes next, among those of all ranks in the step
   /// (MicrobatchOrder).
   std::int64_t microbatch() const;
-  // Agrees on a seed under "reproducible", and otherwise does nothing (microbatch_seed.cc).
+  // The next functions seed microbatches under "reproducible", and otherwise do nothing (microbatch_seed.cc).
   /// Takes the run's seed from LibTorch's generator: all ranks take the seed of rank 0. It is collective.
   void agree_on_seed();
   /// Takes the seed from LibTorch's generator, which all ranks have as a checkpoint keeps it (generator_to_keep).
   void take_seed();
   /// Sets LibTorch's generator for the microbatch that comes next.
   void seed_microbatch() const;
-  /// Returns the state of LibTorch's generator that checkpoints and commits hold: under "reproducible" that of the
-  /// run's seed, which is the same on all ranks.
+  /// Returns the state of LibTorch's generator that checkpoints and commits hold: under "reproducible", the state that
+  /// follows from the run's seed, which is the same on all ranks.
   at::Tensor generator_to_keep() const;
   bool step_is_due() const { return claims ? !claims->next() : window.microbatch == microbatches(); }
   /// Releases all units that this rank has gathered, since their values will change.
@@ -204,31 +208,32 @@ struct Training {
   /// Returns the group's index in optimizer.groups. Throws tessera::Error (64) if there is none of this name.
   std::size_t index_of_group(const char* what, const std::string& group) const;
 
-  /// `info`: the microbatch, whose weight is 0 without a batch.
+  /// `info`: the microbatch. Its weight is 0 if this rank has no batch.
   void begin_backward(const MicrobatchInfo& info);
   void end_backward(const at::Tensor& loss, const MicrobatchInfo& info);
   /// Returns whether another rank has made this microbatch already ("deal.backups"), so that it needs no backward. The
-  /// next one is then chosen; if none is left, the step's sums are made, which is collective.
+  /// next microbatch is then chosen. If none is left, the step's sums are made, which is collective.
   bool passes_over_microbatch();
   // These measure a step for "noise_scale", and otherwise do nothing (own_gradients.cc).
   bool measures_noise() const;
-  /// This is called at the end of a microbatch that has a batch. `weight` is the microbatch's weight.
+  /// It is called at the end of a microbatch that has a batch. `weight` is the microbatch's weight.
   void note_own_microbatch(double weight);
-  /// This is called when all microbatches of the step are over.
+  /// It is called when all microbatches of the step have ended.
   void note_own_step();
-  /// It is called when backward is over. `ends`: the microbatch is over too. `has_batch`: it had a batch, with a loss.
-  /// Returns whether the microbatch counts, which another rank may have made first.
+  /// It is called when backward has ended. `ends`: whether the microbatch has ended too. `has_batch`: whether it had a
+  /// batch, with a loss. Returns whether the microbatch counts; it does not if another rank has completed it first.
   bool end_round(bool ends, bool has_batch);
   /// Runs a microbatch on a rank without a batch. It repeats the collectives of this rank's last microbatch, or makes
   /// those that the other ranks announce.
   void run_nothing();
-  /// Returns whether ranks do more together in a microbatch than sum gradients in the agreed order.
+  /// Returns whether ranks make other collectives in a microbatch than sums of gradients in the agreed order.
   bool gathers_with_others() const { return gathering.residency && job.mesh.world_size() > 1; }
-  /// Returns whether any rank has a batch for the next microbatch. If a rank without a batch cannot know what the
-  /// others will do, the others tell it (RoundMeeting). It is collective.
+  /// Returns whether any rank has a batch for the next microbatch. If a rank without a batch cannot know the
+  /// collectives that follow, the other ranks announce them (RoundMeeting). It is collective.
   bool any_rank_has_batch(bool own);
   StepResult take_step();
-  /// Implements Engine::time_calls. `known`: what another Training of the same units has measured so far, or null.
+  /// Implements Engine::time_calls. `known`: the times that another Training of the same units has measured so far, or
+  /// null.
   void time_calls(std::unique_ptr<CallLatencies> known = nullptr);
   void drop_microbatches();
   /// Makes an outer step now, if replicas may differ ("sync"). `what`: the call that needs it. It is collective over
@@ -236,8 +241,8 @@ struct Training {
   void bring_replicas_together(const char* what);
 
   Job& job;
-  /// The code in engine/saving sets it. It is called before training state changes, and waits for the commit under way.
-  /// It is collective if a commit is under way.
+  /// It is called before training state changes, and waits for the commit under way. The code in engine/saving sets
+  /// this function. It is collective if a commit is under way.
   std::function<void()> settle_commit;
   std::unique_ptr<Optimizer> optimizer;
   MeshAxes axes;  ///< axes of this rank's replica, if replicas train by themselves ("sync"); else axes of the mesh
@@ -246,7 +251,7 @@ struct Training {
   Footprint footprint;
   std::vector<std::unique_ptr<Unit>> units;
   ValuesInUse values;
-  std::unique_ptr<CallLatencies> latencies;  ///< null: calls are not timed. Reducer and gathering write it
+  std::unique_ptr<CallLatencies> latencies;  ///< null if calls are not timed; the reducer and the gathering write it
   Gradients gradients;
   std::unique_ptr<Step> step;
   std::optional<MicrobatchDealer> dealer;  ///< set with "deal" by speed, on several ranks
@@ -254,8 +259,8 @@ struct Training {
   ReplicaSync sync;
   Window window;
   Gathering gathering;
-  std::shared_ptr<SavedActivations> activations;  ///< null where activations stay in memory
-  FrozenStates frozen_states;                     ///< states of parameters that trained before
+  std::shared_ptr<SavedActivations> activations;  ///< null if activations stay in memory
+  FrozenStates frozen_states;                     ///< states of parameters that trained before and are frozen now
   TrainingTimes times;
 
  private:

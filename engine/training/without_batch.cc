@@ -13,13 +13,13 @@
 namespace tessera {
 namespace {
 
-/// Repeats what ranks with a batch do together, event by event. A unit stays in use until the next event, unless that
-/// event says that further units are used beside it.
+/// Repeats the collectives of ranks with a batch, event by event. A unit stays in use until the next event, unless that
+/// event says that further units are used at the same time.
 class Follower {
  public:
   explicit Follower(Training& training) : training_(training) {}
 
-  /// `ends`: whether an event kEnd ends the microbatch.
+  /// `ends`: whether the event kEnd is the end of the microbatch.
   void take(int event, bool ends) {
     const bool is_beside = std::exchange(comes_beside_, event == RoundLog::kBesides);
     if (event == RoundLog::kBesides) return;
@@ -81,7 +81,7 @@ bool Training::any_rank_has_batch(bool own) {
          "uneven under \"deal\" by speed: ranks meet before each microbatch there, and they have different numbers of "
          "microbatches. [T0910] hint: take data that deals them (TokenBatches, RankSampler), or set \"deal\": {\"by\": "
          "\"even\"}");
-  enum : char { kOut, kOutAndNew, kHasBatch };  // out: no batch; new: the rank has seen no microbatch yet
+  enum : char { kOut, kOutAndNew, kHasBatch };  // Out: no batch left; New: the rank has seen no microbatch yet
   const bool is_new = window.rounds.last().empty() && gathers_with_others();
   const char mine = own ? kHasBatch : is_new ? kOutAndNew : kOut;
   std::vector<char> all(static_cast<std::size_t>(job.axes.control->size()));

@@ -16,11 +16,13 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLongestName = 200, kMostUnused = 8;
-constexpr std::size_t kMostNearNames = 8;     ///< similar names are looked for if at most this many tensors are missing
-constexpr std::size_t kMostCandidates = 500;  ///< similar names are looked for if at most this many names are left
+constexpr std::size_t kMostNearNames = 8;     ///< similar names are searched for only if at most this many tensors are
+                                              ///< missing
+constexpr std::size_t kMostCandidates = 500;  ///< similar names are searched for only if at most this many names are
+                                              ///< left
 constexpr std::int64_t kComparedElements = std::int64_t{1} << 20;
 
-/// Returns the reason why values of the file's type cannot become `type`; empty where they can.
+/// Returns the reason why values of the file's type cannot become `type`; empty if they can.
 std::string mismatch(const StoredTensor& in_file, c10::ScalarType type) {
   const bool both_floating =
       in_file.scalar_type && c10::isFloatingType(*in_file.scalar_type) && c10::isFloatingType(type);
@@ -122,7 +124,7 @@ class Matching {
     problems_ += "\n  " + quoted_text(name, kLongestName) + ": " + what;
   }
 
-  /// Reports the missing tensors, each with an unused name of the file that is nearly the same, where there is one.
+  /// Reports the missing tensors. If the file has an unused name that is nearly the same, the report shows it.
   void name_missing(const std::vector<std::string>& superfluous) {
     const bool looks = missing_.size() <= kMostNearNames && superfluous.size() <= kMostCandidates;
     for (const Missing& each : missing_) {
@@ -134,7 +136,7 @@ class Matching {
     }
   }
 
-  /// Checks that a second name of the file has the same values, because the model has one tensor for both names.
+  /// Checks that two names of the file have the same values, because the model has one tensor for both names.
   absl::Status compare(const std::string& name, const std::string& again) {
     if (again == name || !has(again)) return absl::OkStatus();
     const StoredTensor &one = use(name), &other = use(again);

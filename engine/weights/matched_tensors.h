@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// A tensor of a module that is to get a file's values.
+/// A tensor of a module that is to get its values from a file.
 struct WantedTensor {
   std::string name;
   std::vector<std::int64_t> sizes;
@@ -21,7 +21,7 @@ struct WantedTensor {
   std::vector<std::string> aliases = {};  ///< further names of a tied parameter
 };
 
-/// Matches the names of a module with those of its files, by these rules.
+/// The rules by which names of a module are matched with names in its files.
 struct MatchRules {
   TensorNames names = {};                 ///< ImportOptions::names
   std::vector<std::string> ignored = {};  ///< ImportOptions::ignored
@@ -42,13 +42,13 @@ struct MatchedTensor {
 /// The result of match_tensors.
 struct MatchedTensors {
   std::vector<MatchedTensor> tensors;  ///< one entry for each wanted tensor, in the same order
-  std::string unused;                  ///< `2 are not used: "a", "b"`; empty where all are used
+  std::string unused;                  ///< `2 are not used: "a", "b"`; empty if all are used
 };
 
-/// Finds the file's tensor for each wanted one. Floating types fit each other; any other type fits itself alone. It
-/// fails with error 65 where the files do not fit. The error names every tensor that is missing, superfluous, of
-/// another shape or type, or there under two names with different values. Nothing is passed over in silence. It returns
-/// errors of reading, too: a tensor that is there twice is read and compared.
+/// Finds the file's tensor for each wanted tensor. Any floating-point type fits any other; other types fit only
+/// themselves. It fails with error 65 if the files do not fit. The error names every tensor that is missing, that is
+/// superfluous, that has another shape or type, or that has two names with different values. No difference is ignored.
+/// It also returns errors of reading, since a tensor with two names is read and compared.
 absl::StatusOr<MatchedTensors> match_tensors(TensorSource& source, const std::vector<WantedTensor>& wanted,
                                              const MatchRules& rules);
 

@@ -48,7 +48,7 @@ absl::StatusOr<std::string> beginning_of(const InputFile& file, const fs::path& 
   return bytes;
 }
 
-/// Returns whether a file begins as safetensors do: 8 bytes with the length of a JSON object, and the object.
+/// Returns whether a file begins like a safetensors file: with 8 bytes for the length of a JSON object, and the object.
 bool is_safetensors(std::string_view beginning) {
   if (beginning.size() <= TensorHeader::kLengthBytes || beginning[TensorHeader::kLengthBytes] != '{') return false;
   return little_endian(beginning.substr(0, TensorHeader::kLengthBytes)) <=

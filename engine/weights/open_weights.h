@@ -21,9 +21,9 @@ namespace tessera {
 /// | `*.index.json` of a model in several files, which are all of one kind   | those files              |
 /// | a folder with model.safetensors or pytorch_model.bin, or an index of it | that file or those files |
 ///
-/// Errors, with the path in front: 66 if the file is missing; 77 without permission; 71 if memory or file descriptors
-/// run out; 74 if a read fails; 65 if the file is damaged or of another kind, which is named with its remedy; and those
-/// of choose_part.
+/// Messages begin with the path. Errors: 66 if the file is missing; 77 without permission; 71 if memory or file
+/// descriptors run out; 74 if a read fails; 65 if the file is damaged, or is of another kind (the message names the
+/// kind and a remedy); and those of choose_part.
 absl::StatusOr<std::unique_ptr<TensorSource>> open_weights(const std::filesystem::path& path,
                                                            const WeightsRequest& request);
 

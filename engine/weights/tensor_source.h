@@ -14,14 +14,15 @@ namespace tessera {
 
 /// A tensor of a file, before its values are read.
 struct StoredTensor {
-  std::string type;                                 ///< the file's name of the type: "BF16", "BFloat16Storage"
-  std::optional<c10::ScalarType> scalar_type = {};  ///< empty: a type that modules cannot have
+  std::string type;                                 ///< name of the type in the file, such as "BF16" or
+                                                    ///< "BFloat16Storage"
+  std::optional<c10::ScalarType> scalar_type = {};  ///< no value for a type that modules cannot have
   std::vector<std::int64_t> sizes = {};
 };
 
-/// Gives access to the tensors of weights files of any kind: by name, with values that are read in portions. What the
-/// files declare was compared with what they hold, so every tensor that is listed can be read, unless the disk fails or
-/// somebody writes the file. One thread at a time uses it.
+/// Gives access to the tensors of weights files of any kind: by name, with values that are read in portions. The
+/// declarations in the files were compared with their content. So every tensor that is listed can be read, unless the
+/// disk fails or the file is changed meanwhile. One thread at a time uses it.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
@@ -30,15 +31,14 @@ class TensorSource {
   TensorSource& operator=(const TensorSource&) = delete;
 
   virtual const std::map<std::string, StoredTensor>& tensors() const = 0;
-  /// Returns the entries that are no tensors, each with a description: {"epoch", "a number"}.
+  /// Returns the entries that are not tensors, each with a description: {"epoch", "a number"}.
   virtual const std::vector<std::pair<std::string, std::string>>& others() const = 0;
   /// Returns the keys in the files that do not belong to the chosen part, such as "optimizer".
   virtual const std::vector<std::string>& unused() const = 0;
 
   /// Reads elements [first, first + numel) of a tensor, counted row by row: [numel], on the CPU, in the file's type.
-  /// The result may be a view of memory that other tensors have too, so it must not be written. Errors: 65 if the file
-  /// is damaged; 71 if memory runs out; 74 if a read fails.
-  /// REQUIRES: there is such a tensor, with such elements.
+  /// The result may share memory with other tensors, so it must not be written. Errors: 65 if the file is damaged; 71
+  /// if memory runs out; 74 if a read fails. REQUIRES: the tensor exists and has these elements.
   virtual absl::StatusOr<at::Tensor> read(const std::string& name, std::int64_t first, std::int64_t numel) = 0;
 };
 

@@ -25,16 +25,17 @@ namespace {
 
 // This file works as follows. LibTorch's reader finds the records of the zip archive; it asks FileRanges for bytes of
 // the file, and its exceptions become errors (`without_exceptions`). ArchiveSource::open reads the pickle, chooses the
-// part, and compares every tensor with its storage's record before anything is read. `read` loads a storage when a
-// tensor of it is wanted, and keeps the last two. Where LibTorch finds no pickle, `other_archive` says what the file
-// is.
+// part, and compares every tensor with its storage's record before anything is read. `read` loads a storage when one of
+// its tensors is wanted, and keeps the last two storages. If LibTorch finds no pickle, `other_archive` says what kind
+// of file it is.
 
 constexpr std::size_t kMostPickleBytes = std::size_t{256} << 20;
 constexpr std::size_t kStoragesInMemory = 2;
 constexpr const char* kSaveHint =
     "[T0314] hint: write it with save_weights, or with torch.save(model.state_dict(), path)";
 
-/// Gives LibTorch's reader of archives ranges of the file. That reader throws where a read fails or finds fewer bytes.
+/// Gives ranges of the file to LibTorch's reader of archives. That reader throws if a read fails or returns fewer
+/// bytes.
 class FileRanges : public caffe2::serialize::ReadAdapterInterface {
  public:
   explicit FileRanges(InputFile file) : file_(std::move(file)) {}
@@ -69,7 +70,7 @@ std::optional<at::ScalarType> type_of(const std::string& name) {
       {"BoolStorage", at::kBool},
       {"ComplexFloatStorage", at::kComplexFloat},
       {"ComplexDoubleStorage", at::kComplexDouble},
-      // Python has no storage classes for the following types; C++ names them as if there were.
+      // Python has no storage classes for the following types; C++ writes these names in the place of storage classes.
       {"float8_e4m3fn", at::kFloat8_e4m3fn},
       {"float8_e5m2", at::kFloat8_e5m2},
       {"uint16", at::kUInt16},
@@ -89,7 +90,8 @@ absl::Status bad_archive(const std::string& what) {
   return make_error(ExitCode::kCorruptData, has_hint(what) ? what : what + ". " + kSaveHint);
 }
 
-/// Returns how many elements of its storage a tensor reaches; nothing where the numbers cannot belong to a tensor.
+/// Returns the number of elements that the tensor's storage must have; nothing if the numbers cannot belong to a
+/// tensor.
 std::optional<std::int64_t> reach_of(const PickledTensor& tensor) {
   std::int64_t last = tensor.offset;
   bool is_empty = false;
@@ -126,7 +128,7 @@ absl::StatusOr<Result> without_exceptions(const std::function<absl::StatusOr<Res
     what = error.what();
   }
   if (limit_in(what) == ENOMEM) return no_memory();
-  // LibTorch adds words about itself behind the error's text ("This is an internal miniz error").
+  // LibTorch appends words about itself to the error's text ("This is an internal miniz error").
   const std::string first = what.substr(0, std::min(what.find('\n'), what.find(". This is ")));
   return bad_archive("is a damaged archive: " + first + ". [T0315] hint: copy or write it again");
 }
@@ -219,14 +221,15 @@ class ArchiveSource : public TensorSource {
     return absl::OkStatus();
   }
 
-  /// Checks that the records together are no larger than the file: records that overlap would be read several times.
+  /// Checks that the records together are not larger than the file. Otherwise records overlap, and bytes would be read
+  /// several times.
   absl::Status compare_sum() const {
     if (bytes_of_records_ <= bytes_) return absl::OkStatus();
     return bad_archive(
         c10::str("has storages of ", bytes_of_records_, " bytes in all, more than the file, which has ", bytes_));
   }
 
-  /// Returns all elements of a tensor, flat: a view of its storage where they lie there row by row, else a copy.
+  /// Returns all elements of a tensor, flat: a view of its storage if they lie there row by row, else a copy.
   at::Tensor in_rows(const std::string& name) {
     if (copied_name_ == name) return copy_;
     const PickledTensor& pickled = *pickled_by_name_.at(name);
@@ -262,7 +265,7 @@ class ArchiveSource : public TensorSource {
   at::Tensor copy_;
 };
 
-/// Says what kind of file a zip archive is if LibTorch's reader finds no `data.pkl` in it.
+/// Returns an error that says what kind of file a zip archive is, if LibTorch's reader finds no `data.pkl` in it.
 absl::Status other_archive(const FileRanges& file, const absl::Status& of_reader) {
   const ReadBytes read = [&](std::uint64_t place, std::size_t bytes, char* to) {
     return file.read(place, to, bytes, "") == bytes;

@@ -24,7 +24,7 @@ struct Beginning {
   FileKind kind;
 };
 
-// The first entry that fits counts. A pickle of the old torch.save begins with a magic number that is 10 bytes long.
+// The first entry that fits is used. A pickle of the old torch.save begins with a magic number that is 10 bytes long.
 constexpr Beginning kBeginnings[] = {
     {0,
      "version https://git-lfs"sv,
@@ -92,8 +92,8 @@ bool is_text(std::string_view beginning) {
   return std::ranges::none_of(beginning, [](unsigned char c) { return c < 0x20 && !std::isspace(c); });
 }
 
-/// Returns whether the file begins as a model in ONNX does: a protobuf message with field 1, ir_version, and behind it
-/// field 2, the producer's name, or field 7, the graph.
+/// Returns whether the file begins like a model in ONNX. That is a protobuf message with field 1 (ir_version), followed
+/// by field 2 (the producer's name) or field 7 (the graph).
 bool is_onnx(std::string_view beginning) {
   return beginning.size() > 3 && beginning[0] == 0x08 && beginning[1] > 0 && beginning[1] < 0x20 &&
          (beginning[2] == 0x12 || beginning[2] == 0x3a);
@@ -107,7 +107,7 @@ bool any_ends_with(const std::vector<std::string>& names, std::initializer_list<
 
 std::uint64_t number_at(const char* bytes, std::size_t count) { return little_endian({bytes, count}); }
 
-/// The place and size of a zip archive's directory, as the record at its end says.
+/// The position and size of a zip archive's directory, as the record at the archive's end says.
 struct ZipDirectory {
   std::uint64_t place = 0, bytes = 0;
 };
@@ -122,8 +122,8 @@ std::optional<ZipDirectory> directory_of_zip(const ReadBytes& read, std::uint64_
   if (found == std::string::npos) return std::nullopt;
   ZipDirectory directory{number_at(&tail[found + 16], 4), number_at(&tail[found + 12], 4)};
   const std::uint64_t end = tail_place + found;
-  // Zip64 has the directory's place and size in another record; a third record, just before the end record, points to
-  // it.
+  // Zip64 has the directory's position and size in another record; a third record, just before the end record, points
+  // to that record.
   std::array<char, kEnd64Bytes> record{};
   if (end >= kLocatorBytes && read(end - kLocatorBytes, kLocatorBytes, record.data()) &&
       std::string_view(record.data(), 4) == "PK\x06\x07") {

@@ -14,15 +14,15 @@ namespace tessera {
 namespace {
 
 // This file works as follows. A file is a tree of dictionaries, lists and modules with tensors as leaves (WeightsNode).
-// choose_part looks for the node that is meant. A request that names it is followed key by key (`find_way`). Otherwise
-// Search counts for every node how many of the module's names it has, first exactly, then up to a prefix
-// (`way_by_names`). Where no node has any of them, the only set of weights is taken (`only_way`). Listing then names
-// the part's tensors, and what lies beside it. hint_of_pieces finds out which pieces of names a program should leave
-// out.
+// choose_part looks for the node that is meant. If the request names the node, the path is followed key by key
+// (`find_way`). Otherwise Search counts, for every node, how many of the module's names it has: first exactly, then up
+// to a prefix (`way_by_names`). If no node has any of these names, the only set of weights is taken (`only_way`).
+// Listing then names the tensors of the part, and the entries beside it. hint_of_pieces finds out which pieces of names
+// a program should leave out.
 
 constexpr std::size_t kMostListed = 8;
-constexpr std::size_t kLongestEntry = 200;  ///< characters of a name that messages repeat
-constexpr std::size_t kMostTried = 16;      ///< most prefixes that are tried
+constexpr std::size_t kLongestEntry = 200;  ///< number of characters of a name that messages repeat
+constexpr std::size_t kMostTried = 16;      ///< largest number of prefixes that are tried
 
 /// The pieces that wrappers of PyTorch put into the names of their modules: DataParallel and DDP, torch.compile, FSDP,
 /// checkpoint_wrapper.
@@ -57,7 +57,7 @@ std::string below(const std::string& path, const std::string& name, char separat
   return path.empty() ? name : path + separator + name;
 }
 
-/// Calls `visit` with the ends of a name ("a.b.c", "b.c", "c") until it returns true.
+/// Calls `visit` with the ends of a name ("a.b.c", "b.c", "c") until `visit` returns true.
 template <class Visit>
 bool any_end_of(std::string_view name, const Visit& visit) {
   for (std::size_t begin = 0;; ++begin) {
@@ -70,14 +70,15 @@ bool any_end_of(std::string_view name, const Visit& visit) {
 /// A dictionary, list or module that a request could mean.
 struct Candidate {
   const WeightsNode* node = nullptr;
-  std::size_t above = 0;       ///< index of the candidate above it; for the root, its own index
-  std::size_t name_begin = 0;  ///< index of its first name among the root's names
-  std::size_t found = 0;       ///< number of wanted names that it has
+  std::size_t above = 0;       ///< index of the candidate that contains it; for the root, its own index
+  std::size_t name_begin = 0;  ///< index of the candidate's first name among the root's names
+  std::size_t found = 0;       ///< number of wanted names that the candidate has
 };
 
 using IsWanted = std::function<bool(std::string_view name)>;
 
-/// Lists all candidates, each behind the one that contains it, and counts how many wanted names each candidate has.
+/// Lists all candidates, each after the candidate that contains it, and counts how many wanted names each candidate
+/// has.
 class Search {
  public:
   Search(const WeightsNode& root, const IsWanted& is_wanted) : is_wanted_(is_wanted) { visit(root, 0); }
@@ -85,8 +86,8 @@ class Search {
   std::optional<std::size_t> best() const {
     std::optional<std::size_t> best;
     for (std::size_t i = 0; i < all_.size(); ++i) {
-      // If two candidates have the same number of names, and one lies below the other, the lower one is better: it has
-      // fewer unwanted tensors.
+      // If two candidates have the same number of wanted names, and one contains the other, the inner candidate is
+      // better: it has fewer unwanted tensors.
       if (all_[i].found > 0 &&
           (!best || all_[i].found > all_[*best].found || (all_[i].found == all_[*best].found && is_above(*best, i))))
         best = i;
@@ -94,7 +95,8 @@ class Search {
     return best;
   }
 
-  /// Returns whether no candidate beside the chosen one (neither above nor below it) has any of the wanted names.
+  /// Returns whether no other candidate has any of the wanted names, except candidates that contain the chosen one or
+  /// lie in it.
   bool is_alone(std::size_t chosen) const {
     for (std::size_t i = 0; i < all_.size(); ++i) {
       if (all_[i].found > 0 && !is_above(i, chosen) && !is_above(chosen, i)) return false;
@@ -133,7 +135,7 @@ class Search {
       all_[i].found += is_wanted_(std::string_view(name_).substr(all_[i].name_begin)) ? 1 : 0;
   }
 
-  /// Returns whether `upper` lies above `lower`, or is the same candidate.
+  /// Returns whether `upper` contains `lower`, or is the same candidate.
   bool is_above(std::size_t upper, std::size_t lower) const {
     while (lower > upper) lower = all_[lower].above;
     return lower == upper;
@@ -141,7 +143,7 @@ class Search {
 
   const IsWanted& is_wanted_;
   std::vector<Candidate> all_;
-  std::vector<std::size_t> open_;  ///< the candidates from the root down to the present one
+  std::vector<std::size_t> open_;  ///< the candidates from the root down to the present candidate
   std::string name_;
 };
 
@@ -203,8 +205,8 @@ absl::Status list_and_refuse(const WeightsNode& root, const std::string& what) {
                     what + ":" + joined(lines, "") + "\n[T0342] hint: choose one of them by " + say(phrases::kPart));
 }
 
-/// Finds the nodes through which a path of keys leads. A key may have a slash in it, so each way to read the path is
-/// tried.
+/// Finds the nodes through which a path of keys leads. A key may contain a slash, so every way to split the path into
+/// keys is tried.
 bool find_way(const WeightsNode& node, std::string_view path, std::vector<const WeightsNode*>& way) {
   way.push_back(&node);
   if (path.empty()) return true;
@@ -267,12 +269,12 @@ class Listing {
   std::set<std::string> names_;
 };
 
-/// Finds the path to the part that has the module's names, or to the only part that could be meant.
+/// Returns the path to the part that has the module's names, or to the only part that could be meant.
 absl::StatusOr<std::vector<const WeightsNode*>> way_by_names(const WeightsNode& root, const WeightsRequest& request) {
   const IsWanted has_it = [&](std::string_view name) {
     return request.wanted.contains(name_without(name, request.without));
   };
-  // A name resembles a wanted name if one of the two is the other one with a prefix in front.
+  // A name resembles a wanted name if one of the two names is the other name with a prefix in front.
   std::set<std::string, std::less<>> ends;
   for (const std::string& name : request.wanted)
     any_end_of(name, [&](std::string_view end) { return ends.emplace(end), false; });

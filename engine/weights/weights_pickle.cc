@@ -18,14 +18,14 @@
 namespace tessera {
 namespace {
 
-// This file works as follows. Reader is a machine for the pickle's instructions (Python's pickletools lists them):
-// `step` runs one. It knows the few that PyTorch writes and refuses all others, and it never calls what the pickle
-// names. `called` knows the functions that rebuild tensors, and makes every other object a Value of kind kOther.
-// Containers belong to the Reader, so one may hold itself. When the pickle stops, Tree walks from its value and writes
-// out the WeightsNodes, within bounds on their number and depth.
+// This file works as follows. Reader executes the pickle's instructions (Python's pickletools lists them); `step`
+// executes one. It knows the few instructions that PyTorch writes, and refuses all others. It never calls a function
+// that the pickle names. `called` knows the functions that rebuild tensors, and makes every other object a Value of
+// kind kOther. Containers belong to the Reader, so a container may contain itself. When the pickle stops, Tree starts
+// from the pickle's value and makes the WeightsNodes, within bounds on their number and depth.
 
-constexpr std::size_t kLongestKey = 200;  ///< characters of a name that messages repeat
-constexpr int kDeepestTuple = 20;         ///< most levels of tuples inside tuples
+constexpr std::size_t kLongestKey = 200;  ///< number of characters of a name that messages repeat
+constexpr int kDeepestTuple = 20;         ///< largest depth of tuples inside tuples
 constexpr std::size_t kMostDimensions = 64;
 
 struct Storage {
@@ -44,7 +44,7 @@ struct Container;
 struct Value {
   enum Kind { kOther, kNone, kNumber, kText, kTuple, kContainer, kName, kStorage, kTensor } kind = kOther;
   std::int64_t number = 0;
-  /// kText: the text; kName: module and name, "torch._utils _rebuild_tensor_v2"; kOther: a description
+  /// kText: the text; kName: module and name, such as "torch._utils _rebuild_tensor_v2"; kOther: a description
   std::string text = {};
   std::shared_ptr<const Tuple> tuple = {};
   std::shared_ptr<const Storage> storage = {};
@@ -52,7 +52,8 @@ struct Value {
   Container* container = nullptr;
 };
 
-/// A dictionary, a list or a module. A container may be in another one, and in itself. The Reader owns all of them.
+/// A dictionary, a list or a module. A container may be inside another container, and inside itself. The Reader owns
+/// all containers.
 struct Container {
   WeightsNode::Kind kind = WeightsNode::Kind::kDictionary;
   std::vector<std::pair<std::string, Value>> entries = {};  ///< names and values; a list has no names
@@ -110,8 +111,9 @@ std::optional<std::vector<std::int64_t>> numbers_of(const Value& value) {
   return numbers;
 }
 
-/// Returns the tensor that torch._utils._rebuild_tensor would make. Its arguments are storage, offset, sizes and
-/// strides; _v2 has more behind them, and argument 7 of _v3 is the dtype. Returns nothing for other arguments.
+/// Returns the tensor that torch._utils._rebuild_tensor would make. The arguments are storage, offset, sizes and
+/// strides. The function _v2 has further arguments behind them, and argument 7 of _v3 is the dtype. Returns nothing for
+/// other arguments.
 std::optional<Value> rebuilt_tensor(const std::string& function, const std::vector<Value>& arguments) {
   const bool names_type = function.ends_with("_v3");
   if (arguments.size() < (names_type ? 7 : 4) || arguments[0].kind != Value::kStorage ||
@@ -134,7 +136,7 @@ std::optional<Value> rebuilt_tensor(const std::string& function, const std::vect
   return Value{.kind = Value::kTensor, .tensor = std::make_shared<const PickledTensor>(std::move(tensor))};
 }
 
-/// Returns the value that a call of the function would give. A function that is not known gives a value of kind kOther.
+/// Returns the value that a call of the function would return. For an unknown function it is a value of kind kOther.
 absl::StatusOr<Value> called(const Value& function, const Value& arguments, int depth = 0) {
   if (function.kind != Value::kName || arguments.kind != Value::kTuple) return other("another object");
   const std::string& name = function.text;
@@ -153,8 +155,8 @@ absl::StatusOr<Value> called(const Value& function, const Value& arguments, int 
   return other("an object of the class " + name.substr(name.find(' ') + 1));
 }
 
-/// Makes the tree of WeightsNodes: walks from the root once. A value at several places is written out at each of them,
-/// within the bounds of WeightsNode.
+/// Makes the tree of WeightsNodes in one walk from the root. A value that occurs at several places becomes a node at
+/// each of them, within the bounds of WeightsNode.
 class Tree {
  public:
   absl::StatusOr<PickledWeights> of(const Value& root) {
@@ -345,7 +347,7 @@ class Reader {
     TESSERA_ASSIGN_OR_RETURN(const Value* value, top());
     if (items.size() % 2 != 0) return damaged("its pickle has a key without a value");
     if (value->kind != Value::kContainer || value->container->kind != WeightsNode::Kind::kDictionary)
-      return absl::OkStatus();  // the items belong to an object of kind kOther
+      return absl::OkStatus();  // the items belong to an object of kind kOther, which is not read
     for (std::size_t i = 0; i < items.size(); i += 2)
       value->container->entries.emplace_back(name_of_key(items[i]), std::move(items[i + 1]));
     return absl::OkStatus();
@@ -364,8 +366,8 @@ class Reader {
     return append(std::move(items));
   }
 
-  /// Sets attributes of an object, which lies below them on the stack. Attributes of a module are its tensors and
-  /// modules; those of a dictionary, such as the _metadata of a state_dict, are dropped.
+  /// Sets attributes of an object. The object lies below the attributes on the stack. Attributes of a module are its
+  /// tensors and modules; those of a dictionary, such as the _metadata of a state_dict, are dropped.
   absl::Status build() {
     TESSERA_ASSIGN_OR_RETURN(const Value state, pop());
     TESSERA_ASSIGN_OR_RETURN(const Value* value, top());

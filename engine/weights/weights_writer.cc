@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// Makes a module's tree as TorchScript. torch::save makes the same tree, and torch::load needs no more.
+/// Makes a module's tree as TorchScript. torch::save makes the same tree, and torch::load needs nothing else.
 torch::jit::Module script_of(const torch::nn::Module& module, const std::shared_ptr<torch::jit::CompilationUnit>& unit,
                              const std::function<at::Tensor(const at::Tensor&)>& placeholder_for) {
   torch::jit::Module script("__torch__.Module", unit, /*shouldMangle=*/true);
@@ -30,7 +30,7 @@ torch::jit::Module script_of(const torch::nn::Module& module, const std::shared_
   return script;
 }
 
-/// Returns the record in which LibTorch looks for classes of a qualifier such as "__torch__".
+/// Returns the name of the record in which LibTorch looks for classes with a qualifier such as "__torch__".
 std::string record_of_code(std::string qualifier) {
   std::ranges::replace(qualifier, '.', '/');
   return "code/" + qualifier + ".py";
@@ -47,7 +47,7 @@ WeightsWriter::WeightsWriter(OutputFile file, const torch::nn::Module& module, W
   const c10::IValue root = form == WeightsForm::kDictionary ? dictionary_of(module) : archive_of(module);
   std::string pickled;
   const auto append = [&](const char* bytes, std::size_t size) { pickled.append(bytes, size); };
-  // The pickler writes no tags of types, because torch.load takes those only from files that it trusts.
+  // The pickler writes no type tags, because torch.load accepts them only from files that it trusts.
   torch::jit::Pickler pickler(append, nullptr, nullptr, nullptr, nullptr, /*tag_aggregates=*/false);
   pickler.protocol();
   pickler.pushIValue(root);
@@ -65,7 +65,7 @@ WeightsWriter::~WeightsWriter() = default;
 at::Tensor WeightsWriter::placeholder_for(const at::Tensor& tensor) {
   const auto known = std::ranges::find_if(placeholders_, [&](const auto& pair) { return pair.first.is_same(tensor); });
   if (known != placeholders_.end()) return known->second;
-  // The pickler reads sizes and no values.
+  // The pickler reads only sizes, and no values.
   const at::Tensor placeholder =
       at::from_blob(nullptr, tensor.sizes(), at::TensorOptions(at::kCPU).dtype(tensor.scalar_type()));
   return placeholders_.emplace_back(tensor, placeholder).second;
@@ -87,7 +87,7 @@ c10::IValue WeightsWriter::archive_of(const torch::nn::Module& module) {
   std::vector<c10::IValue> constants;
   torch::jit::jitModuleToPythonCodeAndConstants(script, &code, &constants);
   for (const auto& [qualifier, text] : code) write(record_of_code(qualifier), text);
-  write("constants.pkl", "\x80\x02).");  // this is an empty tuple, since classes without methods have no code
+  write("constants.pkl", "\x80\x02).");  // an empty tuple, since classes without methods have no code
   return script._ivalue();
 }
 

@@ -18,15 +18,15 @@ class PyTorchStreamWriter;
 
 namespace tessera {
 
-/// Writes a module's weights in a format of PyTorch, one tensor at a time, so that no two need be in memory together.
-/// save_weights uses one, on rank 0. A file of either form is a zip archive: a pickle, which names a record for each
-/// tensor's values, and the records, in any order. kArchive has code beside the pickle: the classes of a TorchScript
-/// program without methods, from which C++ reads modules.
+/// Writes a module's weights in a format of PyTorch, one tensor at a time, so that no two tensors need to be in memory
+/// together. save_weights uses a WeightsWriter on rank 0. A file of either form is a zip archive. It has records with
+/// the values of tensors, in any order, and a pickle, which names the record of each tensor. A file of kArchive also
+/// has code: the classes of a TorchScript program without methods, from which C++ reads modules.
 ///
 /// `finish` returns the first error of the file; tensors added after an error are dropped.
 class WeightsWriter {
  public:
-  /// Reads only names, shapes and dtypes of `module`. The same tensor under two names has one record.
+  /// The constructor reads only names, shapes and dtypes of `module`. A tensor with two names has one record.
   WeightsWriter(OutputFile file, const torch::nn::Module& module, WeightsForm form);
   ~WeightsWriter();
   WeightsWriter(const WeightsWriter&) = delete;
@@ -34,12 +34,13 @@ class WeightsWriter {
 
   /// Writes the values of `tensor`, a parameter or buffer of the module. It is called once for each tensor.
   void add(const at::Tensor& tensor);
-  /// Ends the file and puts it in place. Errors: the first error of `add`, and those of OutputFile::finish. REQUIRES:
-  /// all values were added.
+  /// Completes the file and moves it to its path. Errors: the first error of `add`, and those of OutputFile::finish.
+  /// REQUIRES: all values were added.
   absl::Status finish(Existing existing);
 
  private:
-  /// Returns the tensor that is pickled in place of `tensor`: of its shape and dtype, contiguous, and without memory.
+  /// Returns the tensor that is pickled instead of `tensor`: contiguous, with the same shape and dtype, and without
+  /// memory.
   at::Tensor placeholder_for(const at::Tensor& tensor);
   c10::IValue dictionary_of(const torch::nn::Module& module);
   c10::IValue archive_of(const torch::nn::Module& module);
@@ -49,7 +50,7 @@ class WeightsWriter {
   absl::Status status_;
   std::unique_ptr<caffe2::serialize::PyTorchStreamWriter> archive_;
   std::vector<std::pair<at::Tensor, at::Tensor>> placeholders_;  ///< tensors of the module, with their placeholders
-  std::vector<at::Tensor> tensors_;                              ///< [record]: the module's tensor
+  std::vector<at::Tensor> tensors_;                              ///< [record]: tensor of the module
 };
 
 }  // namespace tessera

@@ -24,7 +24,7 @@ struct AgeHistogram {
     while (bucket + 1 < kBuckets && age >= first_age(bucket + 1)) ++bucket;
     ++counts[bucket];
   }
-  /// Adds what another histogram has counted.
+  /// Adds the counts of another histogram.
   void add(const AgeHistogram& other) {
     for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) counts[bucket] += other.counts[bucket];
   }
@@ -38,7 +38,7 @@ struct AgeHistogram {
   static constexpr std::int64_t first_age(std::size_t bucket) {
     return static_cast<std::int64_t>(bucket < kExact ? bucket : kExact << (bucket - kExact));
   }
-  /// Returns the ages of a bucket for people and files, such as "3", "8-15" or "64+".
+  /// Returns the ages of a bucket as text, such as "3", "8-15" or "64+".
   static std::string name_of(std::size_t bucket) {
     if (bucket < kExact) return std::to_string(bucket);
     const std::string first = std::to_string(first_age(bucket));

@@ -24,8 +24,8 @@ struct BackendRequest {
 using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendRequest&)>;
 
 /// Joins this process to its job as `init` (tessera/init.h) does, but all groups of more than one rank communicate
-/// through a backend of the program's own. The backend must accept CPU tensors in any memory. Call it once, before any
-/// Engine, on every rank.
+/// through a backend that the program provides. The backend must accept CPU tensors in any memory. Call it once, before
+/// any Engine, on every rank.
 ///
 /// The backend needs these calls on uint8 tensors: `all_gather_single`, `all_to_all_single` (equal parts), `broadcast`
 /// and `barrier`. It also needs `getBackendName`, which messages show. LibTorch before 2.14 has the names

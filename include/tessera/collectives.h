@@ -11,20 +11,20 @@
 
 namespace tessera {
 
-/// Messages between the ranks of a program beside training: metrics, flags, results of an evaluation.
+/// Functions that exchange data between the ranks of a program, such as metrics, flags, or results of an evaluation.
 ///
 ///   double accuracy = tessera::mean_over_ranks(mesh, right / seen, seen);  // each rank saw another number of samples
 ///   bool stop = tessera::all_reduce(mesh, patience_is_over, tessera::Reduce::kMax);
 ///   tessera::barrier(mesh);
 ///
 /// Every function of this header is collective: all ranks of the mesh call it, in the same order, with tensors of equal
-/// shapes and dtypes. The functions have a communication group of their own, so they may stand anywhere between an
-/// Engine's calls. One thread at a time uses them.
+/// shapes and dtypes. The functions use a separate communication group, so they may be called anywhere between calls of
+/// an Engine. One thread at a time uses them.
 ///
-/// Ranks tell each other which function they call before any data are moved. If calls differ (another function, shape,
-/// dtype, operation or root), or one rank's arguments make no sense, every rank throws tessera::Error (64), which shows
-/// each call with its ranks. Nothing has been moved then, and the program can go on. Error (75) means that a rank is
-/// gone or did not come within comm.timeout_s.
+/// Before any data are sent, ranks compare which functions they call. If calls differ (another function, shape, dtype,
+/// operation or root), or if a rank's arguments are invalid, every rank throws tessera::Error (64). The error shows
+/// each call with its ranks. In that case no data were sent, and the program can continue. Error (75) means that a rank
+/// has ended, or did not make the call within comm.timeout_s.
 ///
 /// Tensors may lie on any device and need not be contiguous. Tensors of a GPU are copied through the host, which is
 /// fast enough for metrics but not for training. Dtypes: fp64, fp32, bf16, fp16, all signed integers and uint8, bool.
@@ -32,24 +32,26 @@ namespace tessera {
 
 /// The ways in which all_reduce combines the ranks' values, element by element.
 enum class Reduce {
-  /// the sum; not for bool. bf16 and fp16 are added in fp32 and rounded once; integers are added in their own dtype
+  /// the sum; not allowed for bool. bf16 and fp16 are added in fp32 and rounded once; integers are added in their own
+  /// dtype
   kSum,
-  kMean,  ///< the sum divided by the number of ranks; floating point only
+  kMean,  ///< the sum divided by the number of ranks; only for floating-point dtypes
   kMin,
-  kMax,  ///< the largest; for bool: true if any rank has true
+  kMax,  ///< the largest value; for bool: true if any rank has true
 };
 
 /// Replaces `tensor` (any shape, in place) by the sum, mean, minimum or maximum over all ranks. The result has the same
-/// bits on every rank. Sums are made in pairwise order (0+1, 2+3, ..., then those sums), whatever the transport.
+/// bits on every rank. Sums are made in pairwise order (0+1, 2+3, ..., then the sums of these pairs), whatever the
+/// transport.
 void all_reduce(const Mesh& mesh, const at::Tensor& tensor, Reduce operation = Reduce::kSum);
 
 /// Returns the tensor of each rank, in rank order: world_size tensors of the shape, dtype and device of `tensor`.
 std::vector<at::Tensor> all_gather(const Mesh& mesh, const at::Tensor& tensor);
 
-/// Replaces `tensor`, in place, by that of rank `root`.
+/// Replaces `tensor`, in place, by the tensor of rank `root`.
 void broadcast(const Mesh& mesh, const at::Tensor& tensor, int root = 0);
 
-/// Returns when all ranks have called it (barrier).
+/// A barrier: returns when all ranks have called it.
 void barrier(const Mesh& mesh);
 
 /// Returns the string of each rank, in rank order. Strings hold any bytes and may differ in length.
@@ -57,8 +59,8 @@ std::vector<std::string> all_gather(const Mesh& mesh, const std::string& own);
 /// Returns the string of rank `root`. The other ranks' `text` is not used.
 std::string broadcast(const Mesh& mesh, const std::string& text, int root = 0);
 
-/// Returns the sum, mean, minimum or maximum of the ranks' numbers. Floating point travels as double, everything else
-/// as std::int64_t.
+/// Returns the sum, mean, minimum or maximum of the ranks' numbers. Floating-point numbers are sent as double, all
+/// others as std::int64_t.
 double all_reduce_number(const Mesh& mesh, double value, Reduce operation);
 std::int64_t all_reduce_number(const Mesh& mesh, std::int64_t value, Reduce operation);
 
@@ -69,11 +71,11 @@ template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
   return static_cast<Number>(all_reduce_number(mesh, static_cast<Wide>(value), operation));
 }
 
-/// Returns the mean of a metric over the samples of all ranks. `mean` is this rank's mean over `count` samples. A rank
-/// with a count of 0 does not count, whatever its mean is. Throws tessera::Error (64) on all ranks if a count is
-/// negative or all are 0.
+/// Returns the mean of a metric over the samples of all ranks. `mean` is this rank's mean over `count` samples. The
+/// mean of a rank with a count of 0 is ignored. Throws tessera::Error (64) on all ranks if a count is negative, or if
+/// all counts are 0.
 [[nodiscard]] double mean_over_ranks(const Mesh& mesh, double mean, std::int64_t count = 1);
-/// Returns the means of several metrics of the same samples in one call. `means` has the same length on every rank.
+/// Returns the means of several metrics over the same samples in one call. `means` has the same length on every rank.
 [[nodiscard]] std::vector<double> mean_over_ranks(const Mesh& mesh, const std::vector<double>& means,
                                                   std::int64_t count = 1);
 

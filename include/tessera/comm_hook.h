@@ -12,8 +12,8 @@ namespace tessera {
 
 class Collectives;
 
-/// A rule of the program's own that sums gradients over the ranks: in fewer bits, from some of the elements only, with
-/// noise. A program derives from it and gives the object to the Engine.
+/// A rule, defined by the program, that sums gradients over the ranks: for example in fewer bits, from some of the
+/// elements only, or with noise. A program derives a class from CommHook and gives the object to the Engine.
 ///
 ///   struct InBf16 final : tessera::CommHook {
 ///     void sum(Bucket& bucket, Ranks& ranks) override {
@@ -27,37 +27,37 @@ class Collectives;
 ///   tessera::Engine engine(model, strategy, mesh, std::make_shared<InBf16>());
 ///
 /// The Engine calls `sum` for each bucket of gradients as soon as backward has completed that bucket, in the same order
-/// on every rank. A communication thread makes the call over a network, while backward goes on; otherwise the thread of
-/// backward makes it. The call therefore overlaps with backward, as all reductions do. One call runs at a time.
+/// on every rank. Over a network, a communication thread makes the call while backward continues; otherwise the thread
+/// of backward makes it. The call therefore overlaps with backward, as all reductions do. One call runs at a time.
 ///
 /// A hook needs a strategy under which a rank has all gradients of a unit in one place: NO_SHARD, SHARD_OPTIMIZER or
-/// SHARD_GRADIENTS, with units or `units.bucket_cap_mb` as buckets. Where GPUs train, their hosts make these sums, so a
+/// SHARD_GRADIENTS, with units or `units.bucket_cap_mb` as buckets. If GPUs train, their hosts make these sums, so a
 /// hook gets tensors on the CPU there too. A job of one rank does not call it.
 class CommHook {
  public:
-  /// The gradients of one unit or one bucket; all belong to parameters of one dtype.
+  /// The gradients of one unit or one bucket. All of them belong to parameters of one dtype.
   struct Bucket {
-    /// One parameter's share of a bucket.
+    /// The part of a bucket that belongs to one parameter.
     struct Part {
-      std::string parameter;  ///< name of the parameter: "blocks.3.attention.weight"
+      std::string parameter;  ///< name of the parameter, such as "blocks.3.attention.weight"
       at::Tensor gradient;    ///< gradient of the parameter, in the parameter's shape; a view of `gradients`
     };
 
-    std::string unit;  ///< unit's path: "blocks.3"
-    /// index of the bucket, from 0, the same in every step. A hook can use it as the key of what it keeps, such as
+    std::string unit;  ///< path of the unit, such as "blocks.3"
+    /// index of the bucket, from 0, the same in every step; a hook can use it as a key for data that it keeps, such as
     /// error feedback
     std::int64_t index = 0;
     std::int64_t step = 1;  ///< training step, counted from 1
-    /// [elements], fp32: this rank's contribution. It is that of one microbatch, or that of a whole step with
-    /// gradient_sync "last_microbatch". Zeros stand where a parameter got no gradient, and between parameters. The
-    /// values in this tensor when `sum` returns are the result.
+    /// [elements], fp32: this rank's contribution, of one microbatch or, with gradient_sync "last_microbatch", of a
+    /// whole step. Elements of parameters without a gradient, and elements between parameters, are zeros. The values in
+    /// this tensor when `sum` returns are the result.
     at::Tensor gradients;
     std::vector<Part> parts;  ///< the parts of `gradients`, in the order in which they lie there
   };
 
   /// The ranks whose gradients are summed. Every rank makes the same calls in the same order, with tensors of the same
-  /// sizes. Tensors are dense, on the CPU, and of any dtype unless the call says otherwise. A call throws
-  /// tessera::Error where it fails (64 for a wrong tensor), which ends training on all ranks.
+  /// sizes. Tensors are dense, on the CPU, and of any dtype unless the call says otherwise. A call that fails throws
+  /// tessera::Error (64 for a wrong tensor), which ends training on all ranks.
   class Ranks {
    public:
     /// The Engine makes this object. `label`: name of the bucket, for messages.
@@ -72,7 +72,8 @@ class CommHook {
     void all_reduce(const at::Tensor& tensor);
     /// Returns the tensor of each rank, in rank order: size() tensors of the shape of `tensor`.
     std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
-    /// Sends row q of `tensor` [size(), ...] to rank q. Returns the rows that came, in rank order, in the same shape.
+    /// Sends row q of `tensor` [size(), ...] to rank q. Returns the rows that this rank received, in rank order, in the
+    /// same shape.
     at::Tensor all_to_all(const at::Tensor& tensor);
 
    private:
@@ -82,10 +83,10 @@ class CommHook {
 
   virtual ~CommHook() = default;
 
-  /// Replaces `bucket.gradients` by the *sum* over ranks (the Engine divides by their number), or by what the rule uses
-  /// in place of the sum. The result must have the same bits on every rank, since parameters drift apart otherwise;
-  /// `check.replica_hash_every` would find that. Autograd is off. An exception that `sum` throws ends training on all
-  /// ranks, with the exception's text.
+  /// Replaces `bucket.gradients` by the *sum* over ranks (the Engine divides it by the number of ranks), or by other
+  /// values that the rule uses instead of the sum. The result must have the same bits on every rank, since otherwise
+  /// the parameters of ranks become different; `check.replica_hash_every` would report that. Autograd is off. An
+  /// exception that `sum` throws ends training on all ranks, with the exception's text.
   virtual void sum(Bucket& bucket, Ranks& ranks) = 0;
 };
 

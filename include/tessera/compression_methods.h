@@ -7,27 +7,29 @@
 
 namespace tessera {
 
-// Methods of compression (CompressionConfig::method), each with its numbers. They sum gradients of which not all are
-// sent. A method that keeps gradients adds what a rank did not send to its next contribution (error feedback).
+// Methods of compression (CompressionConfig::method), each with its numbers. They sum gradients of which only a part is
+// sent. A method that keeps gradients adds the part that a rank did not send to the rank's next contribution (error
+// feedback).
 
 /// "none": all gradients are sent, in the forms of CompressionConfig::gradients and sums.
 struct NoMethodConfig {
-  /// Whether the method adds what a rank did not send to its next contribution. Each method has this constant.
+  /// Whether the method adds the part of gradients that a rank did not send to the rank's next contribution. Each
+  /// method has this constant.
   static constexpr bool kKeepsGradients = false;
 };
 
-/// "power_sgd": gradients of matrices are sent as two factors, where the factors are shorter (PowerSGD, arXiv
-/// 1905.13727).
+/// "power_sgd": gradients of matrices are sent as two factors, if the factors are smaller than the matrix (PowerSGD,
+/// arXiv 1905.13727).
 struct PowerSgdConfig {
   static constexpr bool kKeepsGradients = true;
-  std::int64_t rank = 4;  ///< how many columns each factor has
+  std::int64_t rank = 4;  ///< number of columns of each factor
 };
 
 /// "top_k": a rank sends the gradients of largest magnitude.
 struct TopKConfig {
   static constexpr bool kKeepsGradients = true;
-  double fraction = 0.01;  ///< the share of each unit's gradients that is sent
-  /// above 0: the rank sends momentum with this factor in place of gradients (arXiv 1712.01887)
+  double fraction = 0.01;  ///< fraction of each unit's gradients that is sent
+  /// above 0: the rank sends momentum with this factor instead of gradients (arXiv 1712.01887)
   double momentum = 0;
 };
 
@@ -35,7 +37,7 @@ struct TopKConfig {
 /// on all ranks.
 struct RandomKConfig {
   static constexpr bool kKeepsGradients = true;
-  double fraction = 0.01;  ///< the share of each unit's gradients that is sent
+  double fraction = 0.01;  ///< fraction of each unit's gradients that is sent
   std::int64_t seed = 0;   ///< seed of the random numbers
 };
 
@@ -49,10 +51,11 @@ struct SignFeedbackConfig {
   static constexpr bool kKeepsGradients = true;
 };
 
-/// "one_bit": contributions and sums are both sent as one bit an element, both with error feedback (arXiv 2102.02888).
+/// "one_bit": contributions and sums are both sent as one bit for each element, both with error feedback (arXiv
+/// 2102.02888).
 struct OneBitConfig {
   static constexpr bool kKeepsGradients = true;
-  double momentum = 0;  ///< above 0: ranks send momentum with this factor in place of gradients, as 1-bit Adam does
+  double momentum = 0;  ///< above 0: ranks send momentum with this factor instead of gradients, as 1-bit Adam does
 };
 
 /// "qsgd": gradients are sent as levels, which are fractions of the norm of their neighbours, rounded stochastically

@@ -17,20 +17,21 @@ class InitTape;
 /// (shapes without memory), and every operator on them is written on a tape instead of being run. `materialize` plays
 /// the tape back. Guards nest.
 ///
-/// The generator moves on as it would in eager construction (without drawing, where it is known how much an operator
-/// draws). The tape keeps the generator's state before each random operator. The values, and whatever is drawn
-/// afterwards, are therefore those of eager construction bit for bit, in whatever order tensors are materialised later.
+/// The random generator advances as it would in eager construction (without drawing, if it is known how many numbers an
+/// operator draws). The tape keeps the generator's state before each random operator. The values, and all numbers that
+/// are drawn afterwards, are therefore equal to those of eager construction bit for bit, in whatever order tensors are
+/// materialised later.
 ///
 /// An operator that needs a value (`item()`, `equal`, ...) causes the tensors that it reads to be computed immediately.
-/// Code that takes `data_ptr()` of a deferred tensor gets a c10::Error that says so.
+/// Code that calls `data_ptr()` of a deferred tensor gets a c10::Error that explains this.
 class DeferredInitScope {
  public:
   /// The content of the tape.
   enum class Content {
     kValues,      ///< values, which `materialize` makes
-    kShapesOnly,  ///< see `shapes_only`
+    kShapesOnly,  ///< only shapes; see `shapes_only`
   };
-  /// Starts deferring; the destructor ends it, on the same thread.
+  /// Begins to defer. The destructor ends this, on the same thread.
   explicit DeferredInitScope(Content content = Content::kValues);
   ~DeferredInitScope();
   DeferredInitScope(const DeferredInitScope&) = delete;
@@ -40,7 +41,7 @@ class DeferredInitScope {
   std::shared_ptr<InitTape> previous_;
 };
 
-/// Runs `make` (any code that constructs modules) without allocating what it constructs, and returns its result:
+/// Runs `make` (any code that constructs modules) without allocating the tensors, and returns its result:
 ///
 ///   auto model = tessera::deferred_init([] { return GPT(config); });
 ///
@@ -51,15 +52,15 @@ auto deferred_init(Make&& make) {
   return std::forward<Make>(make)();
 }
 
-/// Runs `make` as deferred_init does, but records shapes alone: random operators leave the generator where it is, and
-/// the result can never be materialised. It takes no longer for a large model than for a small one of as many layers.
+/// Runs `make` as deferred_init does, but records only shapes: random operators do not advance the generator, and the
+/// result can never be materialised. It takes no longer for a large model than for a small model with as many layers.
 /// It is meant for `plan_memory`:
 ///
 ///   auto model = tessera::shapes_only([&] { return GPT(config); });
 ///   std::cout << tessera::plan_memory(*model, strategy, topology).table;
 ///
-/// A c10::Error says so if the result is materialised or given to an Engine, or if `make` reads a value (`item()`).
-/// The tape of a deferred_init around it is used if there is one, and values are recorded then.
+/// A c10::Error is thrown if the result is materialised or given to an Engine, or if `make` reads a value (`item()`).
+/// If shapes_only is called inside a deferred_init, it uses the tape of the deferred_init, and values are recorded.
 template <class Make>
 auto shapes_only(Make&& make) {
   DeferredInitScope scope(DeferredInitScope::Content::kShapesOnly);
@@ -70,13 +71,13 @@ auto shapes_only(Make&& make) {
 bool is_deferred(const at::Tensor& tensor);
 
 /// Returns real CPU tensors with the values that eager construction would have given `tensors`, in the same order.
-/// Tensors that share a storage share one here as well. The call needs memory for the tensors and for what their values
-/// are computed from. The deferred tensors stay as they are; tensors that are not deferred are returned unchanged.
-/// Throws c10::Error for tensors of shapes_only.
+/// Tensors that share a storage also share a storage in the result. The call needs memory for the tensors, and for the
+/// tensors from which their values are computed. The deferred tensors stay as they are; tensors that are not deferred
+/// are returned unchanged. Throws c10::Error for tensors of shapes_only.
 std::vector<at::Tensor> materialize(const std::vector<at::Tensor>& tensors);
 
-/// Turns every parameter and buffer of `module` into a real tensor, in place: each keeps its TensorImpl. Errors are
-/// those of materialize.
+/// Turns every parameter and buffer of `module` into a real tensor, in place: each tensor keeps its TensorImpl. Errors
+/// are those of materialize.
 void materialize_module(torch::nn::Module& module);
 
 }  // namespace tessera

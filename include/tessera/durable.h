@@ -9,8 +9,8 @@ namespace tessera {
 class Engine;
 
 /// Durable steps: with `"durable": {"every": K, "dir": D}` in the strategy, everything that training needs to continue
-/// is on this host's disk after every K-th step. A run that ended at any moment, also by kill -9 or a power loss, goes
-/// on from the last such step, bit for bit.
+/// is on this host's disk after every K-th step. A run that ended at any moment, also by kill -9 or a power loss,
+/// continues from the last such step, bit for bit.
 ///
 ///   const auto resumed = tessera::resume_durable(engine);   // in every run, before its first step
 ///   if (resumed) batches.resume(*resumed->items.data);
@@ -23,42 +23,43 @@ class Engine;
 ///
 /// State that lies on disk anyway (`"offload"`) is not written again. A commit records where this state lies. That
 /// place is not overwritten until the next commit, since the state has a second place on the disk. State in memory is
-/// written to D. A commit holds what a checkpoint holds (save_checkpoint), in the form in which training has it. A
-/// commit therefore serves the same model, strategy and number of ranks, on the same hosts. A checkpoint loads
-/// anywhere.
+/// written to D. A commit holds the same things as a checkpoint (save_checkpoint), in the form in which training has
+/// them. It can therefore be used only with the same model, strategy and number of ranks, on the same hosts. A
+/// checkpoint can be loaded anywhere.
 ///
-/// Some keys of the strategy may change from run to run: learning rate, schedule, weight decay, clipping and the like
-/// come from the new strategy, as with a checkpoint. Rates and options set by hand, and a dynamic loss scale, come from
-/// the commit.
+/// Some keys of the strategy may change from run to run. Learning rate, schedule, weight decay, clipping and similar
+/// keys come from the new strategy, as with a checkpoint. Rates and options set by hand, and a dynamic loss scale, come
+/// from the commit.
 ///
-/// Each rank has files of its own: rank-NNNNN.* in D, and `tessera-durable-*` in the directories of offload.paths.
+/// Each rank has separate files: rank-NNNNN.* in D, and `tessera-durable-*` in the directories of offload.paths.
 
 /// Starts a commit after each `every`-th step (StepResult::step), and returns true; otherwise does nothing and returns
-/// false. `items`: those of rank 0 are stored, and resume_durable gives them to every rank.
+/// false. The `items` of rank 0 are stored, and resume_durable gives them to every rank.
 ///
-/// A thread writes the commit beside the next forward and backward, straight from training's memory. The ranks wait
-/// until the commit is on the disk of all of them before the next update, or before anything else changes training
-/// state; with optimizer.in_backward before the next backward. D's first commit is complete when this returns.
+/// A thread writes the commit directly from the memory of training, during the next forward and backward. Before the
+/// next update, or any other change of training state, ranks wait until the commit is on the disks of all ranks. With
+/// optimizer.in_backward they wait before the next backward. The first commit of D is complete when this function
+/// returns.
 ///
-/// The call is collective and is made between steps. Errors (tessera::Error), the same on every rank: 64 in the cases
-/// of save_checkpoint, and where D holds a step of an earlier run from which this run did not go on. It also throws the
-/// error of the previous commit, which is reported here first: 73, 74, 77 a file could not be written. The commit
-/// before the failed one then stays the last commit. If a write or a sync failed, all later commits of this run fail
-/// too. Training can go on. An Engine's destructor waits for a commit under way and logs its error, which ends
-/// tessera::run with its exit code.
+/// The call is collective and is made between steps. Throws tessera::Error, the same on every rank: 64 in the cases of
+/// save_checkpoint, and if D holds a step of an earlier run from which this run did not continue. It also throws the
+/// error of the previous commit, which is reported here first: 73, 74 or 77 if a file could not be written. The commit
+/// before the failed commit then stays the last commit. If a write or a sync failed, all later commits of this run fail
+/// too. Training can continue. An Engine's destructor waits for a commit under way and logs its error; tessera::run
+/// then ends with the exit code of that error.
 bool commit_durable(Engine& engine, const CheckpointItems& items = {});
 
 /// Waits until the commit under way is on the disk of all ranks, and throws its error (see commit_durable). The call is
 /// collective and is made between steps.
 void finish_commit(Engine& engine);
 
-/// Goes on from the last commit in D: parameters, optimizer states, step counts, loss scale, rates and options set by
-/// hand, buffers, LibTorch's generator (also the GPU's), and the items. LoadedCheckpoint::path is D. Returns nothing
-/// where D never held a commit. A D whose commits are all damaged or gone is an error (65) of the Engine's constructor
-/// instead.
+/// Continues from the last commit in D. It restores parameters, optimizer states, step counts and the loss scale; rates
+/// and options set by hand; buffers; LibTorch's generator (also that of the GPU); and the items. LoadedCheckpoint::path
+/// is D. Returns nothing if D never held a commit. If all commits of D are damaged or lost, the Engine's constructor
+/// throws Error (65) instead.
 ///
-/// The call is collective and is made before this run's first commit. Errors (tessera::Error), the same on every rank:
-/// 64 called too late, or without `"durable"`; 65 a file is damaged; 74 one cannot be read.
+/// The call is collective and is made before this run's first commit. Throws tessera::Error, the same on every rank: 64
+/// if it is called too late, or without `"durable"`; 65 if a file is damaged; 74 if a file cannot be read.
 std::optional<LoadedCheckpoint> resume_durable(Engine& engine);
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: agreement, dealt, slot, tier, unit.
+// See docs/glossary.md: agreement, dealt, slot, unit.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -39,91 +39,95 @@ class StepOutcome;
 
 /// The result of one optimizer step. All ranks have the same values, unless a field says otherwise.
 ///
-/// `step` does not wait for a GPU, unless the program brings a rule of its own or the host's CPU makes updates. Until
-/// `wait`, fields that only the device can tell (loss, grad_norm, lr, overflow, loss_scale, tokens,
-/// communication_seconds) are NaN, false or 0. Look at results one step late to see every step without slowing training
-/// down.
+/// `step` does not wait for a GPU, unless the program defines a rule or the host's CPU makes updates. Until `wait`,
+/// fields that only the device can tell (loss, grad_norm, lr, overflow, loss_scale, tokens, communication_seconds) are
+/// NaN, false or 0. Look at results one step late to see every step without slowing training down.
 ///
-/// Between outer steps (Strategy::sync) "ranks" means those of this rank's replica.
+/// Between outer steps (Strategy::sync) "ranks" means the ranks of this rank's replica.
 struct StepResult {
   /// Number of the step, from 1. Attempts count, so a skipped step has a number too. It grows by 1 from one result to
-  /// the next, but with "sync" backups by `missed` where that is not 0. A loop then goes on while `step` is below the
-  /// number of steps that it wants. Work that is due every N steps is done when `step` passes a multiple of N, so that
-  /// all ranks do it together.
+  /// the next; with "sync" backups it grows by `missed` if that is not 0. With "sync" backups a loop therefore
+  /// continues while `step` is below the number of steps that it wants. It does work that is due every N steps when
+  /// `step` passes a multiple of N, so that all ranks do it together.
   std::int64_t step = 0;
-  /// Weighted mean (MicrobatchInfo::weight) over ranks and microbatches of the losses given to backward. It is NaN
-  /// where all weights are 0.
+  /// Weighted mean (MicrobatchInfo::weight) over ranks and microbatches of the losses given to backward. It is NaN if
+  /// all weights are 0.
   double loss = 0.0;
-  double grad_norm = 0.0;  ///< global 2-norm of the averaged gradient, before clipping
-  double lr = 0.0;         ///< learning rate of the step
-  bool overflow = false;   ///< a gradient was infinite or NaN: the step was skipped on all ranks
-  bool spike = false;  ///< the loss was far above those before (Strategy::on_spike): the step was skipped on all ranks
+  double grad_norm = 0.0;   ///< global 2-norm of the averaged gradient, before clipping
+  double lr = 0.0;          ///< learning rate of the step
+  bool overflow = false;    ///< whether a gradient was infinite or NaN; the step was then skipped on all ranks
+  bool spike = false;       ///< whether the loss was far above earlier losses (Strategy::on_spike); the step was then
+                            ///< skipped on all ranks
   double loss_scale = 1.0;  ///< loss scale that this step's backward used
   /// Mean and largest age of the gradients that this rank applied in the step, over all shards ("sync" asynchronous).
-  /// An age is the number of other ranks' updates since the values were pulled. "sync" hogwild counts other ranks'
-  /// steps since this rank's last step. Both numbers are 0 otherwise.
+  /// An age is the number of other ranks' updates since the values were pulled. With "sync" hogwild it is the number of
+  /// other ranks' steps since this rank's last step. In all other cases both fields are 0.
   double staleness_mean = 0.0;
   std::int64_t staleness_max = 0;
-  AgeHistogram ages;  ///< number of gradients of each age in this step; Engine::staleness has those of all steps
-  /// This number is above 0 if, with "sync" backups, this rank's gradients came after those that the step waited for,
-  /// and were dropped. Then it is the number of steps that other ranks have made since this rank's last step, up to
-  /// `step`, and `loss`, `grad_norm` and `tokens` are those of this rank alone.
+  AgeHistogram ages;  ///< number of gradients of each age in this step; Engine::staleness has the numbers for all steps
+  /// This number is above 0 if, with "sync" backups, this rank's gradients came too late for the step and were dropped.
+  /// It is then the number of steps that other ranks have made since this rank's last step, up to `step`. In this case
+  /// `loss`, `grad_norm` and `tokens` are those of this rank only.
   std::int64_t missed = 0;
   std::int64_t dropped = 0;     ///< late gradients that all ranks have dropped so far ("sync" backups)
-  std::int64_t made_again = 0;  ///< microbatches of this step that other ranks made before their own ("deal.backups")
+  std::int64_t made_again = 0;  ///< microbatches of this step that another rank completed before their own rank
+                                ///< ("deal.backups")
   /// The gradient noise scale tr(Sigma) / |G|^2, which is about the batch up to which larger batches save steps
-  /// ("noise_scale", arXiv 1812.06162). It is in samples where backward is told of them (MicrobatchInfo::samples), else
-  /// in the things that weights count (MicrobatchInfo::weight), which is microbatches if no weights were given. The
-  /// value is the one known after this step; 0: not known.
+  /// ("noise_scale", arXiv 1812.06162). It is counted in samples if backward is given their number
+  /// (MicrobatchInfo::samples). Otherwise it is counted as weights are (MicrobatchInfo::weight): in tokens, for
+  /// example, or in microbatches if no weights are given. The field has the value that is known after this step; 0
+  /// means that none is known.
   double noise_scale = 0.0;
-  /// The batch of the latest measured step, counted as in noise_scale; 0: no step was measured.
+  /// The batch of the latest measured step, counted as in noise_scale; 0 if no step was measured.
   double noise_batch = 0.0;
   /// The two parts of noise_scale, smoothed: |G|^2, the square of the gradient's norm without noise, and tr(Sigma), the
-  /// variance of the gradient of one sample. The estimates have no bias, so either may be below 0.
+  /// variance of the gradient of one sample. The estimates have no bias, so each of them may be below 0.
   double noise_square = 0.0, noise_variance = 0.0;
-  std::int64_t tokens = 0;  ///< tokens of all ranks and microbatches, as told to backward
+  std::int64_t tokens = 0;  ///< tokens of all ranks and microbatches, as given to backward
   double seconds = 0.0;     ///< this rank's time since the previous step ended
-  /// Part of `seconds` spent in collectives, also those of updates, waiting for other ranks included. A GPU counts the
-  /// time in which compute waited for collectives, by the device's clock (exposed communication); 0 until `wait`.
+  /// The part of `seconds` spent in collectives, including those of updates, and including waits for other ranks. On a
+  /// GPU it is the time in which compute waited for collectives, by the device's clock (exposed communication); 0 until
+  /// `wait`.
   double communication_seconds = 0.0;
   double tokens_per_second = 0.0;  ///< tokens of all ranks divided by `seconds`
-  /// The rank for which the others waited: the one that was busy longest with its data, its forward and its backward,
-  /// from the end of the step before to the agreement on this one. Where replicas train apart ("sync" local_sgd or
-  /// diloco), it is a rank of this rank's replica. It is -1 where it is not known: with one rank; on a GPU, since the
+  /// The rank for which the other ranks waited. From the end of the previous step to the agreement on this step, it was
+  /// busy longest with its data, its forward and its backward. If replicas train apart ("sync" local_sgd or diloco), it
+  /// is a rank of this rank's replica. It is -1 if the rank is not known. That is so with one rank; on a GPU, since the
   /// host does not wait for its steps; and with "sync" asynchronous, hogwild or backups.
   int waited_for_rank = -1;
-  /// Mean of the seconds for which the other ranks waited for waited_for_rank: they were busy for that much less time.
-  /// It is 0 where waited_for_rank is -1.
+  /// Mean of the seconds for which the other ranks waited for waited_for_rank, since they were busy for less time. It
+  /// is 0 if waited_for_rank is -1.
   double waited_for_seconds = 0.0;
-  /// Part of `seconds` in which this rank had no data: from the end of a step, or of a backward that is not the step's
-  /// last, to the next operator that reads a parameter. On a GPU it is the host's time, in which the device may still
-  /// work. It is NaN where the strategy does not watch operators and Engine::time_data was not called.
+  /// The part of `seconds` in which this rank had no data. It is the time from the end of a step, or of a backward that
+  /// is not the step's last, to the next operator that reads a parameter. On a GPU it is the host's time, in which the
+  /// device may still work. It is NaN if the strategy does not watch operators and Engine::time_data was not called.
   double data_seconds = 0.0;
   /// Parts of `seconds` for which this thread was in TokenBatches::next, and in Engine::upload and Upload::tensors,
   /// wherever the program called them. Neither counts work that other threads do ahead.
   double batch_seconds = 0.0, upload_seconds = 0.0;
-  /// Floating-point operations of this rank's operators in a step, forward, backward and what is computed again, as
-  /// torch.utils.flop_counter counts them. Products inside an operator that has no formula there count too (bilinear
-  /// and recurrent layers, grouped products on the CPU). They are counted once, in the first step of an Engine, or
-  /// after set_trainable. Operations of `evaluate` do not count.
+  /// Floating-point operations of this rank's operators in a step: of forward, backward and recomputation, as
+  /// torch.utils.flop_counter counts them. Products inside an operator that has no formula there are counted too
+  /// (bilinear and recurrent layers, grouped products on the CPU). Operations are counted once, in the first step of an
+  /// Engine or after set_trainable. Operations of `evaluate` are not counted.
   std::int64_t flop = 0;
-  double peak_tflops = 0.0;  ///< the device's peak (Engine::set_peak_tflops); 0: not known
+  double peak_tflops = 0.0;  ///< the device's peak (Engine::set_peak_tflops); 0 if it is not known
   MemoryUse planned;         ///< planned bytes by category
-  MemoryUse allocated;  ///< largest bytes by category since the last step; above the plan only where an Engine warned
+  MemoryUse allocated;  ///< largest bytes by category since the last step; they exceed the plan only if an Engine has
+                        ///< warned of it
 
   /// s = T_comm / (T_comp + T_comm), the share of this rank's time that it communicates: communication_seconds /
-  /// seconds. It is 0 where no time was measured. tessera/scaling.h computes a speed-up from it.
+  /// seconds. It is 0 if no time was measured. tessera/scaling.h computes a speed-up from it.
   double communication_share() const { return seconds > 0 ? communication_seconds / seconds : 0.0; }
-  /// TFLOP/s of this rank: flop / seconds / 10^12. It is 0 where no time was measured.
+  /// TFLOP/s of this rank: flop / seconds / 10^12. It is 0 if no time was measured.
   double tflops() const { return seconds > 0 ? static_cast<double>(flop) / seconds * 1e-12 : 0.0; }
-  /// Returns the share of the device's peak that this rank reached ("model FLOP utilization", except that what is
-  /// computed again counts too); NaN where the peak is not known.
+  /// Returns the fraction of the device's peak that this rank reached; NaN if the peak is not known. This is "model
+  /// FLOP utilization", except that recomputation is counted too.
   double mfu() const { return peak_tflops > 0 ? tflops() / peak_tflops : std::numeric_limits<double>::quiet_NaN(); }
-  /// Returns false while a GPU still has to tell some of the fields; see `wait`.
+  /// Returns false while some of the fields are still to come from a GPU; see `wait`.
   bool is_known() const;
-  /// Waits for the device and fills in the missing fields. It returns at once on the CPU, and when called again. Throws
-  /// tessera::Error for what a GPU notices only then: 70 if ranks gathered units in different orders; 65 if a gradient
-  /// was not finite, with optimizer.in_backward.
+  /// Waits for the device and fills in the missing fields. On the CPU, and when it is called again, it returns at once.
+  /// Throws the errors of a GPU's step, which are known only then, as tessera::Error: 70 if ranks gathered units in
+  /// different orders; 65 if a gradient was not finite, with optimizer.in_backward.
   void wait();
 
  private:
@@ -131,20 +135,20 @@ struct StepResult {
   std::shared_ptr<StepOutcome> outcome_;  ///< shared with the step on the GPU until the result is known; else empty
 };
 
-/// The facts that the program tells backward about a microbatch, apart from its loss.
+/// The data of a microbatch that the program gives to backward in addition to the loss.
 struct MicrobatchInfo {
   std::int64_t tokens = 0;  ///< tokens of this microbatch on this rank, for tokens_per_second
   /// Samples of this microbatch on this rank. lr_schedule.base_batch_size, warmup_samples and warmup_epochs need them.
   std::int64_t samples = 0;
-  /// True: more losses of this microbatch follow, so the graph stays. The microbatch ends with the backward that says
-  /// false. Losses add up, as the gradients do.
+  /// True: more losses of this microbatch follow, so the graph stays. The backward with the value false ends the
+  /// microbatch. Losses add up, as the gradients do.
   bool retain_graph = false;
   /// The number of things over which this microbatch's loss is a mean: tokens with a label, pixels, samples. The step
-  /// trains with, and reports, sum(weight * mean) / sum(weight) over ranks and microbatches, which is the mean over all
-  /// things, however many each microbatch has. Only ratios of weights count. Give numbers near 1 with fp16 parameters
-  /// (tokens / the tokens of a full microbatch), since gradients are multiplied by them before they are added up. 0:
-  /// this backward takes part in collectives and counts nothing, even if its loss is NaN. All losses of one microbatch
-  /// (retain_graph) have the same weight.
+  /// uses and reports sum(weight * mean) / sum(weight) over ranks and microbatches. That is the mean over all things,
+  /// whatever the number in each microbatch. Only the ratios of weights matter. Give numbers near 1 with fp16
+  /// parameters (tokens / the tokens of a full microbatch), since gradients are multiplied by them before they are
+  /// added up. With a weight of 0 this backward takes part in collectives but contributes nothing, even if its loss is
+  /// NaN. All losses of one microbatch (retain_graph) have the same weight.
   double weight = 1.0;
 };
 
@@ -154,26 +158,27 @@ struct WeightedLoss {
   double weight = 1.0;  ///< not negative, finite
 };
 
-/// Counts of what this rank has communicated and moved since the Engine was made. They count this rank alone.
+/// Counts of the communication and the copies of this rank since the Engine was made. Other ranks are not counted.
 struct TrafficCounts {
   /// All-gathers of units, their bytes, and how many of them were prefetched.
   std::int64_t gathers = 0, gathered_bytes = 0, prefetched_gathers = 0;
   std::int64_t reductions = 0, reduced_bytes = 0;  ///< reductions of units' gradients, and of outer steps ("sync")
-  /// Slots and buckets that were allocated beyond the plan; the Engine warned.
+  /// Slots and buckets that were allocated beyond the plan, of which the Engine has warned.
   std::int64_t overflow_slots = 0, overflow_buckets = 0;
-  double gather_seconds = 0;                                 ///< time in gathers, waiting for other ranks included
-  double reduction_seconds = 0;                              ///< time in reductions, waiting for other ranks included
+  double gather_seconds = 0;                                 ///< time in gathers, including waits for other ranks
+  double reduction_seconds = 0;                              ///< time in reductions, including waits for other ranks
   std::int64_t disk_bytes_read = 0, disk_bytes_written = 0;  ///< bytes of offloaded state ("offload"), set-up included
-  double disk_wait_seconds = 0;                              ///< time in which training stood still for the disk
-  std::int64_t streamed_bytes = 0;  ///< bytes of records copied to the GPU to be updated; as many were copied back
+  double disk_wait_seconds = 0;                              ///< time in which training waited for the disk
+  std::int64_t streamed_bytes = 0;  ///< bytes of records copied to the GPU for updates; the same number was copied back
   HostStepBytes host_step;          ///< bytes copied for updates that the host's CPU makes in place of the GPU
   std::int64_t uploaded_bytes = 0;  ///< bytes of offloaded parameters that were copied to the GPU for gathers
-  HostStepBytes gradients;          ///< bytes copied for sums of gradients that lie on a tier below the GPU's memory
+  HostStepBytes gradients;          ///< bytes copied for offloaded sums of gradients, which lie in the host's memory or
+                                    ///< in files
 };
 
-/// The time for which one unit's calls of one kind were under way on this rank: from a call's beginning to the moment
-/// at which the rank found that the call had ended, whatever the rank did meanwhile. Times are in seconds; percentiles
-/// are at most 1/16 above a time that was measured.
+/// The times for which one unit's calls of one kind were under way on this rank. A time lasts from a call's beginning
+/// to the moment at which the rank noticed that the call had ended, whatever the rank did meanwhile. Times are in
+/// seconds. Percentiles are at most 1/16 above a time that was measured.
 struct CallLatency {
   std::string call;  ///< "gather": an all-gather of parameters, or a pull; "reduce": the sum of gradients over ranks
   std::string unit;  ///< Engine::unit_names
@@ -191,39 +196,39 @@ struct CallLatency {
 /// The constructor is collective: all ranks call it with equal modules and strategies. It moves the module's parameters
 /// into flat buffers on `device()` (each parameter keeps its TensorImpl, so references of optimizers and programs stay
 /// valid). It materialises deferred parameters unit by unit, gives every rank rank 0's values of parameters and
-/// buffers, and shards them. Reading a parameter outside an operator then needs a `Gathered` guard, the engine
-/// takes `.grad` as soon as it is made, and a parameter's dtype is mixed_precision.param.
+/// buffers, and shards them. After that, reading a parameter outside of an operator needs a `Gathered` guard. The
+/// Engine takes each `.grad` as soon as it is computed. The dtype of parameters is mixed_precision.param.
 ///
-/// The module must outlive the Engine or die with it. After the Engine, replicated parameters keep their values, and
-/// sharded ones refuse access. The next Engine over the module starts with their values in both cases, fp32 masters
-/// included.
+/// The module must outlive the Engine or die with it. After the Engine is destroyed, replicated parameters keep their
+/// values, and sharded parameters refuse access. In both cases the next Engine over the module starts with their
+/// values, including fp32 masters.
 ///
-/// This table says what a program may do around an Engine, and what happens then:
+/// This table lists actions of a program, and the Engine's reaction to them:
 ///
 /// | the program                                        | the Engine                                              |
 /// |----------------------------------------------------|---------------------------------------------------------|
 /// | runs a backward that is not the Engine's           | drops its gradients; warns once, unless another Engine's |
 /// | reads or writes `.grad`                            | c10::Error with the remedy                              |
 /// | clears `.grad` between backward and step           | Error (64): call zero_grad of the Engine                |
-/// | freezes and unfreezes what could train at the start | goes along: a parameter without gradients stays as it is |
+/// | freezes and unfreezes what could train at the start | follows: a parameter without gradients stays as it is   |
 /// | unfreezes what was frozen at the start             | Error (64): call set_trainable, or add_group            |
 /// | writes a parameter (also by `.data()`), moves it   | takes the values under Gathered(kWrite); else Error (64) |
 /// | takes a pointer of a sharded parameter, or a view  | valid under Gathered; else c10::Error with the remedy    |
 /// | writes through a raw pointer                       | not noticed, except under `"check"` (docs/strategy.md)   |
 /// | makes a second Engine over a parameter             | Error (64) while the first lives; then takes its values  |
 ///
-/// One thread at a time drives an Engine and its module. Errors are tessera::Error. An error of the constructor,
-/// backward, step or a gather ends the group on all ranks, and the Engine can only be destroyed. A call out of turn
-/// (step too early, backward too often, a loss that is no scalar) is the caller's mistake: an Error with exit code 64,
-/// and nothing has happened.
+/// One thread at a time drives an Engine and its module. Errors are tessera::Error. An error of the constructor, of
+/// backward, of step or of a gather ends the communication on all ranks; after that the Engine can only be destroyed. A
+/// wrong call (step too early, backward too often, a loss that is not a scalar) is the caller's mistake. It throws an
+/// Error with exit code 64 and changes nothing.
 class Engine {
  public:
-  /// Makes an Engine for a module (see the description of the class). `own` has the program's own rules. Throws Error
-  /// (64) if the strategy asks for a rule that `own` does not have, or `own` has one that the strategy does not ask
-  /// for.
+  /// Makes an Engine for a module (see the description of the class). `own` has the rules that the program defines.
+  /// Throws Error (64) if the strategy asks for a rule that `own` does not have, or `own` has one that the strategy
+  /// does not ask for.
   Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
          const OwnRules& own = {});
-  /// Makes an Engine with one own rule: an ElementwiseOptimizer, a MatrixOptimizer or a CommHook.
+  /// Makes an Engine with one rule of the program: an ElementwiseOptimizer, a MatrixOptimizer or a CommHook.
   template <class Rule>
   Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
          std::shared_ptr<Rule> rule)
@@ -245,38 +250,40 @@ class Engine {
 
   /// Runs backward of one microbatch. `loss` is a scalar: the mean over this rank's microbatch. Gradients are averaged
   /// over ranks and over the `gradient_accumulation` microbatches of a step, by MicrobatchInfo::weight. Do not divide
-  /// the loss by `gradient_accumulation` as a plain loop does. Give the number of things as MicrobatchInfo::weight if
-  /// losses are means over different numbers of things. It is collective.
+  /// the loss by `gradient_accumulation` as a plain loop does. If losses are means over different numbers of samples or
+  /// tokens, give that number as MicrobatchInfo::weight. The call is collective.
   ///
   ///   engine.backward(loss, {.weight = static_cast<double>(labels.ne(-100).sum().item<std::int64_t>())});
   ///
   /// With "optimizer.in_backward" it also updates each unit's parameters as soon as the unit's gradients are summed.
   /// Parameters cannot be read between the first such update and `step`: a forward throws c10::Error; zero_grad,
-  /// evaluate and Gathered throw Error (64). An infinite or NaN gradient is an Error (65), since the step cannot be
-  /// skipped any more. The error comes on a GPU with StepResult::wait of this or a later step, or with a call some
-  /// steps later. The rank whose gradient is not finite updates nothing from there on.
+  /// evaluate and Gathered throw Error (64). An infinite or NaN gradient is an Error (65), since the step can no longer
+  /// be skipped. On a GPU the error is thrown by StepResult::wait of this or a later step, or by a call some steps
+  /// later. The rank whose gradient is not finite updates no further units.
   void backward(const at::Tensor& loss, const MicrobatchInfo& info = {});
 
-  /// Returns the number of the microbatch that this rank computes next, among those of its step on all ranks. It says
-  /// which data to take so that any number of ranks trains on the same data (docs/reproducible.md). It is round * ranks
-  /// + rank, as TokenBatches deals samples. With Strategy::reproducible and gradient_sync "last_microbatch" a rank's
-  /// microbatches follow each other (SamplerOptions::runs), and it is rank * gradient_accumulation + round. With "deal"
-  /// by speed it is microbatches().begin + round. It may be a microbatch of another rank after this rank's own with
-  /// "deal.backups", so call this before each forward.
+  /// Returns the number of the microbatch that this rank computes next, among those of its step on all ranks. A program
+  /// chooses its data by this number, so that any number of ranks trains on the same data (docs/reproducible.md). The
+  /// number is round * ranks + rank, as TokenBatches deals samples. With Strategy::reproducible and gradient_sync
+  /// "last_microbatch", a rank's microbatches follow each other (SamplerOptions::runs), and the number is rank *
+  /// gradient_accumulation + round. With "deal" by speed it is microbatches().begin + round. With "deal.backups" it may
+  /// be a microbatch of another rank, after this rank's own microbatches; so call this before each forward.
   std::int64_t microbatch() const;
 
-  /// Returns the run of the step's microbatches that this rank computes, among those of all ranks: as many as there are
-  /// calls of backward before the next step, except with "deal.backups". A step may change it with "deal" by speed:
-  /// call this after each step, and give the result to the data (TokenBatches::deal, RankSampler::deal). Throws Error
-  /// (64) where microbatches are dealt to ranks by turns, so that those of a rank are no neighbours.
+  /// Returns the run of the step's microbatches that this rank computes, among those of all ranks. It has as many
+  /// microbatches as there are calls of backward before the next step, except with "deal.backups". With "deal" by speed
+  /// a step may change the run: call this after each step, and give the result to the data (TokenBatches::deal,
+  /// RankSampler::deal). Throws Error (64) if microbatches are dealt to ranks one by one, so that those of a rank are
+  /// not neighbours.
   MicrobatchRun microbatches() const;
 
-  /// Where workers come and go ("sync.elastic"), returns the number of the step whose data this worker takes next, from
-  /// 0, among `steps` steps that all workers make together. Each step is given to one worker, and to another one if
-  /// that worker leaves before it has made the step. It returns nothing once all steps are made, and waits while other
-  /// workers still make the last ones. The parameters are then the newest. Steps may be taken ahead; `step` makes them
-  /// in the order in which they were taken. Returns nothing, too, where the last steps were taken ahead by this worker
-  /// itself, which has to make them first (`steps_are_over` tells).
+  /// If workers may join and leave ("sync.elastic"), returns the number of the step whose data this worker takes next.
+  /// Numbers are from 0 to `steps` - 1, and all workers make these steps together. Each step is given to one worker. If
+  /// that worker leaves before it has made the step, the step is given to another worker. While other workers still
+  /// make the last steps, the call waits. When all steps are made, it returns nothing, and the parameters are the
+  /// newest. Steps may be taken ahead; `step` makes them in the order in which they were taken. The call also returns
+  /// nothing if this worker itself has taken the last steps ahead and must make them first; then steps_are_over() is
+  /// false.
   ///
   ///   while (const auto step = engine.take_step(1000)) {
   ///     batches.go_to_step(*step);
@@ -288,10 +295,10 @@ class Engine {
   ///     engine.note_results_written();
   ///   }
   ///
-  /// Throws Error (64) without "sync.elastic", and where other workers make another number of steps; 75 where the
-  /// others do not come to an end in comm.timeout_s.
+  /// Throws Error (64) without "sync.elastic", and if other workers make another number of steps; 75 if the other
+  /// workers do not finish within comm.timeout_s.
   std::optional<std::int64_t> take_step(std::int64_t steps);
-  /// Returns whether `take_step` has told that all steps are made.
+  /// Returns whether all steps are made, as the latest `take_step` has found.
   bool steps_are_over() const;
   /// Returns whether this process writes the results of a run: rank 0, or, where workers come and go, one of those that
   /// are there at the end. A worker that asks after that one has left without note_results_written writes them too,
@@ -301,57 +308,57 @@ class Engine {
   /// write them again. Without "sync.elastic" it does nothing. Throws Error (64) where another worker writes them.
   void note_results_written();
 
-  /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and counts
-  /// nothing, like a backward with weight 0 whose forward need not be run. It repeats the communication of this rank's
-  /// latest microbatch, so a first one must have come before (since `set_trainable`, if that was called). The loop of
-  /// tessera/uneven.h has no such need: there the other ranks tell it what to do. A module whose forward makes
-  /// collectives of its own (SyncBatchNorm) needs a batch on every rank. Throws Error (64) if no microbatch came
-  /// before, under compression.method "sign_majority", and under check.as_across_hosts where ranks share parameters.
-  /// tessera/uneven.h calls it for loaders of different lengths.
+  /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and
+  /// contributes nothing, like a backward with weight 0 whose forward need not be run. It repeats the communication of
+  /// this rank's latest microbatch, so this rank must have had a microbatch before (since `set_trainable`, if that was
+  /// called). The loop of tessera/uneven.h does not require this, since there the other ranks announce their
+  /// collectives. A module whose forward is itself collective (SyncBatchNorm) needs a batch on every rank. Throws Error
+  /// (64) if this rank had no microbatch before, under compression.method "sign_majority", and under
+  /// check.as_across_hosts if ranks share parameters. tessera/uneven.h calls it for loaders of different lengths.
   void backward_nothing();
 
   /// Makes an optimizer step after `gradient_accumulation` calls of backward: agrees on norm and overflow with the
   /// other ranks, clips, updates parameters. It is collective. Throws Error (64) if called early without `partial`.
   /// `partial` ends the step's window of microbatches early, with the microbatches that were begun (at least one). The
   /// step takes the mean over these microbatches. Ranks may have begun different numbers of microbatches: each missing
-  /// one counts as a backward_nothing. A program whose epoch ends in the middle of a window may also go on into the
-  /// next epoch, whose first microbatches fill the window. It may also drop the window with zero_grad.
+  /// microbatch counts as a backward_nothing. If an epoch ends in the middle of a window, a program may also fill the
+  /// window with the first microbatches of the next epoch, or drop the window with zero_grad.
   StepResult step(bool partial = false);
 
-  /// Sets the learning rate from the next step on, where lr_schedule.type is "manual". A rate without a group is for
-  /// all parameters; each group of optimizer.groups gets it times its lr_ratio. A rate with a group is for that group
-  /// alone, until a rate without a group is set again. All ranks call it alike. Throws Error (64) for another schedule,
-  /// a number outside 0 to 1000, or an unknown group. The next step (on a GPU StepResult::wait) throws Error (64) where
-  /// ranks have different rates.
+  /// Sets the learning rate from the next step on, if lr_schedule.type is "manual". A rate without a group is for all
+  /// parameters; each group of optimizer.groups gets this rate times its lr_ratio. A rate with a group is only for that
+  /// group, until a rate without a group is set again. All ranks must make the same call. Throws Error (64) for another
+  /// schedule, a number outside of 0 to 1000, or an unknown group. The next step (on a GPU, StepResult::wait) throws
+  /// Error (64) if ranks have different rates.
   void set_lr(double lr);
   void set_lr(const std::string& group, double lr);
 
-  /// Returns the learning rate of the next step, for all parameters or for a group, as schedule or set_lr have it. The
-  /// factor of lr_schedule.base_batch_size is not in it. Where the rate rises over samples (warmup_samples), the next
-  /// step is taken to have as many samples as the latest step. It waits for the latest step on a GPU. Throws Error (64)
-  /// for an unknown group.
+  /// Returns the learning rate of the next step, for all parameters or for a group, from the schedule or set_lr. The
+  /// factor of lr_schedule.base_batch_size is not included. If the rate rises over samples (warmup_samples), the next
+  /// step is assumed to have as many samples as the latest step. On a GPU it waits for the latest step. Throws Error
+  /// (64) for an unknown group.
   double lr() const;
   double lr(const std::string& group) const;
 
-  /// Says how many samples an epoch has over all ranks, for lr_schedule.warmup_epochs, in place of epoch_samples of the
-  /// strategy. Call it before the first backward, and again after a load. Without warmup_epochs nothing depends on it.
-  /// The call is collective. Throws Error (64) on all ranks where their numbers differ, and for a number below 1, or
-  /// between backward and step.
+  /// Sets the number of samples that an epoch has over all ranks, for lr_schedule.warmup_epochs. It replaces the
+  /// strategy's epoch_samples. Call it before the first backward, and again after a load. Without warmup_epochs nothing
+  /// depends on this number. The call is collective. Throws Error (64) on all ranks if their numbers differ, if a
+  /// number is below 1, or between backward and step.
   void set_epoch_samples(std::int64_t samples);
 
-  /// Sets a number of the update rule from the next step on, by its key in the strategy's "optimizer": weight_decay,
-  /// eps, momentum, dampening, nesterov (0 or 1), alpha, lr_decay, muon.momentum, and betas, which are two numbers. The
-  /// rule must have the key. A number without a group is for all parameters, except for groups of optimizer.groups that
-  /// have a number of their own; a number with a group is for that group. The state that a rule keeps does not change:
-  /// a momentum of 0 leaves the buffers as they are for a later momentum. Checkpoints and durable commits hold what was
-  /// set. All ranks call it alike.
+  /// Sets a number of the update rule from the next step on. `name` is its key in the strategy's "optimizer":
+  /// weight_decay, eps, momentum, dampening, nesterov (0 or 1), alpha, lr_decay, muon.momentum, or betas, which are two
+  /// numbers. The rule must have the key. A number without a group is for all parameters, except those in groups of
+  /// optimizer.groups that have their own number. A number with a group is for that group. The state that a rule keeps
+  /// does not change: with a momentum of 0 the buffers stay as they are for a later momentum. Checkpoints and durable
+  /// commits hold the numbers that were set. All ranks must make the same call.
   ///
   ///   engine.set_option("weight_decay", 0.04 + 0.36 * progress);
   ///   engine.set_option("head", "betas", {0.9, 0.95});
   ///
-  /// Throws Error (64) for a key that the rule does not have, a number that the strategy would not allow, an unknown
-  /// group, or a momentum if it is 0 in the strategy, so that it has no memory. Ranks with different numbers are an
-  /// error as with set_lr.
+  /// Throws Error (64) for an unknown group, a key that the rule does not have, or a number that the strategy would not
+  /// allow. The same holds for a momentum that is 0 in the strategy, and so has no memory. If ranks have different
+  /// numbers, the same error is thrown as with set_lr.
   void set_option(const std::string& name, double value);
   void set_option(const std::string& name, std::pair<double, double> value);
   void set_option(const std::string& group, const std::string& name, double value);
@@ -363,21 +370,22 @@ class Engine {
   std::map<std::string, std::vector<double>> options(const std::string& group) const;
 
   /// Drops the microbatches begun since the last step, with their losses and gradients. All ranks call it at the same
-  /// place.
+  /// point of training.
   void zero_grad();
 
   /// Makes the parameters whose name matches `pattern` trainable or frozen, and plans memory anew. Patterns use `*` and
   /// `?` as file names do, over the whole path: "layers.*.bias". A parameter that trains has gradients and optimizer
-  /// states; a frozen one has none. Values, masters, the states of parameters that go on training, and the schedule's
-  /// position are kept. States of frozen parameters stay too, as an optimizer of PyTorch keeps them, and are used when
-  /// the parameters train again. Each rank has an equal share of them in the host's memory meanwhile, beside the plan.
-  /// Averages ("ema") of frozen parameters do not move. Checkpoints and durable commits hold these states too.
+  /// states; a frozen one has none. Values, masters, the states of parameters that continue to train, and the
+  /// schedule's position are kept. States of frozen parameters are kept too, as an optimizer of PyTorch keeps them, and
+  /// are used when the parameters train again. Meanwhile each rank has an equal share of these states in the host's
+  /// memory, which the plan does not count. Averages ("ema") of frozen parameters do not change. Checkpoints and
+  /// durable commits hold these states too.
   ///
   /// Call it between steps, with equal arguments on all ranks. It is collective. It needs the memory of both plans
   /// while it runs, and waits for steps under way. Throws Error (64) if nothing matches or microbatches were begun.
   void set_trainable(const std::string& pattern, bool trainable);
-  /// Makes the parameters that several patterns name trainable or frozen, with one new plan. Each pattern has to match
-  /// something.
+  /// Makes the parameters that several patterns name trainable or frozen, with one new plan. Each pattern must match a
+  /// parameter.
   void set_trainable(std::span<const std::string> patterns, bool trainable);
 
   /// Puts the parameters that `group` matches into a new group behind those of optimizer.groups, and makes them
@@ -388,14 +396,14 @@ class Engine {
 
   /// The result of `evaluate`, the same on all ranks.
   struct Evaluation {
-    double loss = 0.0;         ///< weighted mean over all batches of all ranks; NaN where all weights are 0
+    double loss = 0.0;         ///< weighted mean over all batches of all ranks; NaN if all weights are 0
     std::int64_t batches = 0;  ///< batches of all ranks
-    double weight = 0.0;       ///< sum over all batches of all ranks; the number of batches where no weights were given
+    double weight = 0.0;       ///< sum over all batches of all ranks; the number of batches if no weights were given
   };
 
   /// Returns the mean of `loss_of(batch)` over the batches of `loader` (a range), computed without gradients. `loss_of`
-  /// returns a scalar tensor, or a WeightedLoss or pair {loss, weight}. Weights make the number the same for any number
-  /// of ranks and any batch size:
+  /// returns a scalar tensor, or a WeightedLoss or pair {loss, weight}. With weights the result is the same for any
+  /// number of ranks and any batch size:
   ///
   ///   engine.evaluate(*loader, [&](auto& batch) {
   ///     const at::Tensor loss = model->forward(batch.data, batch.target);
@@ -403,10 +411,11 @@ class Engine {
   ///   });
   ///
   /// Ranks may have different numbers of batches, but each needs at least one. A rank with fewer batches runs its last
-  /// batch again, uncounted, so that all ranks gather alike. A RankSampler therefore gives each sample once here and
-  /// pads nothing. (A loop of the program's own under NoGradGuard or InferenceMode works too if all ranks make the same
-  /// number of forwards.) Put the module in eval mode first. The call is collective and is made between steps. Throws
-  /// Error (64) on all ranks if one has no batch, or a weight is negative or not finite.
+  /// batch again, without counting it, so that all ranks make the same gathers. A RankSampler therefore gives each
+  /// sample once here, without padding. (A loop that the program writes itself, under NoGradGuard or InferenceMode,
+  /// works too if all ranks make the same number of forwards.) Put the module in eval mode first. The call is
+  /// collective and is made between steps. Throws Error (64) on all ranks if a rank has no batch, or if a weight is
+  /// negative or not finite.
   template <class Loader, class LossOf>
   Evaluation evaluate(Loader&& loader, LossOf&& loss_of) {
     auto next = [&] {
@@ -428,67 +437,70 @@ class Engine {
   }
 
   /// Throws tessera::Error if a collective that was queued on a GPU has failed there. Values that were read from the
-  /// GPU since the failure are worthless. So call this function after reading a loss in an evaluation, for example.
-  /// StepResult::wait and Gathered::close call it. It waits for nothing.
+  /// GPU since the failure may be wrong. So call this function, for example, after reading a loss in an evaluation.
+  /// StepResult::wait and Gathered::close call it. It does not wait.
   void check() const;
 
-  /// Returns true if step() is due: this rank has no microbatch of the step left to make. Without "deal" it has made
-  /// `gradient_accumulation` of them.
+  /// Returns true if step() is due: this rank has no microbatch of the step left to compute. Without "deal" that is so
+  /// after `gradient_accumulation` microbatches.
   bool step_is_due() const;
 
-  /// Returns the device of the module's parameters, where its inputs must be too: the CPU, or this rank's GPU with
-  /// comm.transport "nccl" or "cuda_host".
+  /// Returns the device of the module's parameters, on which its inputs must be too. With comm.transport "nccl" or
+  /// "cuda_host" it is this rank's GPU, otherwise the CPU.
   at::Device device() const;
 
-  /// Starts to copy `host`, tensors of the CPU, to `device()` while the device computes: the next batch, while this one
-  /// trains. `host` may change or be freed when this returns, except pinned tensors, which are read until the copy is
-  /// over.
+  /// Starts to copy `host`, tensors on the CPU, to `device()` while the device computes. A program can so copy the next
+  /// batch while the present one trains. `host` may change or be freed when this returns, except pinned tensors, which
+  /// are read until the copy has ended.
   Upload upload(const std::vector<at::Tensor>& host);
 
-  /// Returns the strategy in use, every default filled in.
+  /// Returns the strategy in use, with all defaults filled in.
   const Strategy& strategy() const;
   /// Returns the memory plan of this rank, in bytes.
   PlannedMemory plan() const;
   /// Returns the bytes in use now by category, counted where they are allocated. It is not collective.
   MemoryUse allocated() const;
-  /// Returns the bytes of LibTorch's allocator that the first step needed beyond what was allocated when the Engine had
-  /// been made (a peak). It is empty before the first step, and on the CPU.
+  /// Returns the peak of the bytes that LibTorch's allocator gave out in the first step, beyond those that were
+  /// allocated when the Engine had been made. Returns nothing before the first step, and on the CPU.
   std::optional<std::int64_t> activation_bytes() const;
-  /// Returns what this rank has communicated and moved so far.
+  /// Returns counts of the communication and the copies of this rank so far.
   TrafficCounts traffic() const;
-  /// Measures StepResult::data_seconds from the next step on, whatever the strategy. They are measured in any case if
-  /// an Engine gathers parameters, or sends parameters after the update. Otherwise the measurement makes LibTorch
-  /// allocate a few times in each step.
+  /// Measures StepResult::data_seconds from the next step on, whatever the strategy. If an Engine gathers parameters,
+  /// or sends parameters after the update, these seconds are measured in any case. Otherwise the measurement makes
+  /// LibTorch allocate memory a few times in each step.
   void time_data();
-  /// Sets the peak of this rank's device in TFLOP/s, for StepResult::mfu from the next step on. GPUs of data centers
-  /// are known already, for products in the parameters' dtype. Throws Error (64) for anything but a number above 0.
+  /// Sets the peak of this rank's device in TFLOP/s, for StepResult::mfu from the next step on. The peaks of
+  /// data-center GPUs are known already, for products in the parameters' dtype. Throws Error (64) unless the number is
+  /// above 0.
   void set_peak_tflops(double tflops);
-  /// Returns the peak as it was set or is known; 0: it is not known.
+  /// Returns the peak that was set or is known; 0 if it is not known.
   double peak_tflops() const;
-  /// Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends. They have a
-  /// fixed size, 5 KiB a unit beside the plan, and a call costs two looks at the clock. On a GPU it costs two events,
-  /// and its time is measured by the device's clock: from where the call is queued to where the queue has waited for
-  /// it.
+  /// Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends. The
+  /// histograms have a fixed size: 5 KiB for each unit, which the plan does not count. A call costs two readings of the
+  /// clock. On a GPU a call costs two events, and the device's clock measures its time. The time lasts from the point
+  /// at which the call is queued to the point at which the queue has waited for it.
   void time_calls();
-  /// Returns the ages of this rank's gradients in all steps so far ("sync" asynchronous and hogwild); zeros elsewhere.
+  /// Returns the ages of this rank's gradients in all steps so far ("sync" asynchronous and hogwild); zeros in all
+  /// other cases.
   AgeHistogram staleness() const;
-  /// Returns what time_calls has measured so far, gathers first, in the order of units; without calls that have not
-  /// occurred. It is empty without time_calls. On a GPU it waits for the calls that have ended on the host's side.
+  /// Returns the latencies that time_calls has measured so far: first those of gathers, in the order of units, then
+  /// those of reductions. Kinds of calls that have not occurred are left out. The result is empty without time_calls.
+  /// On a GPU it waits for the device to finish the calls that have ended on the host.
   std::vector<CallLatency> latencies() const;
-  /// Returns the number of steps that updated parameters, not skipped ones. It waits for the latest step on a GPU.
+  /// Returns the number of steps that updated parameters, without skipped steps. On a GPU it waits for the latest step.
   std::int64_t steps_applied() const;
-  /// Returns the samples of all ranks in the steps that updated parameters, as backward was told of them
-  /// (MicrobatchInfo::samples). Checkpoints and durable commits keep the number. Where replicas train apart ("sync"),
-  /// each step counts this replica's samples times the number of replicas; with "sync" asynchronous and hogwild, only
-  /// this rank's samples count. It waits for the latest step on a GPU.
+  /// Returns the samples of all ranks in the steps that updated parameters, as the program gave them to backward
+  /// (MicrobatchInfo::samples). Checkpoints and durable commits keep the number. If replicas train apart ("sync"), each
+  /// step counts this replica's samples times the number of replicas. With "sync" asynchronous and hogwild, only this
+  /// rank's samples are counted. On a GPU it waits for the latest step.
   std::int64_t samples_seen() const;
   /// Returns the loss scale of the next backward; 1 unless parameters are fp16.
   double loss_scale() const;
 
   /// Prepares the Engine's copy in a process that was forked from this rank, such as a worker of a data loader.
   /// Parameters that ranks share or gather refuse access there, since the fork takes no part in collectives. Call it
-  /// first in the fork, call nothing else of this Engine there, and never destroy this copy. The rank itself goes on
-  /// untouched.
+  /// first in the fork, make no other call of this Engine there, and never destroy this copy. The rank itself is not
+  /// affected.
   void enter_forked_process();
   /// Returns the paths of the units; the root, "(root)", comes first.
   std::vector<std::string> unit_names() const;
@@ -512,7 +524,7 @@ class Engine {
       return {loss.template item<double>(), static_cast<double>(weight)};
     }
   }
-  /// `has_next`: says whether this rank has a batch that was not counted. `loss_of_next`: returns the loss of the next
+  /// `has_next` returns whether this rank has a batch that was not counted. `loss_of_next` returns the loss of the next
   /// batch, or nothing if that batch was counted before.
   Evaluation evaluate_batches(const std::function<bool()>& has_next,
                               const std::function<std::optional<LossNumber>()>& loss_of_next);
@@ -522,28 +534,27 @@ class Engine {
 };
 
 /// Runs backward of one loss that trains several Engines' modules; each Engine takes its own gradients. Gradients of
-/// other Engines' parameters are dropped: a GAN's generator is trained through its discriminator with
-/// `generator.backward`. It is collective. Errors are those of Engine::backward.
+/// other Engines' parameters are dropped. So `generator.backward` trains the generator of a GAN through its
+/// discriminator. It is collective. Errors are those of Engine::backward.
 void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info = {});
 
 /// A guard: while it lives, parameters are the averages of their weights ("ema" in the strategy). It is meant for
 /// evaluation, by `evaluate` or any forward. A parameter that no step has updated is its own average. Weights and
-/// averages change places in memory, so the guard needs no memory. It is collective and stands between steps: all ranks
-/// make and end it at the same place.
+/// averages are exchanged in memory, so the guard needs no further memory. It is collective and is used between steps:
+/// all ranks make and end it at the same point of training.
 ///
 ///   { tessera::EmaWeights average(engine); held_out = engine.evaluate(batches, loss_of).loss; }
 ///
 /// Throws Error (64) without "ema", after microbatches were begun, or under another guard. Backward, step,
 /// set_trainable and Gathered(kWrite) throw Error (64) under this guard. An exception that leaves the guard's scope
-/// ends the group on all ranks.
+/// ends the communication on all ranks.
 class EmaWeights {
  public:
-  /// Makes weights and averages change places. `engine` must outlive the guard.
+  /// Exchanges weights and averages. `engine` must outlive the guard.
   explicit EmaWeights(Engine& engine);
-  /// Puts weights and averages back in their places. This is a collective and can fail; the destructor then logs the
-  /// error.
+  /// Exchanges weights and averages back. This is a collective and can fail; the destructor then logs the error.
   ~EmaWeights();
-  /// Puts weights and averages back in their places, as the destructor does, but throws an Error if that fails.
+  /// Exchanges weights and averages back, as the destructor does, but throws an Error if that fails.
   void close();
   EmaWeights(const EmaWeights&) = delete;
   EmaWeights& operator=(const EmaWeights&) = delete;
@@ -553,9 +564,9 @@ class EmaWeights {
   std::unique_ptr<State> state_;
 };
 
-/// A guard: while it lives, parameters have their full values in memory on every rank. It serves code that takes
-/// `data_ptr()` or an accessor, initialisation by hand, and export. It is collective: all ranks make and end it at the
-/// same place. Errors are tessera::Error, 64 for a call out of turn.
+/// A guard: while it lives, parameters have their full values in memory on every rank. It is meant for code that takes
+/// `data_ptr()` or an accessor, for initialisation by hand, and for export. It is collective: all ranks make and end it
+/// at the same point of training. Errors are tessera::Error; 64 for a call that is not allowed at this time.
 ///
 ///   { tessera::Gathered guard(engine); }                             // read
 ///   { tessera::Gathered guard(engine, tessera::Gathered::kWrite); }  // write
@@ -564,17 +575,17 @@ class EmaWeights {
 /// Changes made under kWrite are kept: rank 0's values become every rank's parameters and master weights.
 class Gathered {
  public:
-  /// The use of the parameters under the guard: the program reads them, writes them, or reads averages.
+  /// The use of the parameters under the guard: the program reads parameters, writes them, or reads averages.
   enum Mode { kRead, kWrite, kEma };
   /// Gathers all units.
   explicit Gathered(Engine& engine, Mode mode = kRead);
   /// Gathers only the units (Engine::unit_names) that hold `parameters`.
   Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode = kRead);
-  /// Writes back under kWrite. The write is a collective and can fail. Calls that had only been queued on a GPU can
-  /// fail here, too. The destructor logs the error.
+  /// Writes back under kWrite. The write is a collective and can fail. Errors of calls that were queued on a GPU may
+  /// also be noticed here. The destructor logs the error.
   ~Gathered();
-  /// Ends the guard as the destructor does, but throws an Error if that fails. Call it before using what was read under
-  /// the guard.
+  /// Ends the guard as the destructor does, but throws an Error if that fails. Call it before using values that were
+  /// read under the guard.
   void close();
   Gathered(const Gathered&) = delete;
   Gathered& operator=(const Gathered&) = delete;
@@ -585,8 +596,8 @@ class Gathered {
 };
 
 /// Returns the memory plan of `module` (deferred or not) under `strategy` for one rank of the mesh that `topology` and
-/// the strategy make, without making an Engine. `own`: the rules that the Engine would be given. Throws tessera::Error
-/// where the Engine's constructor would refuse the strategy.
+/// the strategy make, without making an Engine. `own`: the rules that the Engine would get. Throws tessera::Error if
+/// the Engine's constructor would refuse the strategy.
 PlannedMemory plan_memory(torch::nn::Module& module, const Strategy& strategy, const Topology& topology,
                           const OwnRules& own = {});
 

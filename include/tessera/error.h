@@ -8,17 +8,17 @@
 
 namespace tessera {
 
-/// The exception that Tessera throws. It is a c10::Error, because the autograd engine forwards exceptions of that type
-/// and no others. It carries the exit code that the program should end with; `tessera::run` ends it with that code.
+/// The exception that Tessera throws. It is a c10::Error, because the autograd engine forwards only exceptions of that
+/// type. It has the exit code with which the program should end; `tessera::run` ends the program with that code.
 class Error : public c10::Error {
  public:
   /// `message`: what happened and what to do, without a stack trace.
   Error(ExitCode code, const std::string& message)
       : c10::Error(c10::SourceLocation{"", "tessera", 0}, message), code_(code), message_(message) {}
 
-  /// Returns the code that the program should end with (tessera/exit_code.h).
+  /// Returns the code with which the program should end (tessera/exit_code.h).
   ExitCode exit_code() const { return code_; }
-  /// Returns the message alone, without a stack trace.
+  /// Returns the message without a stack trace.
   const std::string& message() const { return message_; }
 
  private:

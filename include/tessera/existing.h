@@ -2,10 +2,10 @@
 
 namespace tessera {
 
-/// The fate of an existing file that an output would replace.
+/// The treatment of an existing file at the path of an output.
 enum class Existing {
   kKept,      ///< the file stays, and an error names it
-  kReplaced,  ///< replaced atomically once the new file is complete
+  kReplaced,  ///< the file is replaced atomically, as soon as the new file is complete
 };
 
 }  // namespace tessera

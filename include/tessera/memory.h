@@ -11,29 +11,30 @@ namespace tessera {
 
 /// The uses of a rank's memory. Everything that Tessera allocates for training state belongs to one of these.
 enum class MemoryCategory {
-  /// this rank's part of the parameters, in the parameter dtype (all of them where replicated; this rank's share of a
-  /// copy that ranks of a host share), and its part of a second copy ("secondary")
+  /// this rank's part of the parameters, in the parameter dtype, and its part of a second copy ("secondary"). The part
+  /// is all parameters if they are replicated. If ranks of a host share one copy, it is this rank's share of the copy
   kParameters,
-  kSlots,      ///< buffers for gathered units, and one for the quantized values of a rounded second copy
-  kGradients,  ///< reduced gradients, fp32: this rank's part
-  kBuckets,    ///< unreduced gradients, in the reduce dtype (fp32 where they accumulate unsharded)
+  kSlots,      ///< buffers for gathered units, and a buffer for the quantized values of a rounded second copy
+  kGradients,  ///< this rank's part of the reduced gradients, fp32
+  kBuckets,    ///< gradients that are not reduced yet, in the reduce dtype (in fp32 if they accumulate unsharded)
   kMasters,    ///< the part of fp32 master weights that bf16 and fp16 parameters lack
-  kOptimizer,  ///< moments, momentum
+  kOptimizer,  ///< optimizer states, such as moments and momentum
   kStaging,    ///< scratch of the reducer
-  /// records of offloaded state, while they are used or on their way to or from their tier; on the CPU also cached
+  /// records of offloaded state, while they are used or are copied to or from their tier; on the CPU also cached
   /// records
   kRecords,
-  kCheckpoint,   ///< the copy that an asynchronous save writes ("checkpoint.async"), in host memory
-  kActivations,  ///< saved tensors of forward, on their way to and from their tier ("offload.activations"), on the CPU
+  kCheckpoint,   ///< the copy from which an asynchronous save writes ("checkpoint.async"), in host memory
+  kActivations,  ///< saved tensors of forward, while they are copied to and from their tier ("offload.activations"), on
+                 ///< the CPU
   kFeedback,     ///< rounding errors of gradients on the wire ("compression.error_feedback"), fp32
-  /// host memory of a rank that trains on a GPU. Tier "host": all records, and what gradients and parameters need there
-  /// if the CPU updates them. Tier "nvme": records on their way to or from the disk or cached, parameters on their way
-  /// to gathers, and slots of activations. "durable": slots of commits
+  /// host memory of a rank that trains on a GPU. Tier "host": all records, and copies of gradients and parameters if
+  /// the CPU makes the updates. Tier "nvme": records that are cached or being copied to or from the disk, parameters
+  /// that are being brought for gathers, and slots of activations. "durable": slots of commits
   kHostRecords,
 };
 /// Number of categories.
 constexpr std::size_t kMemoryCategories = 12;
-/// Returns the name of a category as tables and logs show it.
+/// Returns the name of a category for tables and logs.
 std::string name_of(MemoryCategory category);
 
 /// Bytes by category.
@@ -49,15 +50,15 @@ struct MemoryUse {
   friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
 };
 
-/// The state that a rank keeps on disk ("offload", "durable"), and the bytes that its steps read and write. Steps go
-/// through the state forward and backward by turns, so two steps in a row are counted together. The first two steps
-/// differ, since nothing is in memory yet.
+/// The state that a rank keeps on disk ("offload", "durable"), and the bytes that its steps read and write. Steps
+/// alternate between going through the state forward and backward, so two steps in a row are counted together. The
+/// first two steps differ, since nothing is in memory yet.
 struct DiskUse {
   std::int64_t bytes = 0;                 ///< size of the rank's files
   std::int64_t read_in_two_steps = 0;     ///< bytes read in two steps
   std::int64_t written_in_two_steps = 0;  ///< bytes written in two steps
-  std::int64_t durable_bytes = 0;         ///< size of the rank's durable files ("durable"), beyond `bytes`
-  std::int64_t written_in_commit = 0;     ///< bytes that a commit writes beyond what the step itself writes
+  std::int64_t durable_bytes = 0;         ///< size of the rank's durable files ("durable"), in addition to `bytes`
+  std::int64_t written_in_commit = 0;     ///< bytes that a commit writes in addition to those of the step itself
   friend bool operator==(const DiskUse&, const DiskUse&) = default;
 };
 
@@ -68,19 +69,21 @@ struct HostStepBytes {
   friend bool operator==(const HostStepBytes&, const HostStepBytes&) = default;
 };
 
-/// The exact memory plan of one rank. All ranks have the same plan, as shards are of equal size. All numbers are bytes.
+/// The exact memory plan of one rank. All ranks have the same plan, since shards have equal sizes. All numbers are
+/// bytes.
 struct PlannedMemory {
   MemoryUse use;  ///< planned memory by category
   DiskUse disk;   ///< state on disk
-  /// bytes of records in host memory that a step copies to its GPU; it copies as many back
+  /// bytes of records in host memory that a step copies to the GPU; the same number is copied back
   std::int64_t streamed_bytes = 0;
-  /// Bytes that a step copies if the host's CPU updates the records in place of the GPU (OffloadedStep::kCpu). Sums of
-  /// gradients, and parameters that hold their masters or half of them, go to the host; new parameters go to the GPU.
+  /// Bytes that a step copies if the host's CPU instead of the GPU updates the records (OffloadedStep::kCpu). Sums of
+  /// gradients, and parameters that hold their masters or half of them, are copied to the host. New parameters are
+  /// copied to the GPU.
   HostStepBytes host_step;
   std::int64_t uploaded_bytes = 0;  ///< bytes of offloaded parameters that a step copies to the GPU for gathers
   HostStepBytes gradients;          ///< bytes of offloaded sums of gradients that a step copies
-  /// the plan as text: one row for each category with its bytes and contents, the total, and for comparison 16 bytes a
-  /// parameter
+  /// the plan as text: one row for each category with its bytes and contents, the total, and for comparison 16 bytes
+  /// for each parameter
   std::string table;
 };
 

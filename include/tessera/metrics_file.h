@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// Metrics by step in a file that other programs read while training goes on. One rank writes it, from one thread at a
-/// time:
+/// A file with the metrics of each step, which other programs can read while training continues. One rank writes it,
+/// from one thread at a time:
 ///
 ///   std::optional<tessera::MetricsFile> metrics;
 ///   if (mesh.is_main()) metrics.emplace("runs/a/metrics.csv");
@@ -20,24 +20,25 @@ namespace tessera {
 ///
 /// | the file                     | what it holds                                                              |
 /// |------------------------------|----------------------------------------------------------------------------|
-/// | "NAME.csv"                   | a table; the first row's names are its columns, and later rows have no others |
+/// | "NAME.csv"                   | a table; its columns are the names of the first row, and later rows add none |
 /// | `in_tensorboard(folder)`     | an event file in `folder`: numbers and flags as scalars of 32 bits         |
-/// | any other name               | JSON lines, an object a step                                               |
+/// | any other name               | JSON lines, one object for each step                                       |
 ///
-/// Each write is handed to the system at once. If the file cannot be written any more (a full disk), one warning says
-/// so and training goes on without it.
+/// Each write is passed to the system at once. If the file can no longer be written (the disk is full), there is one
+/// warning, and training continues without the file.
 class MetricsFile {
  public:
-  /// The fate of a file that exists already.
+  /// The treatment of a file that exists already.
   enum class Start {
     kNew,      ///< an existing file is an error (73)
     kReplace,  ///< an existing file is removed first
-    kAppend,   ///< rows are appended to the file, for a run that goes on
+    kAppend,   ///< rows are appended to the file, for a run that continues
   };
-  /// Makes missing folders, and the file. Throws tessera::Error: 73 it cannot be created, 77 no permission.
+  /// Makes missing folders, and the file. Throws tessera::Error: 73 if the file cannot be created; 77 without
+  /// permission.
   explicit MetricsFile(const std::filesystem::path& path, Start start = Start::kNew);
-  /// Writes TensorBoard events into a new file of `folder`. kAppend makes TensorBoard ignore steps in the folder's
-  /// other files, from the first step on that is written here. Errors are those of the constructor.
+  /// Writes TensorBoard events into a new file of `folder`. With kAppend, TensorBoard ignores the steps in the folder's
+  /// other files that are not earlier than the first step in this file. Errors are those of the constructor.
   static MetricsFile in_tensorboard(const std::filesystem::path& folder, Start start = Start::kNew);
 
   ~MetricsFile();
@@ -45,12 +46,12 @@ class MetricsFile {
   MetricsFile(MetricsFile&& other) noexcept;
   MetricsFile& operator=(MetricsFile&& other) noexcept;
 
-  /// Writes the metrics of one step. Throws tessera::Error (64) for a name that is empty, "step", given twice, or no
-  /// column of the table. A failed write is a warning, no error.
+  /// Writes the metrics of one step. Throws tessera::Error (64) for a name that is empty, that is "step", that is given
+  /// twice, or that is not a column of the table. A failed write is only a warning.
   void write(std::int64_t step, const std::vector<Metric>& metrics);
-  /// Returns false once the file could not be written.
+  /// Returns false if a write of the file has failed.
   bool is_open() const;
-  /// Returns the file's path; for TensorBoard the path of the event file.
+  /// Returns the path of the file; for TensorBoard, the path of the event file.
   const std::filesystem::path& path() const;
 
  private:

@@ -17,8 +17,8 @@ struct Module;
 
 namespace tessera {
 
-/// A module that has names only: parameters and buffers that a program holds itself and computes with in code of its
-/// own. An Engine over it trains them like those of any module.
+/// A module that only names parameters and buffers: the program holds these tensors itself, and computes with them in
+/// its own code. An Engine over the view trains them like those of any module.
 ///
 ///   auto view = std::make_shared<tessera::ModuleView>();
 ///   view->add_module("layers.0", "Block");                // a class, for units.classes
@@ -27,43 +27,45 @@ namespace tessera {
 ///   tessera::Engine engine(view, strategy, mesh);
 ///   engine.backward(loss_of(weight, scale));              // any code
 ///
-/// The view holds the program's own TensorImpls and has no forward. Units are gathered because operators touch their
-/// parameters, whoever calls the operators. Everything that goes by names (units, groups, set_trainable, save_weights,
-/// checkpoints) uses the names given here. A tensor under two names is a tied parameter. Add everything before an
-/// Engine is made for it.
+/// The view holds the TensorImpls of the program and has no forward. Units are gathered when operators use their
+/// parameters, whoever calls the operators. Everything that uses names (units, groups, set_trainable, save_weights,
+/// checkpoints) uses the names given here. A tensor with two names is a tied parameter. Add everything before an Engine
+/// is made for it.
 ///
-/// Errors are tessera::Error (64), and then nothing was added.
+/// Errors are tessera::Error (64). After an error nothing was added.
 class ModuleView : public torch::nn::Module {
  public:
-  /// `class_name`: class of this module, as units.classes knows it.
+  /// `class_name`: class of this module, for units.classes.
   explicit ModuleView(std::string class_name = kNoClass);
 
-  /// Adds a module of class `class_name` at `path`, such as "layers.0". Names of tensors create the modules on their
-  /// way, of class "Module", so add a module before its tensors. Throws Error (64) if something is at `path` already.
+  /// Adds a module of class `class_name` at `path`, such as "layers.0". Adding a tensor creates the missing modules of
+  /// its path, with the class "Module", so add a module before its tensors. Throws Error (64) if something is at `path`
+  /// already.
   void add_module(const std::string& path, const std::string& class_name);
   /// Adds a view that was put together already. It may be added at several paths; its parameters are tied then.
   void add_module(const std::string& path, const std::shared_ptr<ModuleView>& module);
 
-  /// Adds a parameter: a dense leaf. It trains if it requires gradients. It fails with error 64 if the tensor is no
-  /// leaf, not dense or undefined, if another added tensor begins at the same place of the same memory, if `path` is
-  /// taken, or if one of the path's modules is a tensor.
+  /// Adds a parameter: a dense leaf. It trains if it requires gradients. Throws Error (64) if the tensor is not a leaf,
+  /// not dense or not defined, or if another added tensor begins at the same address. Throws Error (64) also if `path`
+  /// is taken, or if one of the path's modules is a tensor.
   void add_parameter(const std::string& path, const at::Tensor& tensor);
   /// Adds a buffer, of any dtype. Errors are those of add_parameter.
   void add_buffer(const std::string& path, const at::Tensor& tensor);
 
   /// Returns the view of a scripted or traced module, with its names and the classes that were scripted ("Linear",
-  /// "Block"). Train with `script.forward`; nothing else need be done before it:
+  /// "Block"). Train with `script.forward`; no other preparation is needed:
   ///
   ///   torch::jit::Module script = torch::jit::load("model.pt");
   ///   tessera::Engine engine(tessera::ModuleView::of(script), strategy, mesh);
   ///   engine.backward(script.forward({input, target}).toTensor());
   ///
-  /// `script` must live as long as the view. Its graph must read the parameters themselves: torch.jit.freeze and
-  /// torch.jit.optimize_for_inference turn them into constants, and a module without parameters is an Error (64).
-  /// Kernels that the JIT compiles access memory without an operator of LibTorch. Switch this compiler off on a GPU
-  /// with `torch::jit::setTensorExprFuserEnabled(false)`; a sharded parameter is otherwise an error that names its
-  /// unit. (LibTorch's wheels have no such compiler for a CPU.) The JIT differentiates a graph as one, so many
-  /// gradients come at its end at once, and reductions overlap with less of backward than in eager code.
+  /// `script` must live as long as the view. Its graph must read the parameters themselves. (torch.jit.freeze and
+  /// torch.jit.optimize_for_inference turn them into constants; a module without parameters is an Error (64).) Kernels
+  /// that the JIT compiles access memory without an operator of LibTorch. On a GPU, switch this compiler off with
+  /// `torch::jit::setTensorExprFuserEnabled(false)`; otherwise reading a sharded parameter is an error, which names the
+  /// parameter's unit. (LibTorch's wheels have no such compiler for the CPU.) The JIT differentiates a graph as a
+  /// whole, so many gradients arrive together at its end. Reductions then overlap with less of backward than in eager
+  /// code.
   static std::shared_ptr<ModuleView> of(const torch::jit::Module& script);
 
  private:

@@ -3,11 +3,11 @@
 namespace tessera {
 
 // clang-format off
-/// The types of "optimizer", with a row for each: ROW(enumerator, word, text, traits, defaults...). A new one comes
-/// last. The library makes OptimizerType, the words that a strategy file may use, their texts in docs/strategy.md, and
-/// the keys that have an effect from these rows. `traits` are those of runtime/config/optimizer_rows.h, joined by |:
-/// the numbers that the rule reads, and how it updates. `defaults` are members of OptimizerDefaults (the same header)
-/// for which the rule has another default than adamw.
+/// The types of "optimizer", with a row for each: ROW(enumerator, word, text, traits, defaults...). A new row must be
+/// the last one. The library makes OptimizerType, the words that a strategy file may use, their texts in
+/// docs/strategy.md, and the keys that have an effect from these rows. `traits` are those of
+/// runtime/config/optimizer_rows.h, joined by |: the numbers that the rule reads, and how it updates. `defaults` are
+/// members of OptimizerDefaults (the same header) for which the rule has another default than adamw.
 #define TESSERA_OPTIMIZER_TYPES(ROW)                                                                                   \
   ROW(kAdamW, "adamw", "Adam with decoupled weight decay (arXiv 1711.05101)", kBetas | kEps | kFreezeStep)             \
   ROW(kAdam, "adam", "Adam (arXiv 1412.6980), weight decay added to the gradient", kBetas | kEps | kFreezeStep,        \
@@ -38,7 +38,7 @@ namespace tessera {
 // clang-format on
 
 #define TESSERA_ENUMERATOR(enumerator, ...) enumerator,
-/// The update rule. docs/guide/optimizers.md describes each one.
+/// The update rule. docs/guide/optimizers.md describes each rule.
 enum class OptimizerType { TESSERA_OPTIMIZER_TYPES(TESSERA_ENUMERATOR) };
 #undef TESSERA_ENUMERATOR
 

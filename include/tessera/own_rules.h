@@ -10,13 +10,13 @@
 
 namespace tessera {
 
-/// The rules that a program brings itself. Tessera uses the strategy's named rules in place of those that are null.
+/// The rules that a program defines itself. If a member is null, Tessera uses the rule that the strategy names.
 struct OwnRules {
   std::shared_ptr<const ElementwiseOptimizer> elements = {};  ///< used with optimizer.type "own"
   std::shared_ptr<const MatrixOptimizer> matrices = {};       ///< used with optimizer.type "own_matrix"
   std::shared_ptr<CommHook> comm_hook = {};                   ///< used with compression.method of type hook
 
-  /// Returns an OwnRules with `rule` alone, in the field of its type.
+  /// Returns an OwnRules with only `rule`, in the member of its type.
   template <class Rule>
   static OwnRules of(std::shared_ptr<Rule> rule) {
     OwnRules rules;

@@ -14,25 +14,27 @@ class Engine;
 ///   ...
 ///   plateau.step(engine.evaluate(batches, loss_of).loss);  // after each epoch, on all ranks
 ///
-/// All ranks must give the same measures, such as `evaluate` returns; ranks whose rates differ get an error at their
-/// next step. A checkpoint does not hold the state of the object. The thread that drives the Engine uses it.
+/// All ranks must give the same measures, such as those that `evaluate` returns; if rates differ between ranks, the
+/// next step throws an error. A checkpoint does not hold the state of this object. The thread that drives the Engine
+/// uses it.
 class ReduceLROnPlateau {
  public:
   enum class Mode { kMin, kMax };  ///< whether a lower or a higher measure is better
-  /// whether `threshold` is a share of the best measure or a difference from it
+  /// whether `threshold` is a fraction of the best measure or a difference from it
   enum class Threshold { kRelative, kAbsolute };
 
   /// Options with PyTorch's names and defaults.
   struct Options {
     Mode mode = Mode::kMin;                           ///< whether a lower or a higher measure is better
     double factor = 0.1;                              ///< new rate = rate * factor
-    std::int64_t patience = 10;                       ///< measures without improvement that do not lower the rate yet
+    std::int64_t patience = 10;                       ///< number of measures without improvement after which the rate
+                                                      ///< is not lowered yet
     double threshold = 1e-4;                          ///< smallest improvement of a measure that counts
-    Threshold threshold_mode = Threshold::kRelative;  ///< how `threshold` is meant
+    Threshold threshold_mode = Threshold::kRelative;  ///< whether `threshold` is relative or absolute
     std::int64_t cooldown = 0;                        ///< measures after a reduction that do not count as bad
-    /// lower bound of the rate of all parameters and of groups' own rates
+    /// lower bound of all rates: the rate of all parameters, and the rates of groups
     double min_lr = 0.0;
-    double eps = 1e-8;  ///< a rate that would change by no more than this stays
+    double eps = 1e-8;  ///< a rate that would change by no more than this is not changed
   };
 
   /// The Engine must outlive it. Throws Error (64) for a factor outside (0, 1), for negative numbers, and for a
@@ -40,9 +42,10 @@ class ReduceLROnPlateau {
   explicit ReduceLROnPlateau(Engine& engine);
   ReduceLROnPlateau(Engine& engine, const Options& options);
 
-  /// Takes the next measure, and returns whether it lowered rates. NaN is no improvement. Errors: those of set_lr.
+  /// Takes the next measure, and returns whether this lowered rates. NaN is not an improvement. Errors: those of
+  /// set_lr.
   bool step(double measure);
-  /// Returns the best measure so far; infinite before the first one.
+  /// Returns the best measure so far; infinity before the first measure.
   double best() const { return best_; }
 
  private:

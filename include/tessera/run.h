@@ -13,13 +13,13 @@ namespace tessera {
 ///     });
 ///   }
 ///
-/// Everything that `body` throws ends this rank in one way. The ranks of a mesh that `body` made with `init` get the
-/// exception's text and end too, naming this rank. The text is logged once. It is also written to
-/// $TORCHELASTIC_ERROR_FILE, where torchrun and `tessera launch` look for the first cause. A program without `run` has
-/// only the Engine, which tells other ranks *that* an exception ended this one.
+/// Any exception that `body` throws ends this rank. The other ranks of a mesh that `body` made with `init` get the
+/// exception's text and end too; their errors name this rank. The text is logged once. It is also written to
+/// $TORCHELASTIC_ERROR_FILE, where torchrun and `tessera launch` look for the first cause. Without `run`, other ranks
+/// only get to know *that* an exception ended this rank (from the Engine).
 ///
 /// When `body` returns, ranks wait for each other (comm.timeout_s at most) and leave together, so that rank 0 may still
-/// write a file after the last step. If a rank fails meanwhile, the ranks that wait end with its text too.
+/// write a file after the last step. If a rank fails meanwhile, the ranks that wait end with the text of its error too.
 ///
 /// Returns 0, the code of a tessera::Error, 71 for std::bad_alloc, or else 70 (tessera/exit_code.h). Calls do not nest.
 int run(const std::function<void()>& body);

@@ -4,17 +4,18 @@
 
 namespace tessera {
 
-/// Returns the seed of a rank's generator for everything that must differ between ranks: dropout, augmentation of data.
-/// If all ranks had one seed, they would drop out the same elements, and change their samples in the same way.
+/// Returns the seed for a rank's generator of random numbers that must differ between ranks, such as those of dropout
+/// and of data augmentation. If all ranks had one seed, they would drop out the same elements, and change their samples
+/// in the same way.
 ///
 ///   at::manual_seed(1);                                         // alike: the module's first values
 ///   tessera::Engine engine(model, strategy, mesh);
 ///   at::manual_seed(tessera::seed_for_rank(1, mesh.rank()));    // apart: what is drawn while training
 ///
-/// The rule is mix64(seed) + rank modulo 2^64, where mix64 is SplitMix64's finaliser:
-/// x ^= x >> 30, x *= 0xbf58476d1ce4e5b9, x ^= x >> 27, x *= 0x94d049bb133111eb, x ^= x >> 31.
-/// Any two ranks of a run therefore differ in the low 32 bits, which are all that LibTorch's CPU generator takes.
-/// Neighbouring seeds give ranges of seeds that have nothing to do with each other. The rule will not change.
+/// The rule is mix64(seed) + rank modulo 2^64, where mix64 is SplitMix64's finaliser: x ^= x >> 30, x *=
+/// 0xbf58476d1ce4e5b9, x ^= x >> 27, x *= 0x94d049bb133111eb, x ^= x >> 31. The seeds of any two ranks of a run
+/// therefore differ in the low 32 bits, and LibTorch's CPU generator uses only these bits. The ranges for neighbouring
+/// seeds are unrelated. The rule will not change.
 std::uint64_t seed_for_rank(std::uint64_t seed, int rank);
 
 }  // namespace tessera

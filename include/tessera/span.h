@@ -7,36 +7,36 @@
 
 namespace tessera {
 
-/// Records spans of time while a trace is on, for a picture of a step. One recorder serves a process with all its
-/// threads; every call is safe from any thread.
+/// Records spans of time while a trace is on, for a picture of a step. There is one recorder for all threads of a
+/// process. Any thread may make any call.
 class Trace {
  public:
   using Clock = std::chrono::steady_clock;  ///< a clock that all processes of a host share
 
-  /// Forgets what was recorded, and starts recording.
+  /// Forgets the recorded spans, and starts recording.
   static void start();
-  /// Stops recording; what was recorded stays.
+  /// Stops recording. The recorded spans stay.
   static void stop() { on_.store(false, std::memory_order_relaxed); }
-  /// Returns whether a recording is on.
+  /// Returns whether spans are being recorded.
   static bool on() { return on_.load(std::memory_order_relaxed); }
   /// Adds a span of this thread, named "what subject". Callers check `on()` first.
   static void record(std::string_view what, std::string_view subject, Clock::time_point begin, Clock::time_point end);
 
-  /// Is told of each Span when it begins and when it ends, both times on the Span's thread. A profiler makes its ranges
-  /// from these calls.
+  /// Functions that are called when a Span begins and when it ends, both on the Span's thread. A profiler can make its
+  /// ranges from these calls.
   struct Listener {
-    /// Returns the argument that `end` is to get. Null: nobody wants this span, and `end` is not called for it.
+    /// Returns the argument for `end`. If it is null, `end` is not called for this span.
     void* (*begin)(std::string_view what, std::string_view subject) noexcept;
     void (*end)(void* range) noexcept;
   };
-  /// Spans that begin from now on are told to `listener`, which must live as long as the process. Null: nobody is told.
-  /// An Engine sets a listener that makes ranges for LibTorch's profilers.
+  /// Makes spans that begin from now on call `listener`, which must live as long as the process. If it is null, spans
+  /// call no listener. An Engine sets a listener that makes ranges for LibTorch's profilers.
   static void tell(const Listener* listener) { listener_.store(listener, std::memory_order_release); }
   static const Listener* listener() { return listener_.load(std::memory_order_acquire); }
 
   /// Returns the recorded spans as elements of "traceEvents" in Chrome's trace format (complete events, times in
-  /// microseconds), separated by commas. `process` is the pid of all of them. Threads count from 0 in the order in
-  /// which they first recorded. A name says what was done and to what: "all_gather blocks.3".
+  /// microseconds), separated by commas. `process` is the pid of all spans. Threads are numbered from 0 in the order in
+  /// which they first recorded a span. A name has the action and its subject: "all_gather blocks.3".
   static std::string events_as_json(int process);
 
  private:
@@ -44,8 +44,8 @@ class Trace {
   static std::atomic<const Listener*> listener_;
 };
 
-/// Measures its own lifetime: records it while a trace is on, adds it, in seconds, to `*seconds` unless that is null,
-/// and tells Trace::listener of it. The time spent in the listener is not measured.
+/// Measures its own lifetime. It records the lifetime while a trace is on, adds it, in seconds, to `*seconds` unless
+/// `seconds` is null, and calls Trace::listener. The time spent in the listener is not measured.
 class Span {
  public:
   /// `what` and `subject` must outlive the span.

@@ -12,11 +12,12 @@ namespace tessera {
 /// The ways in which sync_buffers makes buffers equal.
 enum class BufferSync {
   kFromRankZero,  ///< every rank gets the values of rank 0
-  kMean,          ///< the mean over the ranks; integers and flags, such as num_batches_tracked, get those of rank 0
+  kMean,          ///< the mean over the ranks; integers and flags, such as num_batches_tracked, get the values of rank
+                  ///< 0
 };
 
 /// Makes the buffers of `module` equal on all ranks. An Engine makes them equal once, when it is made. Each rank's
-/// forward then writes the rank's own buffers, so running statistics of a BatchNorm drift apart. Call it before an
+/// forward then writes the rank's own buffers, so running statistics of a BatchNorm become different. Call it before an
 /// evaluation, or before saving weights, which writes the buffers of rank 0. "broadcast_buffers" in the strategy makes
 /// the buffers equal in each step, and convert_sync_batchnorm keeps running statistics equal all the time.
 ///

@@ -20,16 +20,17 @@ class TokenStream;
 /// `weight` says how many. A rank without any sample left gets samples a second time, with weight 0.
 struct TokenBatch {
   at::Tensor input, target;  ///< [batch, seq_len], int64
-  double weight = 1.0;       ///< value for MicrobatchInfo::weight: share of a full microbatch's tokens that count
+  double weight = 1.0;       ///< value for MicrobatchInfo::weight: the fraction of a full microbatch's tokens that
+                             ///< count
 };
 
-/// Gives ranks the tokens of a data set on disk as tensors, epoch after epoch. Every epoch has an order of its own.
-/// Sample i is the window of tokens [i * seq_len, i * seq_len + seq_len + 1). Each rank has its own object, used by one
-/// thread at a time; ranks do not communicate.
+/// Gives ranks the tokens of a data set on disk as tensors, epoch after epoch. Every epoch has another order. Sample i
+/// is the window of tokens [i * seq_len, i * seq_len + seq_len + 1). Each rank has its own object, used by one thread
+/// at a time; ranks do not communicate.
 class TokenBatches {
  public:
-  /// Opens `data`. Throws tessera::Error: 66 if it is missing, 77 without permission, 65 if its content is wrong or
-  /// does not fill one step, 78 if `sampling` makes no sense. Tokens must be below `vocab_size`; 0 allows any.
+  /// Opens `data`. Throws tessera::Error: 66 if the file is missing; 77 without permission; 65 if its content is wrong
+  /// or does not fill one step; 78 if `sampling` is invalid. Tokens must be below `vocab_size`; 0 allows any token.
   TokenBatches(const std::filesystem::path& data, std::int64_t seq_len, std::int64_t vocab_size,
                const SamplerOptions& sampling, const DatasetOptions& options = {});
   TokenBatches(TokenBatches&&) noexcept;
@@ -37,14 +38,14 @@ class TokenBatches {
   ~TokenBatches();
 
   /// Returns the next microbatch of this rank, on `device` (Engine::device). A copy to a GPU runs on the compute
-  /// stream, so operators queued after it wait for it. Use Engine::upload to copy while the GPU computes. Throws
-  /// tessera::Error (65) for a token that the vocabulary does not have.
+  /// stream, so operators that are queued after this call wait for the copy. Use Engine::upload to copy while the GPU
+  /// computes. Throws tessera::Error (65) for a token that the vocabulary does not have.
   TokenBatch next(at::Device device = at::Device(at::kCPU));
 
   /// Returns the microbatch with this number (Engine::microbatch) among those of the current step on all ranks. It may
   /// belong to any rank, since ranks may compute each other's microbatches ("deal.backups"). The step lasts until
   /// `end_step`, which all ranks call after Engine::step. `cursor` returns the step's beginning until then. Throws
-  /// Error (78) if no step has this number, and if `next` has begun the step.
+  /// Error (78) if the step has no microbatch of this number, or if `next` has already begun the step.
   ///
   ///   while (!engine.step_is_due()) {
   ///     const tessera::TokenBatch batch = batches.of(engine.microbatch());
@@ -57,21 +58,20 @@ class TokenBatches {
 
   /// Makes this rank take the microbatches of `run` in each step (Engine::microbatches, with "deal" by speed), from the
   /// next microbatch on. `next` continues with this rank's microbatches of the following step when it has returned all
-  /// microbatches of the run. All ranks call it alike, between two steps. `cursor` then returns the step's beginning
-  /// until this rank has taken the whole run. Throws Error (78) if no step has such a run, and for a call within a
-  /// step.
+  /// microbatches of the run. All ranks call it between two steps. `cursor` then returns the step's beginning until
+  /// this rank has taken the whole run. Throws Error (78) if no step has such a run, and for a call within a step.
   void deal(const MicrobatchRun& run);
 
   /// Goes to the first microbatch of a step, counted from 0 over all epochs (Engine::take_step, for workers that may
-  /// come and go during the run). Each step has samples of its own, whichever worker computes it. Throws Error (78) for
-  /// a number below 0.
+  /// come and go during the run). Each step has its own samples, whichever worker computes it. Throws Error (78) for a
+  /// number below 0.
   void go_to_step(std::int64_t step);
 
   /// Returns the position of the next microbatch, for a checkpoint. A cursor taken between two steps is valid for any
   /// number of ranks.
   SamplerCursor cursor() const;
   /// Continues with the samples after `cursor`. Throws tessera::Error: 78 if the number of samples, the seed or
-  /// shuffling differs; 65 if the cursor's numbers make no sense.
+  /// shuffling differs; 65 if the cursor's numbers are invalid.
   void resume(const SamplerCursor& cursor);
 
   /// Returns the number of tokens in the data set.
@@ -80,9 +80,9 @@ class TokenBatches {
   std::int64_t epoch() const;
   /// Returns the number of optimizer steps in an epoch.
   std::int64_t steps_per_epoch() const;
-  /// Returns the samples that an epoch leaves out (Tail::kDrop); 0 with kPad.
+  /// Returns the number of samples that an epoch leaves out (Tail::kDrop); 0 with kPad.
   std::int64_t dropped_samples() const;
-  /// Returns the samples that an epoch gives twice to fill its last step (Tail::kPad); 0 with kDrop.
+  /// Returns the number of samples that an epoch gives twice to fill its last step (Tail::kPad); 0 with kDrop.
   std::int64_t padded_samples() const;
 
  private:

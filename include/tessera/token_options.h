@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// The format of a data set; kAuto recognises it:
+/// The format of a data set. kAuto recognises the format:
 /// | format   | path                                      | recognised by                                        |
 /// |----------|-------------------------------------------|------------------------------------------------------|
 /// | text     | a file, or a directory of files           | a directory; or a file that is nothing else          |
@@ -18,7 +18,7 @@ namespace tessera {
 /// Text is read as bytes, one token each, whatever its encoding.
 enum class TokenFormat { kAuto, kText, kLlmc, kMegatron };
 
-/// The way in which a data set is opened.
+/// The options with which a data set is opened.
 struct DatasetOptions {
   TokenFormat format = TokenFormat::kAuto;  ///< the format
   /// Extensions of the files to take from a directory of text, such as ".txt"; empty: all files.
@@ -27,14 +27,14 @@ struct DatasetOptions {
 
 /// The treatment of samples that do not fill the last step of an epoch.
 enum class Tail {
-  kDrop,  ///< they are left out; the next epoch's shuffle leaves out others
-  /// the epoch's first samples are used again to fill the step; TokenBatches omits these or gives them weight 0
+  kDrop,  ///< they are left out; the next epoch's shuffle leaves out other samples
+  /// the epoch's first samples are used again to fill the step; TokenBatches omits these samples or gives them weight 0
   kPad,
 };
 
-/// The way in which the samples of a data set are dealt out to the ranks.
+/// The options with which the samples of a data set are dealt to the ranks.
 struct SamplerOptions {
-  std::int64_t num_samples = 0;   ///< samples in an epoch; TokenBatches fills it in
+  std::int64_t num_samples = 0;   ///< number of samples in an epoch; TokenBatches sets it
   std::int64_t batch = 1;         ///< samples in one rank's microbatch
   std::int64_t accumulation = 1;  ///< microbatches in a step
   int rank = 0;                   ///< index of this rank
@@ -44,7 +44,7 @@ struct SamplerOptions {
   /// True: a rank's microbatches of a step are neighbours. False: the microbatches that the ranks take at the same time
   /// are neighbours. Strategy::reproducible with gradient_sync "last_microbatch" needs true.
   bool runs = false;
-  Tail tail = Tail::kDrop;  ///< what happens to an epoch's last samples
+  Tail tail = Tail::kDrop;  ///< what happens to the last samples of an epoch
   /// Number of microbatches in a step over all ranks, at least one per rank ("deal.microbatches"); 0: accumulation *
   /// world_size. Above 0 a rank's microbatches of a step are neighbours.
   std::int64_t microbatches = 0;
@@ -55,7 +55,8 @@ struct SamplerOptions {
   std::int64_t global_batch() const { return batch * of_step(); }
 };
 
-/// Neighbours [begin, end) among the microbatches that all ranks together compute in a step (Engine::microbatches).
+/// The neighbouring microbatches [begin, end), among those that all ranks together compute in a step
+/// (Engine::microbatches).
 struct MicrobatchRun {
   std::int64_t begin = 0, end = 0;
   friend bool operator==(const MicrobatchRun&, const MicrobatchRun&) = default;
@@ -66,7 +67,7 @@ struct MicrobatchRun {
 struct SamplerCursor {
   std::int64_t epoch = 0;     ///< the current epoch, counted from 0
   std::int64_t consumed = 0;  ///< samples of this epoch that all ranks together have taken
-  /// the values with which the sampler was made; a sampler that continues from this cursor must have the same ones
+  /// the values with which the sampler was made; a sampler that continues from this cursor must have the same values
   std::int64_t num_samples = 0;
   std::uint64_t seed = 0;
   bool shuffle = true;

@@ -11,16 +11,16 @@ struct Topology {
   int rank = 0;              ///< index of this rank in the job
   int world_size = 1;        ///< number of ranks in the job
   int local_rank = 0;        ///< index of this rank on its host
-  int local_world_size = 1;  ///< ranks on this host; ranks are numbered host by host
+  int local_world_size = 1;  ///< number of ranks on this host; ranks are numbered host by host
   int host = 0;              ///< index of this host
-  /// Ranks on each host; empty where all hosts hold local_world_size ranks. `put_on_hosts` fills it.
+  /// Number of ranks on each host; empty if all hosts hold local_world_size ranks. `put_on_hosts` sets it.
   std::vector<int> ranks_of_hosts = {};
   /// "torchrun", "slurm", "openmpi", "pmi", "mvapich2", "tessera", "torch.distributed" or "single"
   std::string launcher = "single";
 
   std::string master_addr = "127.0.0.1";  ///< address of the rendezvous
   int master_port = 29500;                ///< TCP port of the rendezvous
-  std::string run_id;                     ///< TORCHELASTIC_RUN_ID, SLURM_JOB_ID, ...: keeps two jobs apart
+  std::string run_id;                     ///< id that keeps two jobs apart: TORCHELASTIC_RUN_ID, SLURM_JOB_ID, ...
   int restart_count = 0;                  ///< number of restarts of the job by the launcher
   bool agent_store = false;  ///< torchrun's agent, or torch.distributed, runs the store, so every rank is a client
 

@@ -3,10 +3,10 @@
 namespace tessera {
 
 // clang-format off
-/// The transports of "comm", with a row for each: ROW(enumerator, word, text, traits). A new one comes last. The
-/// library makes TransportChoice, TransportKind (runtime/comm/collectives.h), the words that a strategy file may use,
-/// and their texts in docs/strategy.md from these rows. `traits` are those of runtime/config/transport_rows.h, joined
-/// by |: where the ranks are, and what their groups can do. The function that joins the ranks is a row of
+/// The transports of "comm", with a row for each: ROW(enumerator, word, text, traits). A new row must be the last one.
+/// The library makes TransportChoice, TransportKind (runtime/comm/collectives.h), the words that a strategy file may
+/// use, and their texts in docs/strategy.md from these rows. `traits` are those of runtime/config/transport_rows.h,
+/// joined by |: where the ranks are, and what their groups can do. The function that joins the ranks is a row of
 /// runtime/comm/job/process_mesh.cc.
 #define TESSERA_TRANSPORTS(ROW)                                                                                        \
   ROW(kHost, "host", "shared memory: all ranks on one host", kOneHost | kSharedMemory)                                 \
@@ -18,7 +18,7 @@ namespace tessera {
 // clang-format on
 
 #define TESSERA_ENUMERATOR(enumerator, ...) enumerator,
-/// The transport of collectives; kAuto lets Tessera choose. docs/strategy.md says what each one needs.
+/// The transport of collectives; with kAuto Tessera chooses it. docs/strategy.md says what each transport needs.
 enum class TransportChoice { kAuto, TESSERA_TRANSPORTS(TESSERA_ENUMERATOR) };
 #undef TESSERA_ENUMERATOR
 

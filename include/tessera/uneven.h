@@ -22,11 +22,11 @@ class UnevenLoop {
   /// `engine` must outlive this object. `on_step` is called after each step that `next` makes, with its result.
   explicit UnevenLoop(Engine& engine, OnStep on_step = {}) : engine_(engine), on_step_(std::move(on_step)) {}
 
-  /// Says whether the program should train with a batch now. `has_batch`: whether this rank has another batch. Returns
-  /// true if the program should train with the batch, by one backward, and a step if that is due. Returns false when no
-  /// rank has a batch left and the last step is complete. A rank without a batch stays in this call while other ranks
-  /// have batches, and takes part in their backwards and steps (Engine::backward_nothing, Engine::step). It is
-  /// collective. Errors are those of Engine::step.
+  /// Decides whether the program should train with a batch now. `has_batch`: whether this rank has another batch.
+  /// Returns true if the program should train with the batch, by one backward, and by a step if a step is due. Returns
+  /// false when no rank has a batch left and the last step is complete. A rank without a batch stays in this call while
+  /// other ranks have batches, and takes part in their backwards and steps (Engine::backward_nothing, Engine::step). It
+  /// is collective. Errors are those of Engine::step.
   bool next(bool has_batch);
 
  private:
@@ -36,7 +36,7 @@ class UnevenLoop {
   OnStep on_step_;
 };
 
-/// The batches of a loader, for a loop in which ranks may have different numbers of them, as with PyTorch's Join:
+/// The batches of a loader, for a loop in which ranks may have different numbers of batches, as with PyTorch's Join:
 ///
 ///   for (auto& batch : tessera::uneven(*loader, engine)) {
 ///     const at::Tensor loss = model->forward(batch.data, batch.target);
@@ -44,17 +44,18 @@ class UnevenLoop {
 ///     if (engine.step_is_due()) engine.step();
 ///   }
 ///
-/// The body runs on ranks that have a batch. A rank without a batch takes part in the others' microbatches and steps,
-/// but adds nothing to them. When no rank has a batch left, the remaining microbatches make a step (`step(partial)`).
-/// An epoch in which each microbatch has its weight therefore trains as on one rank, whatever the number of ranks. A
-/// rank may have no batch from the start. Give `on_step` what all ranks must do after a step: the loop calls it after
-/// the steps that the loop itself makes. After its own steps, the body must do the same work itself. RankSampler adds
-/// no samples in such a loop, so ranks may have different numbers of batches. The ranks exchange one small message for
-/// each batch. If the body leaves the loop, it must do so on all ranks alike.
+/// The body runs on ranks that have a batch. A rank without a batch takes part in the microbatches and steps of the
+/// other ranks, but adds nothing to them. When no rank has a batch left, the remaining microbatches make a step
+/// (`step(partial)`). An epoch in which each microbatch has its weight therefore trains as on one rank, whatever the
+/// number of ranks. A rank may have no batch from the start. Give `on_step` what all ranks must do after a step: the
+/// loop calls it after the steps that the loop itself makes. After its own steps, the body must do the same work
+/// itself. RankSampler adds no samples in such a loop, so ranks may have different numbers of batches. The ranks
+/// exchange one small message for each batch. If the body leaves the loop, it must do so on all ranks at the same
+/// point.
 template <class Loader>
 class Uneven {
  public:
-  /// `loader` and `engine` must outlive this object. `on_step` is that of UnevenLoop.
+  /// `loader` and `engine` must outlive this object. `on_step`: as in UnevenLoop.
   Uneven(Loader& loader, Engine& engine, OnStep on_step) : loader_(loader), loop_(engine, std::move(on_step)) {}
 
   struct End {};  ///< end of the loop
@@ -109,8 +110,8 @@ class Uneven {
   UnevenLoop loop_;
 };
 
-/// Returns the loop over `loader`: a range, or a pointer to one, as make_data_loader returns. `loader` and `engine`
-/// must outlive the loop.
+/// Returns the loop over `loader`, which is a range or a pointer to a range (make_data_loader returns a pointer).
+/// `loader` and `engine` must outlive the loop.
 template <class Loader>
 auto uneven(Loader& loader, Engine& engine, OnStep on_step = {}) {
   if constexpr (requires { std::begin(loader); }) {

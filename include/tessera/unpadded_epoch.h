@@ -8,7 +8,7 @@ namespace tessera {
 /// able to handle ranks without a batch.
 class UnpaddedEpoch {
  public:
-  /// Makes the guard active; the destructor ends it, on the same thread.
+  /// Makes the guard active. The destructor makes it inactive again, on the same thread.
   UnpaddedEpoch();
   ~UnpaddedEpoch();
   UnpaddedEpoch(const UnpaddedEpoch&) = delete;

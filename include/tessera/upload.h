@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Tensors that are being copied to the device that an Engine trains on (Engine::upload), while that device computes.
+/// Tensors that are being copied to the device on which an Engine trains (Engine::upload), while that device computes.
 /// Nothing is copied if the device is the CPU. The Engine must outlive this object. The thread that drives the Engine
 /// uses it.
 class Upload {
@@ -17,8 +17,8 @@ class Upload {
   Upload& operator=(Upload&&) noexcept;
   ~Upload();
 
-  /// Returns the tensors on the device, in the order given to Engine::upload. Operators queued from now on come after
-  /// the copy; the host does not wait.
+  /// Returns the tensors on the device, in the order given to Engine::upload. Operators that are queued from now on run
+  /// after the copy; the host does not wait.
   const std::vector<at::Tensor>& tensors();
 
  private:

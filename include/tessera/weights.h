@@ -34,29 +34,30 @@ enum class WeightsForm {
 /// the weights, not for continuing a training: parameters have their compute dtype, and the optimizer's state is not in
 /// it. Buffers come from rank 0.
 ///
-/// The call is collective and must be made between steps. Rank 0 writes. Units are gathered and written one after the
-/// other. Memory therefore holds one unit in addition to the plan, on every rank and in both forms. A tied parameter is
-/// written once. The file appears under its name when it is complete and on the disk. An earlier file of the same name
-/// stays whole until then; the new file has the name "<path>.partial" meanwhile.
+/// The call is collective and must be made between steps. Rank 0 writes. Units are gathered and written one after
+/// another. Memory therefore holds one unit in addition to the plan, on every rank and in both forms. A tied parameter
+/// is written once. The file appears under its name when it is complete and on the disk. An earlier file of the same
+/// name stays whole until then; the new file has the name "<path>.partial" meanwhile.
 ///
-/// Throws tessera::Error on all ranks if rank 0 cannot write: 73 the file cannot be created, or a file of the name
-/// exists and is to be kept (the weights then stay in "<path>.partial"); 74 a failed write or a full disk; 77 no
-/// permission. The Engine can continue to train after such an error.
+/// Throws tessera::Error on all ranks if rank 0 cannot write: 73 if the file cannot be created, or if a file of this
+/// name exists and is to be kept (the weights then stay in "<path>.partial"); 74 after a failed write or if the disk is
+/// full; 77 without permission. The Engine can continue to train after such an error.
 void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing = Existing::kReplaced);
 void save_weights(Engine& engine, const std::filesystem::path& path, WeightsForm form,
                   Existing existing = Existing::kReplaced);
 
-/// The way in which load_weights reads a file.
+/// The options with which load_weights reads a file.
 struct LoadOptions {
-  /// Selects one of several dictionaries or modules in a file, by its keys with slashes between: "ema",
+  /// Selects one of several dictionaries or modules in a file, by its keys joined with slashes, such as "ema" or
   /// "checkpoint/state_dict". An empty text selects the dictionary or module that has the module's names. An error
   /// lists the dictionaries or modules of the file if several of them have these names.
   std::string part = {};
-  /// Pieces of names that are ignored, in the file and in the module, wherever a piece begins a name or stands behind a
-  /// dot: "module." of DataParallel, "_orig_mod." of torch.compile, or a prefix such as "model.".
+  /// Pieces of names that are ignored in the file and in the module. Examples are "module." of DataParallel,
+  /// "_orig_mod." of torch.compile, and a prefix such as "model.". A piece is ignored at the beginning of a name and
+  /// behind a dot.
   std::vector<std::string> without = {};
-  /// Names in the file that the module need not have; `*` and `?` as in file names. The log lists the file's names that
-  /// were not used.
+  /// Names in the file that the module need not have. They may contain `*` and `?` as file names do. The log lists the
+  /// file's names that were not used.
   std::vector<std::string> ignored = {};
 };
 
@@ -70,14 +71,15 @@ struct LoadOptions {
 /// | safetensors; a `*.index.json`, a folder with one of them | transformers, export_safetensors                |
 /// | `pytorch_model.bin`, its index, a folder with one        | transformers                                    |
 ///
-/// Call it before an Engine is made of the module, or under Gathered(kWrite); all ranks then get rank 0's values. It is
-/// not collective. All tensors of the file must fit the module, except those that the options leave out; otherwise
-/// nothing is changed. Values go into the memory that the module has if dtypes are the same. The file must be one that
-/// you trust (SECURITY.md), unless it is safetensors.
+/// Call it before an Engine is made for the module, or under Gathered(kWrite); all ranks then get the values of rank 0.
+/// It is not collective. All tensors of the file must fit the module, except those that the options leave out;
+/// otherwise nothing is changed. If dtypes are the same, values are written to the memory that the module has. You must
+/// trust the file (SECURITY.md), unless it is a safetensors file.
 ///
-/// Throws tessera::Error: 66 the file is missing; 77 no permission; 65 it is damaged, does not fit the module (the
-/// message has all names), or is of another kind, which is named with its remedy (a pickle of an old PyTorch, a
-/// TorchScript program, HDF5, GGUF ...); 64 the module has no memory yet (deferred_init): load into its Engine then.
+/// Throws tessera::Error: 66 if the file is missing; 77 without permission; 65 if the file is damaged, does not fit the
+/// module (the message has all names that differ), or is of another kind (a pickle of an old PyTorch, a TorchScript
+/// program, HDF5, GGUF ...; the message names the kind and a remedy); 64 if the module has no memory yet
+/// (deferred_init). In the last case, load into its Engine instead.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options = {});
 
 /// Loads into a ModuleHolder, such as one made by TORCH_MODULE.
@@ -86,7 +88,7 @@ void load_weights(const Holder& holder, const std::filesystem::path& path, const
   load_weights(static_cast<torch::nn::Module&>(*holder.ptr()), path, options);
 }
 
-/// Loads into tensors of a program that has no module, by name. A tensor under two names is tied.
+/// Loads into tensors of a program that has no module, by name. A tensor with two names is tied.
 void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::filesystem::path& path,
                   const LoadOptions& options = {});
 
@@ -94,10 +96,9 @@ void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors
 /// masters get the file's values. Optimizer states stay as they are.
 ///
 /// The call is collective and must be made between steps. Only rank 0 reads the file. It sends about a MiB at a time to
-/// the other ranks. A rank needs no memory in addition to its shards, except for that MiB. Rank 0 also holds two of the
-/// file's storages. Errors are those of the load_weights above, the same on every rank; the Engine is unchanged then,
-/// unless the message says otherwise. Error 64 also means that the call came between backward and step, or under
-/// Gathered.
+/// the other ranks. In addition to its shards, a rank needs only memory for that MiB. Rank 0 also holds two of the
+/// file's storages. Errors are those of the load_weights above, the same on every rank. After an error the Engine is
+/// unchanged, unless the message says otherwise. Error 64 is also thrown between backward and step, and under Gathered.
 void load_weights(Engine& engine, const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace tessera

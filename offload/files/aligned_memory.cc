@@ -21,7 +21,7 @@ absl::Status no_memory(const std::string& who, std::size_t bytes, int error) {
                                 who, format_bytes(static_cast<std::int64_t>(bytes)), bytes, errno_text(error)));
 }
 
-// Makes the pages present. Kernels before 5.14 do not know the request; on these kernels the function writes to each
+// Makes all pages present. Kernels before 5.14 do not know this request; on such kernels the function writes to each
 // page.
 int populate(std::byte* data, std::size_t bytes) {
   if (::madvise(data, bytes, MADV_POPULATE_WRITE) == 0) return 0;

@@ -30,7 +30,8 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? std::filesystem::path(".").string() : folder.string();
 }
 
-/// The temporary file, until it is renamed: it is closed and removed wherever the function returns.
+/// The temporary file, until it is renamed. The destructor closes and removes it, so that it is removed wherever the
+/// function returns.
 class TemporaryFile {
  public:
   TemporaryFile(const std::string& path, const std::string& who) : target_(path), who_(who), folder_(folder_of(path)) {}
@@ -44,8 +45,8 @@ class TemporaryFile {
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
 
-  // An earlier process with the same process ID may have left this name behind when it was killed; then the next number
-  // is taken.
+  // Opens a file with an unused name. An earlier process with the same process ID may have left a file with this name
+  // when it was killed; then the next number is tried.
   absl::Status open(mode_t mode) {
     static std::atomic<std::uint64_t> numbers{0};
     int got = -EEXIST;
@@ -131,7 +132,7 @@ absl::Status write_file_atomically(const std::string& path, std::span<const std:
 
 absl::Status make_folders(const std::string& folder, const std::string& who) {
   namespace fs = std::filesystem;
-  std::vector<std::string> above;  // folders that are to be made, the innermost first
+  std::vector<std::string> above;  // folders that must be made, the innermost first
   std::error_code error;
   for (fs::path path = fs::path(folder).lexically_normal(); !path.empty() && !fs::exists(path, error);
        path = path.parent_path()) {

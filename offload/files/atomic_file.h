@@ -9,27 +9,28 @@
 
 namespace tessera {
 
-/// Writes `bytes` into the file `path` atomically. The name always stands for the whole old file (or none) or for the
-/// whole new one, even after errors, kill -9 or a power loss. It writes, syncs and renames a temporary file in the same
+/// Writes `bytes` into the file `path` atomically. Even after errors, kill -9 or a power loss, the path has either the
+/// whole old file (or none) or the whole new file. The function writes, syncs and renames a temporary file in the same
 /// folder, PATH.tmp-PID-NUMBER, and syncs the folder.
 ///
-/// * On an error the old file is as it was, and the temporary file is gone. There is one exception: if only the sync of
-///   the folder failed, the whole new file is there, but after a power loss it might be the old one again.
-/// * A sync that failed is not tried again: the kernel may have dropped the data it could not write, and would then say
-///   that all is well.
+/// * After an error the old file is unchanged, and the temporary file is removed. There is one exception. If only the
+///   sync of the folder failed, the path has the whole new file, but after a power loss it might have the old file
+///   again.
+/// * A sync that failed is not tried again: the kernel may have dropped the data that it could not write, and would
+///   then report success.
 /// * Only a kill or a power loss leaves a temporary file behind. No program reads such a file.
 /// * A link at `path` is replaced by the file, not followed. The new file has `mode`, whatever the old one had.
 ///
-/// Any thread may call it; if two calls for one path run at once, one of them wins.
-/// Errors, with `who` in front: 73 the folder is missing, no folder or read-only, or `path` is a folder; 77 no
-/// permission; 71 too many open files; 74 a full disk (with bytes wanted and free), a failed write or sync; 78 an empty
-/// path.
+/// Any thread may call it; if two calls for one path run at once, the file of one of them remains. Messages begin with
+/// `who`. Errors: 73 if the folder is missing, is not a folder or is read-only, or if `path` is a folder; 77 without
+/// permission; 71 if too many files are open; 74 if the disk is full (the message has the bytes wanted and free), or if
+/// a write or sync fails; 78 if the path is empty.
 absl::Status write_file_atomically(const std::string& path, std::span<const std::byte> bytes, const std::string& who,
                                    mode_t mode = 0600);
 
-/// Makes the folder and those above it that are missing. Syncs the folder above each new one, so that a later power
-/// loss removes none of them. Errors, with `who` in front: 73 a folder cannot be created; 77 no permission; 71 too many
-/// open files; 74 a full disk or a failed sync.
+/// Makes the folder, and the folders above it that are missing. Syncs the folder above each new folder, so that a later
+/// power loss removes none of them. Messages begin with `who`. Errors: 73 if a folder cannot be created; 77 without
+/// permission; 71 if too many files are open; 74 if the disk is full or a sync fails.
 absl::Status make_folders(const std::string& folder, const std::string& who);
 
 }  // namespace tessera

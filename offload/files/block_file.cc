@@ -90,7 +90,7 @@ absl::Status BlockFile::open(const BlockFileOptions& options, bool in_memory) {
   return absl::OkStatus();
 }
 
-// A file of another size is useless, so a new one replaces it.
+// Opens a file that stays. A file of another size is useless, so a new file replaces it.
 absl::Status BlockFile::open_kept(const BlockFileOptions& options) {
   constexpr mode_t kOwnerOnly = 0600;
   constexpr int kFlags = O_NOFOLLOW | O_RDWR | O_CLOEXEC;
@@ -121,8 +121,8 @@ absl::Status BlockFile::open_kept(const BlockFileOptions& options) {
   return absl::OkStatus();
 }
 
-// Some file systems refuse O_DIRECT when the file is opened, others only when it is written. Returns an errno if the
-// failure has nothing to do with O_DIRECT.
+// Tries O_DIRECT. Some file systems refuse it when the file is opened, others only when the file is written. Returns an
+// errno if a failure has nothing to do with O_DIRECT.
 int BlockFile::try_direct(bool may_write) {
   const int fd = file_calls::open_again(buffered_fd_, name_, O_RDWR | O_DIRECT);
   if (fd == -EINVAL || fd == -EOPNOTSUPP || fd == -ENOENT) {

@@ -12,30 +12,34 @@ namespace tessera {
 /// The options of a BlockFile.
 struct BlockFileOptions {
   std::string directory = {};
-  std::int64_t bytes = 0;  ///< a multiple of 4096, more than 0
-  std::string who = {};    ///< text in front of errors: "rank 0 optimizer state"
-  /// Reads and writes past the page cache (O_DIRECT) where the file system can. False: reads and writes go through the
-  /// page cache, which then holds a second copy.
+  std::int64_t bytes = 0;  ///< size of the file, a multiple of 4096, more than 0
+  std::string who = {};    ///< beginning of error messages, such as "rank 0 optimizer state"
+  /// True: reads and writes go past the page cache (O_DIRECT), if the file system supports that. False: reads and
+  /// writes go through the page cache, which then has a second copy.
   bool direct = true;
-  /// Writes zeros over the whole file once. Overwriting blocks that were written before is about a quarter faster on
-  /// ext4 than writing into blocks that were only reserved. It costs one write of the whole file, before training.
+  /// Whether zeros are written over the whole file once. On ext4, overwriting blocks that were written before is about
+  /// a quarter faster than writing to blocks that were only reserved. It costs one write of the whole file, before
+  /// training.
   bool write_zeros = true;
-  /// A name for the file in the directory: it stays when the process ends. If a file of that name is there already and
-  /// has `bytes` bytes, it is opened with its content; a file of another size is replaced. Empty: a scratch file.
+  /// A name for the file in the directory. A file with a name stays when the process ends. If a file of that name
+  /// exists and has `bytes` bytes, it is opened with its content; a file of another size is replaced. If the name is
+  /// empty, the file is a scratch file.
   std::string name = {};
-  /// If there is a `name`: a file that is missing or has another size is an error, and is not changed.
+  /// Used if there is a `name`: whether a file that is missing or has another size is an error. Such a file is then not
+  /// changed.
   bool must_be_there = false;
 };
 
-/// A scratch file of this process: fixed size, zeros at first, its room on the disk taken at once.
+/// A scratch file of this process. It has a fixed size, its bytes are zeros at first, and all its space on the disk is
+/// reserved when it is created.
 ///
 /// 1. No other process can open it: it has no name (O_TMPFILE, or it is unlinked as soon as it is made), and mode 0600.
 /// 2. It is gone when the process has ended, however the process ends, and is never read by another run.
-/// 3. Space on the disk is taken when `create` returns; a later write can fail on a full disk only where a file system
-///    copies on write.
+/// 3. Space on the disk is reserved when `create` returns. A later write can fail because of a full disk only if the
+///    file system copies on write.
 ///
-/// A file with a BlockFileOptions::name stays after the process has ended: of these three points only 3 holds for it,
-/// and its mode is 0600.
+/// A file with a BlockFileOptions::name stays after the process has ended. Only the third of these points is true for
+/// it, but its mode is 0600 too.
 ///
 /// The object only holds the file; `IoRing` reads and writes it. The object must stay where it is, since transfers
 /// point to it.
@@ -51,14 +55,16 @@ class BlockFile {
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
 
-  /// Returns "/scratch/tessera-scratch-4711-2": the name in messages and in rules of a FaultPlan. No such path exists.
+  /// Returns a name such as "/scratch/tessera-scratch-4711-2", for messages and rules of a FaultPlan. For a scratch
+  /// file, no such path exists.
   const std::string& name() const { return name_; }
   const std::string& directory() const { return directory_; }
   std::int64_t bytes() const { return bytes_; }
 
-  /// Returns whether `fd` goes past the page cache; offset, size and memory must be multiples of 4096 then.
+  /// Returns whether reads and writes with `fd` go past the page cache. Offset, size and address must then be multiples
+  /// of 4096.
   bool direct() const { return direct_; }
-  /// Returns "O_DIRECT", or the reason why not: "page cache, because tmpfs is memory already".
+  /// Returns "O_DIRECT", or the reason why it is not used, such as "page cache, because tmpfs is memory already".
   const std::string& mode() const { return mode_; }
 
   int fd() const { return fd_; }

@@ -13,7 +13,7 @@ absl::Status take() {
   if (text == nullptr || *text == '\0') return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(std::vector<FaultRule> rules, parse_fault_rules(text));
   // The plan is never uninstalled, since there may be I/O until the process ends. A plan that a test installed itself
-  // stays.
+  // is not replaced.
   static FaultPlan* const plan = new FaultPlan(std::move(rules));
   FaultPlan* none = nullptr;
   if (installed_fault_plan.compare_exchange_strong(none, plan, std::memory_order_acq_rel))

@@ -15,7 +15,8 @@ namespace tessera {
 
 class UnsyncedFiles;
 
-/// Makes faults for tests: the n-th operation of a kind fails, is cut short, comes late, or ends the process.
+/// The places at which faults are made for tests. The n-th operation of a kind can fail, be cut short, be delayed, or
+/// end the process.
 ///
 /// Every operation on a file in `offload/` passes a *site*. While a plan is installed (`ScopedFaults`), it counts the
 /// operations of each site and applies its rules. A test runs once to count the operations, then once for each n:
@@ -31,7 +32,7 @@ enum class FaultSite {
   kRead,     ///< a read, before it begins
   kWrite,    ///< a write, before it begins
   kFsync,    ///< syncing a file or folder
-  kRename,   ///< renaming; the path is the new name
+  kRename,   ///< renaming a file; the path is the new name
   kUnlink,   ///< removing a file, or an empty folder
   kMkdir,
   kSubmit,  ///< handing a read or write to io_uring or to the threads
@@ -39,41 +40,43 @@ enum class FaultSite {
 };
 inline constexpr int kNumFaultSites = 10;
 
-/// Says what happens to an operation to which a rule applies.
+/// The effect on an operation to which a rule applies.
 enum class FaultAction {
-  kNone,     ///< nothing: the operation is only counted
-  kErrno,    ///< fails with errno `number`, and nothing is done; at kSubmit: the queue acts as if it were full
-  kShort,    ///< kRead, kWrite: moves `number` bytes only; kCqe: the result says that `number` bytes were moved
-  kBitFlip,  ///< kRead, kWrite: succeeds, but one bit of the byte at `number`, from the operation's begin, is wrong
-  kTorn,     ///< kRead, kWrite: claims success, but moved only `number` sectors of 4096 bytes; kFsync: synced nothing
-  kDelay,    ///< succeeds `number` milliseconds later; not for kSubmit
-  kCrash,    ///< _exit(number), as kill -9 would
-  kDropUnsynced,  ///< a power loss: undoes what was not synced (UnsyncedFiles), then _exit(137)
+  kNone,     ///< no effect: the operation is only counted
+  kErrno,    ///< the operation fails with errno `number` and does nothing; at kSubmit the queue acts as if it were full
+  kShort,    ///< kRead, kWrite: only `number` bytes are transferred; kCqe: the result says that `number` bytes were
+             ///< transferred
+  kBitFlip,  ///< kRead, kWrite: the operation succeeds, but one bit of its byte `number` is wrong
+  kTorn,     ///< kRead, kWrite: reports success, but transferred only `number` sectors of 4096 bytes; kFsync: synced
+             ///< nothing
+  kDelay,    ///< the operation succeeds `number` milliseconds later; not for kSubmit
+  kCrash,    ///< ends the process with _exit(number), as kill -9 would
+  kDropUnsynced,  ///< a power loss: undoes changes that were not synced (UnsyncedFiles), then calls _exit(137)
 };
 
 /// Returns whether an action is possible at a site. Rules with other pairs are refused.
 bool fits_together(FaultSite site, FaultAction action);
 
-/// One fault: the site, the file, the operation, and the action.
+/// A rule for a fault: the site, the file, the operation, and the action.
 struct FaultRule {
   FaultSite site = FaultSite::kWrite;
-  std::string path = "";   ///< the rule is about files whose name contains this text; empty: all files
-  std::int64_t nth = 0;    ///< > 0: the n-th such operation, counted from 1
-  std::int64_t every = 0;  ///< > 0: each n-th such operation. Either `nth` or `every` is set
+  std::string path = "";   ///< the rule applies to files whose name contains this text; empty: all files
+  std::int64_t nth = 0;    ///< above 0: the n-th such operation, counted from 1
+  std::int64_t every = 0;  ///< above 0: each n-th such operation. Either `nth` or `every` is set
   FaultAction action = FaultAction::kNone;
-  std::int64_t number = 0;  ///< FaultAction says what it means; for kCrash an exit code
-  /// kDropUnsynced: renames that were not synced are kept (the folder reached the disk before the data did), not
-  /// undone.
+  std::int64_t number = 0;  ///< number for the action, as described there; for kCrash an exit code
+  /// kDropUnsynced: whether renames that were not synced are kept instead of undone (as if the folder had reached the
+  /// disk before the data).
   bool keep_renames = false;
 };
 
-/// The fault that a site has to make; never kCrash or kDropUnsynced, which the plan carries out itself.
+/// The fault that a site must make. It is never kCrash or kDropUnsynced, which the plan itself makes.
 struct Fault {
   FaultAction action = FaultAction::kNone;
   std::int64_t number = 0;
 };
 
-/// The rules by which faults are made, and counts of the operations so far. It is thread-safe.
+/// The rules for faults, and counts of the operations so far. It is thread-safe.
 class FaultPlan {
  public:
   explicit FaultPlan(std::vector<FaultRule> rules);
@@ -84,11 +87,11 @@ class FaultPlan {
   /// Returns the number of operations that a rule changed.
   std::int64_t faults() const;
 
-  /// Counts an operation, and returns what happens to it. It may end the process. If several rules apply, the first one
-  /// wins.
+  /// Counts an operation, and returns its fault. It may end the process. If several rules apply, the first of them is
+  /// used.
   Fault pass(FaultSite site, std::string_view path);
 
-  /// Returns the model of a power loss, which is told of every change to files; null unless a rule needs it.
+  /// Returns the model of a power loss, to which every change of files is reported; null unless a rule needs it.
   UnsyncedFiles* unsynced() { return unsynced_.get(); }
 
  private:
@@ -102,11 +105,12 @@ class FaultPlan {
   std::vector<CountedRule> rules_ ABSL_GUARDED_BY(mutex_);
   std::array<std::int64_t, kNumFaultSites> operations_ ABSL_GUARDED_BY(mutex_){};
   std::int64_t faults_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unique_ptr<UnsyncedFiles> unsynced_;  // only the constructor sets this, and it has a mutex of its own
+  std::unique_ptr<UnsyncedFiles> unsynced_;  // only the constructor sets this pointer; the object has its own mutex
 };
 
-/// Installs a plan for the whole process while it lives. REQUIRES: no other plan is installed; actions fit their sites;
-/// threads that do I/O have ended when it is destroyed. Otherwise it ends the process, with a message.
+/// Installs a plan for the whole process while this object lives. REQUIRES: no other plan is installed, actions fit
+/// their sites, and threads that do I/O have ended when the object is destroyed. Otherwise the process ends with a
+/// message.
 class ScopedFaults {
  public:
   explicit ScopedFaults(std::vector<FaultRule> rules);
@@ -120,8 +124,8 @@ class ScopedFaults {
   FaultPlan plan_;
 };
 
-/// Where the process keeps its plan; null where none is installed. There is one for each process: operating systems and
-/// tests know processes, and ranks may be threads of one process.
+/// The plan of the process; null if none is installed. There is one plan for each process, since operating systems and
+/// tests deal with processes, while ranks may be threads of one process.
 inline std::atomic<FaultPlan*> installed_fault_plan{nullptr};
 
 /// Returns the installed plan, or null.
@@ -130,7 +134,7 @@ inline FaultPlan* fault_plan() {
   return installed_fault_plan.load(std::memory_order_acquire);
 }
 
-/// Returns the fault for the next operation at a site. The operation calls it first.
+/// Returns the fault for the next operation at a site. Call it before the operation.
 inline Fault fault_at(FaultSite site, std::string_view path) {
   FaultPlan* const plan = fault_plan();
   return plan == nullptr ? Fault{} : plan->pass(site, path);

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Reads rules written as text, one or more with ';' between:
+/// Reads rules that are written as text, one or more, separated by ';':
 ///
 ///     SITE [path=TEXT] nth=N|every=N ACTION
 ///

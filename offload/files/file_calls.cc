@@ -27,8 +27,8 @@ Result negative_errno(Result result) {
   return result < 0 ? static_cast<Result>(-errno) : result;
 }
 
-// Makes the faults that every site can have: a delay and an errno. Returns true if the operation must not be executed,
-// but return `result`.
+// Makes the faults that every site can have: a delay and an errno. Returns true if the operation must return `result`
+// without being executed.
 bool fails_at(FaultSite site, const std::string& name, Fault& fault, ssize_t& result) {
   fault = fault_at(site, name);
   if (fault.action == FaultAction::kDelay) std::this_thread::sleep_for(std::chrono::milliseconds(fault.number));
@@ -42,7 +42,7 @@ UnsyncedFiles* unsynced() {
   return plan == nullptr ? nullptr : plan->unsynced();
 }
 
-// Returns how many of the `bytes` the operation really moves.
+// Returns the number of the `bytes` that the operation really transfers.
 std::size_t moved_bytes(const Fault& fault, std::size_t bytes) {
   if (fault.action == FaultAction::kShort) return std::min(bytes, static_cast<std::size_t>(fault.number));
   if (fault.action == FaultAction::kTorn) return std::min(bytes, static_cast<std::size_t>(fault.number) * kSectorBytes);
@@ -67,8 +67,8 @@ int open_below(const std::string& folder, const std::filesystem::path& parts, in
   Fault fault;
   ssize_t result = 0;
   if (fails_at(FaultSite::kOpen, folder + "/" + parts.string(), fault, result)) return static_cast<int>(result);
-  // The path is opened part by part, each from the one before, so that the part that is checked is the part that is
-  // opened. The call openat2 would do it at once, but containers forbid it.
+  // The path is opened part by part, each part from the previous one, so that the part that is checked is the part that
+  // is opened. A single call of openat2 could do this, but containers forbid it.
   int at = negative_errno(::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   for (auto part = parts.begin(); at >= 0 && part != parts.end(); ++part) {
     const bool is_last = std::next(part) == parts.end();

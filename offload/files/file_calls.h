@@ -9,29 +9,29 @@
 
 namespace tessera::file_calls {
 
-/// The calls of the operating system that change files, each behind a site of the FaultPlan. They return what the call
-/// of the operating system returns, or a negative errno as io_uring does; errno itself is not set. EINTR is returned
-/// too: the caller retries. `name` is the file's name in messages and rules. Any thread may call them.
+/// The calls of the operating system that change files, each behind a site of the FaultPlan. They return the result of
+/// the operating system's call, or a negative errno as io_uring does; errno itself is not set. EINTR is returned too,
+/// so the caller must retry. `name` is the file's name in messages and rules. Any thread may call them.
 
 int open(const std::string& name, int flags, mode_t mode);
 /// Opens `parts`, a path below `folder`. If a part of it is a link, it returns -ELOOP. `folder` itself may be a link.
 int open_below(const std::string& folder, const std::filesystem::path& parts, int flags, mode_t mode);
-/// Opens a new file in `directory` that has no name (O_TMPFILE); `name` is made up, for messages.
+/// Opens a new file in `directory` that has no name (O_TMPFILE); `name` is a made-up name for messages.
 int open_unnamed(const std::string& directory, const std::string& name, mode_t mode);
 /// Opens a second description of an open file, which may have no name.
 int open_again(int fd, const std::string& name, int flags);
 ssize_t pread(int fd, const std::string& name, void* data, std::size_t bytes, off_t offset);
 ssize_t pwrite(int fd, const std::string& name, const void* data, std::size_t bytes, off_t offset);
-/// Repeats pwrite until everything is written. Returns 0, or the negative errno that ended it. It repeats calls that
-/// were interrupted, failed with EAGAIN or wrote nothing, at most kMostRetries times in a row. It then returns the last
-/// error, or -EIO if the last call wrote nothing. `done` is the bytes written.
+/// Repeats pwrite until all bytes are written. Returns 0, or a negative errno after a failure. It repeats calls that
+/// were interrupted, that failed with EAGAIN or that wrote nothing, at most kMostRetries times in a row. After that it
+/// returns the last error, or -EIO if the last call wrote nothing. `done` is set to the number of bytes written.
 int write_all(int fd, const std::string& name, std::span<const std::byte> bytes, off_t offset, std::size_t& done);
-/// Makes room on the disk for [0, bytes).
+/// Reserves space on the disk for the bytes [0, bytes) of the file.
 int reserve(int fd, const std::string& name, off_t bytes);
 int fsync(int fd, const std::string& name);
-/// Syncs a folder: names that were made or changed in it are durable afterwards.
+/// Syncs a folder. Afterwards, names that were made or changed in the folder are durable.
 int fsync_folder(int fd, const std::string& folder);
-/// Opens, syncs and closes a folder. `operation`: the name, for messages, of the call that failed.
+/// Opens, syncs and closes a folder. `operation` is set to the name of the call that failed, for messages.
 int sync_folder(const std::string& folder, const char*& operation);
 int rename(const std::string& from, const std::string& to);
 int unlink(const std::string& name);

@@ -11,14 +11,14 @@
 namespace tessera {
 namespace {
 
-/// Returns the bytes that this user may still write on the file system of `path`; -1 if that cannot be asked.
+/// Returns the bytes that this user may still write on the file system of `path`; -1 if the number is not available.
 std::int64_t free_bytes_at(const std::string& path) {
   struct statvfs info {};
   if (::statvfs(path.c_str(), &info) != 0) return -1;
   return static_cast<std::int64_t>(info.f_bavail) * static_cast<std::int64_t>(info.f_frsize);
 }
 
-/// Returns " (4096 bytes free)" where the disk is full.
+/// Returns a text such as " (4096 bytes free)" if the disk is full.
 std::string room_left(const FileTrouble& trouble) {
   if ((trouble.error != ENOSPC && trouble.error != EDQUOT) || trouble.folder.empty()) return "";
   const std::int64_t free = free_bytes_at(trouble.folder);

@@ -20,19 +20,19 @@ std::filesystem::path partial_of(const std::filesystem::path& path);
 /// Links are not followed.
 int create_partial(const std::filesystem::path& partial);
 
-/// Returns the error "<what>: <the system's reason>": 73 if the file cannot be created, 77 if a permission is missing,
-/// 71 or 74 if a limit of the process is reached (errno_hint.h). `error` is an errno.
+/// Returns the error "<what>: <the system's reason>" with the code 73 if the file cannot be created, 77 if a permission
+/// is missing, or 71 or 74 if a limit of the process is reached (errno_hint.h). `error` is an errno.
 absl::Status cannot_create(const std::string& what, int error);
 
-/// A result that is written piece by piece under "<path>.partial" and gets its name when it is complete and on the
-/// disk, so that a file of this name is always whole. It does not follow symbolic links. The destructor removes a file
-/// that was not finished.
+/// A result that is written piece by piece to "<path>.partial". The file gets its name when it is complete and on the
+/// disk, so a file with this name is always whole. Symbolic links are not followed. The destructor removes a file that
+/// was not finished.
 ///
-/// It is for a user's large results, which keep a well-known partial name and the umask's mode; write_file_atomically
-/// is for small files that must survive a power loss.
+/// It is meant for large results of a user, which have a well-known partial name and the umask's mode.
+/// write_file_atomically is meant for small files that must survive a power loss.
 class OutputFile {
  public:
-  /// `what` stands in front of messages. Errors: 73 cannot be created, 77 no permission.
+  /// Messages begin with `what`. Errors: 73 if the file cannot be created; 77 without permission.
   static absl::StatusOr<OutputFile> create(const std::filesystem::path& path, const std::string& what);
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&&) = delete;
@@ -41,10 +41,10 @@ class OutputFile {
   /// Appends bytes to the file. Errors: 74 if a write fails or the disk is full.
   absl::Status append(std::string_view bytes);
 
-  /// Syncs, closes and renames. A file that appeared meanwhile is left alone if `existing` is Existing::kKept: the
-  /// bytes stay in "<path>.partial", and the error says so. Errors: 74 a write or sync failed; 73 the file cannot be
-  /// renamed, or one of its name is kept; 77 no permission. REQUIRES: it is called once, and all appends have
-  /// succeeded.
+  /// Syncs, closes and renames. If a file with the name has appeared meanwhile and `existing` is Existing::kKept, that
+  /// file is not changed: the bytes stay in "<path>.partial", and the error says so. Errors: 74 if a write or sync
+  /// failed; 73 if the file cannot be renamed, or a file with its name is kept; 77 without permission. REQUIRES: it is
+  /// called once, and all appends have succeeded.
   absl::Status finish(Existing existing);
 
  private:

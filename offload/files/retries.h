@@ -4,14 +4,15 @@
 
 namespace tessera {
 
-/// How many times at most a call is repeated after it was interrupted (EINTR) or could not be served yet (EAGAIN).
+/// The largest number of times that a call is repeated after it was interrupted (EINTR) or could not be served yet
+/// (EAGAIN).
 inline constexpr int kMostRetries = 100;
 
-/// Returns whether a call that failed with the errno `error` is made again.
+/// Returns whether a call that failed with the errno `error` should be repeated.
 inline bool is_worth_retrying(int error) { return error == EINTR || error == EAGAIN; }
 
-/// Makes a call, and repeats it while is_worth_retrying says so, at most kMostRetries times. The call returns a
-/// negative errno where it fails.
+/// Makes a call, and repeats it as long as is_worth_retrying is true for its error, at most kMostRetries times. The
+/// call returns a negative errno if it fails.
 template <typename Call>
 int retried(const Call& call) {
   int got = call();

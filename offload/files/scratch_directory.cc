@@ -30,7 +30,7 @@ absl::StatusOr<ScratchDirectory> look_at_scratch_directory(const std::string& pa
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return cannot_use(who, path, errno);
   if (!S_ISDIR(info.st_mode)) return cannot_use(who, path, ENOTDIR);
-  // The access rights of the effective user are checked, as when a file is opened.
+  // The access rights of the effective user are checked, as they are when a file is opened.
   if (::faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0) return cannot_use(who, path, errno);
   struct statfs system {};
   if (::statfs(path.c_str(), &system) != 0) return cannot_use(who, path, errno);

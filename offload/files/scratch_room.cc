@@ -35,7 +35,7 @@ absl::Status ScratchRoom::grow(std::size_t bytes) {
   return absl::OkStatus();
 }
 
-/// Returns the index of the file in which the room lies; if none has it, the number of files.
+/// Returns the index of the file that contains the room; if no file contains it, returns the number of files.
 std::size_t ScratchRoom::number_of(const Room& room) const {
   const auto is_it = [&](const std::unique_ptr<BlockFile>& file) { return file.get() == room.file; };
   return static_cast<std::size_t>(std::ranges::find_if(files_, is_it) - files_.begin());

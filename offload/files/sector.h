@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-/// Transfers past the page cache begin and end at multiples of this, in the file and in memory. Devices require
-/// multiples of 512 or of 4096 bytes, and multiples of 4096 suit all of them.
+/// Transfers that bypass the page cache begin and end at multiples of this number, in the file and in memory. Devices
+/// require multiples of 512 or of 4096 bytes, and multiples of 4096 are right for all of them.
 inline constexpr std::size_t kSectorBytes = 4096;
 
 /// Returns `bytes` rounded up to whole sectors.

@@ -7,20 +7,19 @@
 
 namespace tessera {
 
-/// Models for tests what a power loss would take away. It is kept up to date by `file_calls.h` while a plan with a rule
-/// kDropUnsynced is installed.
+/// A model, for tests, of the data that a power loss would destroy. The functions of `file_calls.h` update it while a
+/// plan with a rule kDropUnsynced is installed.
 ///
-/// 1. A file that was written and not synced since loses all its content.
-/// 2. A rename whose folder was not synced since is undone: the old file is there again under its name.
-///    Where renames are kept, only the data is lost,
-///    as on file systems that order nothing.
-/// 3. Synced data stays.
+/// 1. A file that was written and was not synced afterwards loses all its content.
+/// 2. A rename whose folder was not synced afterwards is undone: the old file is there again under its name.
+///  If renames are kept, only the data is lost, as on file systems that do not order writes and renames.
+/// 3. Synced data is kept.
 ///
-/// This class keeps a link to the file that a rename replaces, in the same folder (NAME.before-rename), so that the
-/// rename can be undone; the link is removed when the folder is synced. It is thread-safe.
+/// This class keeps a link to the file that a rename replaces, so that the rename can be undone. The link is in the
+/// same folder (NAME.before-rename), and is removed when the folder is synced. The class is thread-safe.
 class UnsyncedFiles {
  public:
-  /// Each function reports a change that was made; before_rename reports one that is about to be made.
+  /// Each function reports a change that was made, except before_rename, which reports a rename that will be made next.
   void wrote(const std::string& path);
   void synced_file(const std::string& path);
   void synced_folder(const std::string& folder);
@@ -28,19 +27,19 @@ class UnsyncedFiles {
   void renamed(const std::string& from, const std::string& to);
   void unlinked(const std::string& path);
 
-  /// The power loss itself: undoes everything that was not synced.
+  /// Simulates the power loss: undoes all changes that were not synced.
   void drop(bool keep_renames);
 
  private:
   struct Rename {
     std::string from, to;
-    std::string before;  ///< link to the replaced file; empty if none was replaced
+    std::string before;  ///< link to the replaced file; empty if no file was replaced
   };
 
   Mutex mutex_;
   std::vector<std::string> unsynced_ ABSL_GUARDED_BY(mutex_);
   std::vector<Rename> renames_ ABSL_GUARDED_BY(mutex_);
-  std::string replaced_ ABSL_GUARDED_BY(mutex_);  ///< link that before_rename made; `renamed` uses it
+  std::string replaced_ ABSL_GUARDED_BY(mutex_);  ///< the link that before_rename made, for use by `renamed`
 };
 
 }  // namespace tessera

@@ -9,7 +9,7 @@ namespace tessera {
 
 void warn_once(const std::string& key, const std::string& message) {
   static Mutex mutex;
-  // The set is never destroyed, since destructors may warn.
+  // The set is never destroyed, since destructors of static objects may warn.
   static std::set<std::string>* const seen ABSL_PT_GUARDED_BY(mutex) = new std::set<std::string>;
   {
     const MutexLock lock(mutex);

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// Warns unless this process has warned with the same `key` before: ranks may be threads of one process, and a cause
-/// that they share is reported once. It is thread-safe.
+/// Warns unless this process has already warned with the same `key`. So a cause that several ranks share is reported
+/// once if these ranks are threads of one process. It is thread-safe.
 void warn_once(const std::string& key, const std::string& message);
 
 }  // namespace tessera

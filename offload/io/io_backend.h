@@ -15,18 +15,18 @@ class BlockFile;
 /// The direction of a transfer: from the file to memory, or from memory to the file.
 enum class IoKind { kRead, kWrite };
 
-/// One call that moves bytes: what `pread` or `pwrite` would do.
+/// One transfer of bytes, as by a call of `pread` or `pwrite`.
 struct Transfer {
   IoKind kind = IoKind::kRead;
   const BlockFile* file = nullptr;
-  int fd = -1;  ///< one of the file's two descriptors
+  int fd = -1;  ///< one of the two descriptors of a BlockFile
   std::int64_t offset = 0;
   std::byte* memory = nullptr;
   std::uint32_t bytes = 0;
-  std::uint32_t slot = 0;  ///< a number that comes back with the completion
+  std::uint32_t slot = 0;  ///< a number that the completion of this transfer contains too
 };
 
-/// The result of a transfer: bytes moved, or a negative errno.
+/// The result of a transfer: the number of bytes transferred, or a negative errno.
 struct Completion {
   std::uint32_t slot = 0;
   std::int32_t result = 0;
@@ -40,16 +40,17 @@ class IoBackend {
   virtual ~IoBackend() = default;
   /// Returns a text such as "io_uring (single issuer; 1 file and 32.00 MiB registered)".
   virtual std::string describe() const = 0;
-  /// Queues a transfer. Returns false if there is no room; `push` and `collect` make room.
+  /// Queues a transfer. Returns false if the queue is full; `push` and `collect` remove transfers from the queue.
   virtual bool enqueue(const Transfer& transfer) = 0;
-  /// Hands queued transfers over, and waits for nothing. An error means that nothing can be moved any more.
+  /// Submits queued transfers without waiting. After an error no more transfers are possible.
   virtual absl::Status push() = 0;
-  /// Takes the completions that have arrived, as many as `out` holds. `wait`: waits for one at least, after `push`.
-  /// REQUIRES if `wait` is true: at least one transfer has not completed yet.
+  /// Writes the completions that have arrived to `out`, as many as it has room for. If `wait` is true, it first submits
+  /// queued transfers as `push` does, and waits for at least one completion. REQUIRES if `wait` is true: at least one
+  /// transfer has not completed yet.
   virtual absl::StatusOr<std::size_t> collect(std::span<Completion> out, bool wait) = 0;
-  /// Registers files and memory that transfers will use, so that each transfer costs less. Returns what could not be
-  /// registered and why; "" if all could. Transfers work without this call, too. REQUIRES: it was not called before,
-  /// and no transfer is in flight.
+  /// Registers files and memory that transfers will use, so that each transfer costs less. Returns a text that names
+  /// what could not be registered, with the reason; "" if everything was registered. This call is optional. REQUIRES:
+  /// it was not called before, and no transfer is in flight.
   virtual std::string register_resources(std::span<const BlockFile* const> files,
                                          std::span<const std::span<std::byte>> memory) = 0;
 };

@@ -16,18 +16,18 @@
 namespace tessera {
 namespace {
 
-// This file turns requests into transfers.
+// This file executes requests as sequences of transfers.
 //
-// A request takes one of the `operations_` until it ends. Its next transfer is queued by `begin` (through the page
-// cache where O_DIRECT cannot be used), handed over by `push`, and comes back in `collect`. `take` decides what a
-// result means: a transfer that moved a part is followed by one for the rest (`go_on`), one that moved nothing is
-// repeated (`retry`). Anything else ends the operation (`end`), which keeps an error until `wait` or `drain` asks for
-// it. `prepare` and `undo_fault` apply a FaultPlan; results that the plan invents lie in `injected_`.
+// A request occupies one of the `operations_` until it ends. `begin` queues its next transfer (through the page cache
+// if O_DIRECT cannot be used), `push` submits it, and `collect` receives its completion. `take` handles the result.
+// After a transfer of only a part, the rest is transferred next (`go_on`); a transfer of no bytes is repeated
+// (`retry`). Any other result ends the operation (`end`), which keeps an error until `wait` or `drain` returns it.
+// `prepare` and `undo_fault` apply a FaultPlan; `injected_` contains the results that the plan replaces.
 
 constexpr int kMostFruitless = 100;
-constexpr int kPatientFruitless = 10;  // retries pause after this many that moved nothing
+constexpr int kPatientFruitless = 10;  // pause before retries after so many transfers in a row that moved no bytes
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
-// One call of the kernel moves 2^31 bytes less a page at most. This is the largest power of two below that, so that all
+// One call of the kernel transfers at most 2^31 bytes minus a page. This is the largest power of two below that, so that all
 // parts of a transfer begin at a multiple of a sector.
 constexpr std::size_t kMostTransferBytes = std::size_t{1} << 30;
 
@@ -63,7 +63,7 @@ IoRing::IoRing(const IoRingOptions& options, std::unique_ptr<IoBackend> backend,
 }
 
 IoRing::~IoRing() {
-  // The memory that transfers use is freed next, so all transfers must have ended.
+  // The memory of the transfers is freed after this, so all transfers must have ended.
   if (const absl::Status status = drain(); !status.ok()) log_error(message_of(status));
 }
 
@@ -169,7 +169,7 @@ absl::Status IoRing::drain() {
   return status;
 }
 
-// Returns the transfer for the rest of the operation, through the page cache if it must be.
+// Returns the transfer for the rest of the operation. It goes through the page cache if necessary.
 Transfer IoRing::next_transfer(std::uint32_t slot) {
   Operation& operation = operations_[slot];
   const IoRequest& request = operation.request;
@@ -188,7 +188,7 @@ Transfer IoRing::next_transfer(std::uint32_t slot) {
           .slot = slot};
 }
 
-// Asks a fault plan what happens to the operation's next transfer.
+// Asks the fault plan for the fault of the operation's next transfer.
 void IoRing::prepare(Operation& operation) {
   operation.prepared = true;
   const IoRequest& request = operation.request;
@@ -199,7 +199,7 @@ void IoRing::prepare(Operation& operation) {
   if (operation.fault.action != FaultAction::kBitFlip) return;
   if (static_cast<std::uint64_t>(operation.fault.number) >= request.bytes - operation.done) {
     operation.fault = {};
-  } else if (is_write) {  // the bit stays flipped until the transfer is over (undo_fault)
+  } else if (is_write) {  // the bit stays flipped until the transfer has ended (undo_fault)
     request.memory[operation.done + static_cast<std::size_t>(operation.fault.number)] ^= std::byte{1};
   }
 }
@@ -227,8 +227,8 @@ bool IoRing::begin(std::uint32_t slot) {
   return true;
 }
 
-// Begins all transfers that can begin. A full queue is emptied by handing its transfers over, or else by taking
-// completions.
+// Begins all transfers that can begin. If the queue is full, its transfers are submitted; if that does not help,
+// completions are handled.
 absl::Status IoRing::begin_all() {
   while (!to_begin_.empty()) {
     const std::uint32_t slot = to_begin_.front();
@@ -263,7 +263,7 @@ absl::Status IoRing::collect(bool wait) {
   return absl::OkStatus();
 }
 
-// Undoes a fault plan's change of memory, and sets the result that the plan wants.
+// Undoes a fault plan's change of memory, and sets the result that the plan's fault requires.
 void IoRing::undo_fault(Operation& operation, std::int32_t& result) {
   const Fault& fault = operation.fault;
   std::byte* const memory = operation.request.memory + operation.done;
@@ -288,7 +288,7 @@ void IoRing::take(const Completion& completion) {
   if (fault_plan() != nullptr) undo_fault(operation, result);
   const bool is_write = operation.request.kind == IoKind::kWrite;
   if (result > 0) return go_on(completion.slot, result);
-  // The kernel cancels what a thread has begun when that thread ends, so ECANCELED is retried too.
+  // When a thread ends, the kernel cancels the transfers that the thread has begun, so ECANCELED is retried too.
   if (result == -EAGAIN || result == -EINTR || result == -ECANCELED || (result == 0 && is_write))
     return retry(completion.slot, result);
   if (result == -EINVAL && operation.direct) {

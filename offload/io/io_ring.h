@@ -24,87 +24,92 @@ namespace tessera {
 struct IoRequest {
   IoKind kind = IoKind::kRead;
   const BlockFile* file = nullptr;
-  std::int64_t offset = 0;  ///< bytes into the file; a multiple of 4096
-  /// Begins at a multiple of 4096; the caller leaves it alone until the request has ended.
+  std::int64_t offset = 0;  ///< offset in the file in bytes; a multiple of 4096
+  /// Its address is a multiple of 4096. The caller must not use the memory until the request has ended.
   std::byte* memory = nullptr;
-  std::size_t bytes = 0;      ///< a multiple of 4096, more than 0; the range lies inside the file
-  std::string_view who = {};  ///< text in front of errors: "rank 0 parameter layers.3.weight"; outlives the request
-  std::uint64_t tag = 0;      ///< number that `wait` asks for; several requests may have the same tag
+  std::size_t bytes = 0;      ///< size in bytes; a multiple of 4096, more than 0. The range lies inside the file
+  std::string_view who = {};  ///< text at the beginning of errors: "rank 0 parameter layers.3.weight"; it must outlive
+                              ///< the request
+  std::uint64_t tag = 0;      ///< number with which `wait` selects requests; several requests may have the same tag
 };
 
-/// The implementation that moves the bytes of an IoRing.
+/// The implementation that transfers the bytes of an IoRing.
 enum class IoEngine {
   kBest,     ///< io_uring, or threads if io_uring is forbidden
-  kUring,    ///< io_uring or an error
-  kThreads,  ///< pread and pwrite on threads
+  kUring,    ///< io_uring; it is an error if io_uring is forbidden
+  kThreads,  ///< threads that call pread and pwrite
 };
 
 /// The options of an IoRing.
 struct IoRingOptions {
   IoEngine engine = IoEngine::kBest;
-  int in_flight = 64;      ///< requests at once, 1 to 64. With more, the kernel would wait for free tags of the device
-  int queue_entries = 64;  ///< size of io_uring's submission queue, 1 to 4096; costs 64 bytes each
-  int threads = 4;         ///< kThreads only: 1 to 64; each takes a stack
-  /// The ring may be used from one thread now and from another later, but never from two at once. If it is false, the
-  /// ring belongs to the thread that submits first, so io_uring needs fewer locks.
+  int in_flight = 64;      ///< largest number of requests in flight, 1 to 64. With more than 64, the kernel would wait
+                           ///< for free tags of the device
+  int queue_entries = 64;  ///< size of io_uring's submission queue, 1 to 4096; each entry costs 64 bytes
+  int threads = 4;         ///< number of threads, 1 to 64, for IoEngine::kThreads; each thread needs memory for a stack
+  /// True: several threads may use the ring, but never two at once. False: only the thread that submits first may use
+  /// the ring, so io_uring needs fewer locks.
   bool any_thread = false;
-  bool register_memory = true;  ///< io_uring: register files and memory with the kernel once, not with each transfer
+  bool register_memory = true;  ///< io_uring only: true: files and memory are registered with the kernel once, not with
+                                ///< each transfer
 };
 
-/// Counts since the ring was made, of requests that ended well.
+/// Counts, since the ring was made, of requests that ended without an error.
 struct IoCounters {
   std::int64_t reads = 0, writes = 0;
   std::int64_t bytes_read = 0, bytes_written = 0;
-  std::int64_t resumed = 0;  ///< transfers after the first of a request: remainders and retries
+  std::int64_t resumed = 0;  ///< number of transfers after the first transfer of a request: those of remainders, and
+                             ///< retries
   double wait_seconds = 0;   ///< time for which the owner waited for the disk
 };
 
-/// Asynchronous reads and writes of one thread.
+/// A queue of asynchronous reads and writes, for one thread.
 ///
-/// 1. The first thread that submits is the owner, and the only one that may use the ring from then on.
-///    It also destroys the ring, and this waits for the requests in flight. (IoRingOptions::any_thread makes an
-///    exception.)
-/// 2. A request ends when all its bytes were moved, or with an error. Transfers that moved a part are continued; those
-///    that were interrupted, or that the kernel had no room for, are repeated, 100 times at most without progress.
-/// 3. If the page cache is bypassed, a remainder that does not begin at a multiple of 4096 is nevertheless moved
-///    through it.
+/// 1. The first thread that submits a request is the owner: only it may use the ring from then on. It must also destroy
+///    the ring; the destructor waits for the requests in flight. (IoRingOptions::any_thread allows other threads.)
+/// 2. A request ends when all its bytes were transferred, or with an error. After a partial transfer the rest is
+///    transferred. A transfer that was interrupted, or for which the kernel had no resources, is repeated, at most 100
+///    times without progress.
+/// 3. Even if the page cache is bypassed, a remainder that does not begin at a multiple of 4096 is transferred through
+///    the page cache.
 /// 4. Every result is checked. An error is reported once, by `wait` for its tag or by `drain`.
-/// 5. Requests end in any order. Two requests that overlap in a file or in memory must not be in flight at once, unless
-///    both read.
+/// 5. Requests end in any order. Two requests that overlap in a file or in memory must not be in flight at the same
+///    time, unless both are reads.
 ///
-/// Errors: `file_error` with who, file, offset, bytes wanted and got; 70 for a request that breaks these rules, or for
-/// a call from a second thread.
+/// Errors: `file_error` with `who`, the file, the offset, and the numbers of bytes that were wanted and transferred; 70
+/// if a request breaks these rules, or if a second thread uses the ring.
 class IoRing {
  public:
   static constexpr int kMostInFlight = 64;
 
-  /// Errors: 69 `kUring` is not available, 71 no threads, 70 a number out of range.
+  /// Errors: 69 if `kUring` is not available, 71 if threads cannot be started, 70 if a number is out of range.
   static absl::StatusOr<std::unique_ptr<IoRing>> make(const IoRingOptions& options);
   ~IoRing();
   IoRing(const IoRing&) = delete;
   IoRing& operator=(const IoRing&) = delete;
 
-  /// Registers files and memory that requests will use, which makes each of them cheaper. If the limit of locked memory
-  /// is too low the ring works without this, and says so in `describe`. REQUIRES: the call comes once, before the first
-  /// request; files and memory outlive the ring.
+  /// Registers files and memory that requests will use, so that each request costs less. If the limit of locked memory
+  /// is too low, the ring works without registration, and `describe` says so. REQUIRES: it is called once, before the
+  /// first request; files and memory outlive the ring.
   void register_resources(std::span<const BlockFile* const> files, std::span<const std::span<std::byte>> memory);
 
-  /// Queues a request. Waits only where `in_flight` requests have not ended. The kernel gets the request at the next
-  /// `start`, `wait` or `drain`, so that one call of the kernel serves several requests.
+  /// Queues a request. It waits only if `in_flight` requests have not ended. The request is submitted to the kernel at
+  /// the next `start`, `wait` or `drain`, so that one call of the kernel submits several requests.
   absl::Status submit(const IoRequest& request);
-  /// Hands queued requests over, without waiting.
+  /// Submits queued requests without waiting.
   absl::Status start();
   /// Processes the transfers that have ended, without waiting.
   absl::Status poll();
-  /// Waits until all requests with this tag have ended. An unknown tag counts as ended.
+  /// Waits until all requests with this tag have ended. Returns at once if no request has the tag.
   absl::Status wait(std::uint64_t tag);
-  /// Waits for all requests. Returns the first error, if there were several; the others are forgotten.
+  /// Waits for all requests. If there were several errors, it returns the first of them, and the others are not
+  /// reported.
   absl::Status drain();
 
-  /// Returns whether a request with this tag has not ended, as of the last call that processed results.
+  /// Returns whether some request with this tag had not ended yet at the last call that processed results.
   bool busy(std::uint64_t tag) const;
   const IoCounters& counters() const { return counters_; }
-  /// Returns a text for logs: which implementation moves the bytes, and why.
+  /// Returns a text for logs that names the implementation which transfers the bytes, and the reason for this choice.
   std::string describe() const;
 
  private:
@@ -114,14 +119,14 @@ class IoRing {
   struct Operation {
     IoRequest request = {};
     bool active = false;
-    bool buffered = false;  ///< the file system refused O_DIRECT for this request
+    bool buffered = false;  ///< true: the file system refused O_DIRECT for this request
     std::size_t done = 0;
-    int fruitless = 0;  ///< transfers in a row that moved nothing
-    // These fields describe the next transfer, or the one that is under way:
-    bool prepared = false;  ///< whether its fault is known and it is not queued yet
+    int fruitless = 0;  ///< number of transfers in a row that moved no bytes
+    // The following fields describe the transfer under way, or else the next transfer:
+    bool prepared = false;  ///< true: the fault of the transfer is known, and the transfer is not queued yet
     bool direct = false;
     Fault fault = {};
-    Clock::time_point ready_at{};  ///< the result is not taken before this time (FaultAction::kDelay)
+    Clock::time_point ready_at{};  ///< the result is not handled before this time (FaultAction::kDelay)
   };
 
   IoRing(const IoRingOptions& options, std::unique_ptr<IoBackend> backend, std::string why);
@@ -142,16 +147,16 @@ class IoRing {
 
   const IoRingOptions options_;
   const std::unique_ptr<IoBackend> backend_;
-  const std::string why_;  ///< why io_uring is not used; empty if it is
+  const std::string why_;  ///< the reason why io_uring is not used; empty if it is used
   std::string unregistered_;
   std::thread::id owner_;
   std::array<Operation, kMostInFlight> operations_;
   int active_ = 0;
-  int handed_ = 0;                       ///< transfers that the backend has
-  std::vector<std::uint32_t> to_begin_;  ///< operations whose next transfer is still to be queued, oldest first
-  std::vector<Completion> injected_;     ///< results of transfers that never took place (FaultPlan)
+  int handed_ = 0;                       ///< number of transfers that were given to the backend and have not completed
+  std::vector<std::uint32_t> to_begin_;  ///< indices of operations whose next transfer is not queued yet, oldest first
+  std::vector<Completion> injected_;     ///< results of transfers that were replaced by faults (FaultPlan)
   std::vector<std::pair<std::uint64_t, absl::Status>> failures_;
-  absl::Status broken_;  ///< error of the backend, after which nothing can be moved
+  absl::Status broken_;  ///< error of the backend, after which no transfer is possible
   IoCounters counters_;
 };
 

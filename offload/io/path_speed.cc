@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kEqual = 0.85, kSteps = 8;
 
-/// Returns the seconds that moving all records of a file takes, in one direction.
+/// Returns the seconds that reading or writing all records of a file takes.
 absl::StatusOr<double> move_all(IoRing& ring, const BlockFile& file, std::span<std::byte> memory, IoKind kind,
                                 const PathSpeedOptions& options) {
   const auto start = std::chrono::steady_clock::now();

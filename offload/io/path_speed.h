@@ -11,18 +11,19 @@ namespace tessera {
 
 /// The options of path_weights.
 struct PathSpeedOptions {
-  std::string who = {};                ///< text in front of errors: "rank 0"
-  std::size_t record_bytes = 4 << 20;  ///< size of a record, which is moved at once; a multiple of 4096
-  int records = 8;                     ///< number of records that are written, and then read, in each directory
+  std::string who = {};                ///< text at the beginning of errors: "rank 0"
+  std::size_t record_bytes = 4 << 20;  ///< size in bytes of a record, which one transfer moves; a multiple of 4096
+  int records = 8;                     ///< number of records that are first written and then read in each directory
 };
 
-/// Measures the relative speed of the disks of several directories, for StripePath::weight. Each directory gets a
-/// private scratch file, whose records are written and then read past the page cache where that is possible; nothing is
-/// left of it.
+/// Measures the relative speeds of the disks of several directories, for StripePath::weight. In each directory the
+/// records of a temporary scratch file are written and then read, past the page cache if possible. The file is removed
+/// afterwards.
 ///
-/// The result is 1 for the fastest, and for all others their share of its bandwidth in steps of an eighth, from 1/8 on.
-/// Disks that reach 0.85 of the fastest one's bandwidth count as equal to it, since a measurement of 64 MiB is not more
-/// exact than that. A single directory is not measured. Errors: those of BlockFile::create and IoRing.
+/// The result is 1 for the fastest disk. For each other disk it is the disk's bandwidth relative to the fastest,
+/// rounded to an eighth, and at least 1/8. Disks with at least 0.85 of the fastest disk's bandwidth get 1 too, since a
+/// measurement with 64 MiB is not more exact than that. A single directory is not measured. Errors: those of
+/// BlockFile::create and IoRing.
 absl::StatusOr<std::vector<double>> path_weights(std::span<const std::string> directories,
                                                  const PathSpeedOptions& options);
 

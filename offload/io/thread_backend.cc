@@ -17,7 +17,7 @@ namespace {
 
 class ThreadBackend final : public IoBackend {
  public:
-  // An IoRing has 64 requests in flight at most, so no memory is allocated after this.
+  // An IoRing has at most 64 requests in flight, so no memory is allocated later.
   ThreadBackend() {
     queued_.reserve(64);
     work_.reserve(64);
@@ -72,7 +72,7 @@ class ThreadBackend final : public IoBackend {
   }
 
   std::string register_resources(std::span<const BlockFile* const>, std::span<const std::span<std::byte>>) override {
-    return "";  // here, registering files would gain nothing
+    return "";  // registering files would save nothing for threads
   }
 
  private:
@@ -90,7 +90,7 @@ class ThreadBackend final : public IoBackend {
       {
         const MutexLock lock(mutex_);
         while (!is_ending_ && work_.empty()) has_work_.wait(mutex_);
-        if (work_.empty()) return;  // transfers that were handed over are finished before the thread ends
+        if (work_.empty()) return;  // submitted transfers are finished before the thread ends
         transfer = work_.front();
         work_.erase(work_.begin());
       }
@@ -101,11 +101,11 @@ class ThreadBackend final : public IoBackend {
     }
   }
 
-  std::vector<Transfer> queued_;  // only the owner thread uses this
+  std::vector<Transfer> queued_;  // used by the owner thread only
   std::vector<std::thread> threads_;
   Mutex mutex_;
   CondVar has_work_, has_completions_;
-  std::vector<Transfer> work_ ABSL_GUARDED_BY(mutex_);  // oldest first; at most 64
+  std::vector<Transfer> work_ ABSL_GUARDED_BY(mutex_);  // submitted transfers, oldest first; at most 64
   std::vector<Completion> completions_ ABSL_GUARDED_BY(mutex_);
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -18,12 +18,13 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kMostBufferBytes = std::size_t{1} << 30;  // the kernel's limit for one registered buffer
+constexpr std::size_t kMostBufferBytes = std::size_t{1} << 30;  // the kernel's limit for the size of a registered
+                                                                // buffer
 constexpr int kMostRetries = 1000;
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 
-// A combination of flags for creating an io_uring. The best one comes first in kSetups; older kernels answer EINVAL to
-// it.
+// A combination of flags for creating an io_uring. In kSetups the best combination is first; older kernels return
+// EINVAL for it.
 struct Setup {
   unsigned flags;
   const char* text;
@@ -125,8 +126,8 @@ class UringBackend final : public IoBackend {
       const int got = io_uring_submit(&ring_);
       if (got > 0) continue;
       if (got < 0 && !is_passing(-got)) return broken("io_uring_submit", -got);
-      // The completion queue is full, or memory is short. If completions have arrived, `collect` must take them first;
-      // a later push then continues.
+      // The completion queue is full, or the kernel has not enough memory. If completions have arrived, `collect` must
+      // first take them; a later call of `push` then submits the rest.
       if (++tries > 1 && io_uring_cq_ready(&ring_) > 0) return absl::OkStatus();
       if (tries > kMostRetries) return broken("io_uring_submit, tried for a second,", got < 0 ? -got : EAGAIN);
       std::this_thread::sleep_for(kRetryPause);
@@ -139,7 +140,7 @@ class UringBackend final : public IoBackend {
     TESSERA_RETURN_IF_ERROR(enable());
     if (const std::size_t found = take(out); found > 0) return found;
     for (int tries = 0;; ++tries) {
-      // Completions arrive only during this call, since the kernel defers its work on them until then.
+      // Completions arrive only during this call, since the kernel defers the work for completions until this call.
       const int got = wait ? io_uring_submit_and_wait(&ring_, 1) : io_uring_submit_and_get_events(&ring_);
       if (got < 0 && !is_passing(-got)) return broken("io_uring_enter", -got);
       const std::size_t found = take(out);
@@ -173,7 +174,8 @@ class UringBackend final : public IoBackend {
   }
 
  private:
-  // The ring was made disabled, so that the thread that uses it first becomes its owner, whoever made it.
+  // The ring was created disabled, so that the first thread that uses it becomes its owner, even if another thread
+  // created it.
   absl::Status enable() {
     if (is_enabled_) return absl::OkStatus();
     is_enabled_ = true;

@@ -13,17 +13,17 @@ enum class AverageStart : std::uint8_t {
   kAfter,   ///< the average begins as a copy of the weight after the step
 };
 
-/// All averages begin with the run's first step that updates parameters, as copies of the weights after it;
-/// torch.optim.swa_utils.AveragedModel does the same. A parameter that this step left alone also has an average from
-/// then on. It equals the parameter's weight until the parameter's own first update. `step`: the number of this update
-/// among the parameter's updates, from 1.
+/// Returns the way in which a parameter's average begins. All averages begin with the run's first step that updates
+/// parameters, as copies of the weights after the step; torch.optim.swa_utils.AveragedModel does the same. A parameter
+/// that this first step did not update also has an average from then on. That average equals the weight until the
+/// parameter's own first update. `step`: the number of this update among the parameter's updates, from 1.
 TESSERA_ALWAYS_INLINE AverageStart average_start(std::int64_t step, bool is_first_of_run) {
   if (step > 1) return AverageStart::kGoesOn;
   return is_first_of_run ? AverageStart::kAfter : AverageStart::kBefore;
 }
 
 /// Returns the exponential moving average of a weight after a step: average += (weight - average) * share, where share
-/// is 1 - decay. It takes one number or a vector of them.
+/// is 1 - decay. It takes one number or a vector of numbers.
 template <class Float>
 TESSERA_ALWAYS_INLINE Float average_element(Float average, Float before, Float after, float share, AverageStart start) {
   if (start == AverageStart::kAfter) return after;

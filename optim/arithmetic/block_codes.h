@@ -5,8 +5,8 @@
 namespace tessera {
 namespace {
 
-// Codes a block's values in 8 bits each, relative to a scale that its largest value sets. V is Simd, or ScalarLane. A
-// value is encoded in two steps:
+// These classes code each value of a block in 8 bits, relative to a scale that depends on the block's largest value. V
+// is Simd, or ScalarLane. A value is encoded in two steps:
 //   magnitude(value, half_inverse, noise)   Code::encode's result, without the value's sign or the code's minimum
 //   code(magnitudes, tops)                  the code, from V::words<Code::kNoiseBits> of magnitudes and V::tops of
 //                                           values, with half the registers
@@ -16,10 +16,10 @@ struct BlockScale {
   float scale, half_inverse;
 };
 
-/// `most`: the largest magnitude in the block. The formulas with a scale need Code::kOffset times the scale, and half
-/// of the scale's inverse, to be normal numbers, and twice the scale to be finite. So a scale below 2^-112 counts as 0,
-/// and so do the block's values. A block that holds an infinity, a NaN, or a number from 2^125 on has a NaN as its
-/// scale, and decodes to NaNs.
+/// `most`: the largest magnitude in the block. The formulas with a scale require that Code::kOffset times the scale,
+/// and half of the scale's inverse, are normal numbers, and that twice the scale is finite. So a scale below 2^-112
+/// counts as 0, and so do the block's values. A block that has an infinity, a NaN, or a number of at least 2^125 has a
+/// NaN as its scale, and decodes to NaNs.
 template <class Code>
 TESSERA_ALWAYS_INLINE BlockScale block_scale(float most) {
   constexpr float kNaN = __builtin_bit_cast(float, 0x7fc00000u);
@@ -52,9 +52,9 @@ struct SignedBlockCode {
   }
 };
 
-/// The code of a second moment: uint8, its companded square root. A moment above zero never gets the code 0: if the
-/// moment became 0, the division by its root would make the step far too large. If a moment is kept as a larger number,
-/// the step only becomes smaller.
+/// The code of a second moment: uint8, the companded square root of the moment. A moment above zero never gets the code
+/// 0: if the moment became 0, the division by its root would make the step far too large. If a moment is stored as a
+/// larger number, the step only becomes smaller.
 template <class V>
 struct RootBlockCode {
   using Byte = std::uint8_t;

@@ -4,8 +4,9 @@
 
 namespace tessera {
 
-/// Returns the factor for gradients so that their 2-norm `norm` becomes at most `most` (0: no limit). It is the factor
-/// of torch.nn.utils.clip_grad_norm_: most / (norm + 1e-6), and never more than 1. The CPU and kernels call it.
+/// Returns the factor by which gradients with the 2-norm `norm` are multiplied, so that their norm becomes at most
+/// `most` (0: no limit). As in torch.nn.utils.clip_grad_norm_, it is most / (norm + 1e-6), but never above 1. The CPU
+/// and kernels call it.
 TESSERA_ALWAYS_INLINE double clip_factor(double norm, double most) {
   if (most <= 0) return 1.0;
   const double factor = most / (norm + 1e-6);

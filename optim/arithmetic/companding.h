@@ -11,18 +11,18 @@ namespace {
 /// Codes 0 to `kSteps` - 1 (kSteps: 128 or 256) for numbers from 0 to a block's largest number. The spacing of the
 /// codes grows with the number, as in telephony's A-law (ITU-T G.711).
 ///
-/// Halving the bits of a positive fp32 number halves its exponent: phi(x) = float(bits(x) / 2 + bits(1.0) / 2) is a
-/// piecewise linear function within 6 % of sqrt(x) that integers compute and invert exactly. It has phi(1) = 1, and its
-/// knots are where phi = 2^-k or 1.5 * 2^-k. The code of x, which is relative to the block's scale, is
+/// Halving the bits of a positive fp32 number halves its exponent. So phi(x) = float(bits(x) / 2 + bits(1.0) / 2) is a
+/// piecewise linear function within 6 % of sqrt(x), which integer operations compute and invert exactly. It has phi(1)
+/// = 1, and its knots are at phi = 2^-k and 1.5 * 2^-k. The code of x, which is relative to the block's scale, is
 ///
 ///   code(x) = kSteps * (phi(x + kOffset) - kRootOffset),   kRootOffset = 2 / kSteps, kOffset = kRootOffset^2
 ///
-/// The offset makes the first steps equal, kOffset wide, so that 0 has a code. Every knot is then a whole code, so
-/// between two neighbouring codes the function is linear: rounding the code stochastically is unbiased in x itself.
-/// Square-root-like spacing is what softsign and square-root companding of moments aim at (FlashOptim, arXiv
-/// 2602.23349); this form needs no division, no square root, and no conversion between integers and floats. kSteps =
-/// 128: neighbours differ by 2^-12 of the scale near 0, and by 1.6 to 3.2 % of the number itself near the largest; 256:
-/// 2^-14, and 0.8 to 1.6 %.
+/// The offset makes the first steps equal, with the width kOffset, so that 0 has a code. Every knot is then at a whole
+/// code, so the function is linear between two neighbouring codes, and rounding the code stochastically has no bias in
+/// x itself. Softsign and square-root companding of moments also have a spacing like that of square roots (FlashOptim,
+/// arXiv 2602.23349). The form used here needs no division, no square root, and no conversion between integers and
+/// floats. With kSteps = 128, neighbouring codes differ by 2^-12 of the scale near 0, and by 1.6 to 3.2 % of the number
+/// near the largest number. With kSteps = 256, they differ by 2^-14 of the scale, and by 0.8 to 1.6 % of the number.
 template <class V, std::uint32_t kSteps>
 struct Companding {
   using Float = typename V::Float;
@@ -34,30 +34,30 @@ struct Companding {
   /// The number whose code is kSteps - 1. It follows from the function's last linear segment, which has slope 1/2.
   static constexpr float kLargest = 1.0f + 2.0f * (kRootOffset - 1.0f / kSteps) - kOffset;
 
-  /// The 23 bits of a float's fraction have these parts: the first bit is that of 1.5 * 2^23, the next log2(kSteps)
-  /// bits are the code, and the other bits are the code's fraction. Noise with the same number of bits decides whether
-  /// a number is rounded down or up.
+  /// If 1.5 * 2^23 is added to a number, the sum's fraction of 23 bits has three parts. The first bit comes from 1.5 *
+  /// 2^23, the next log2(kSteps) bits are the code, and the other bits are the code's fraction. Noise with as many bits
+  /// as the code's fraction decides whether a number is rounded down or up.
   static constexpr int kNoiseBits = 22 - __builtin_ctz(kSteps);
 
   /// Rounds a number (>= 0); `code` then takes the number's code from the 16 bits that begin at bit kNoiseBits. `half`:
   /// half the number; `noise`: uniform in [0, 2^kNoiseBits).
   static TESSERA_ALWAYS_INLINE Bits encode(Float half, Bits noise) {
     // Floats from 2^23 on are whole numbers, and their bit patterns, as integers, grow by 1 from each number to the
-    // next. The addition begins at 1.5 * 2^23 minus two codes, since the root is two codes too large. One step of the
-    // code is 2^kNoiseBits in the bit pattern.
+    // next. The value to which the root is added is 1.5 * 2^23 minus two codes, since the root is two codes too large.
+    // One step of the code is 2^kNoiseBits in the bit pattern.
     const Float root = V::float_of(V::bits_of(half + kOffset / 2) >> 1);
     constexpr std::uint32_t kBegin = kCodeZero - (2u << kNoiseBits);
     return V::bits_of(V::add_multiple(V::float_of(noise | kBegin), root, kCodesOfRoot * (1u << kNoiseBits)));
   }
-  /// A number above kLargest gets kLargest's code, and so does NaN: the 16 bits have the same order as the floats,
-  /// since all floats from 2.0 on have a higher bit set.
+  /// Returns the code. A number above kLargest gets the code of kLargest, and so does a NaN. The 16 bits have the same
+  /// order as the floats, since all floats from 2.0 on have a higher bit set.
   template <class Words>
   static TESSERA_ALWAYS_INLINE Words code(Words encoded) {
     constexpr auto kZero = static_cast<std::uint16_t>(kCodeZero >> kNoiseBits);
     return V::min_word(encoded, kZero + kSteps - 1) - kZero;
   }
 
-  /// Returns a code's number, times `scale`, rounded once. REQUIRES: block_scale returned the scale.
+  /// Returns the number that a code stands for, times `scale`, rounded once. REQUIRES: block_scale returned the scale.
   static TESSERA_ALWAYS_INLINE Float decode(Int code, float scale) {
     // A float whose lowest bits count codes: its bit pattern is kBegin + code. The difference is (code + 2) /
     // kCodesOfRoot.
@@ -69,10 +69,9 @@ struct Companding {
 
  private:
   static constexpr std::uint32_t kCodeZero = 0x4b400000u;  // the bits of 1.5 * 2^23
-  /// The bits of phi are half of x's bits plus half of 1.0's bits; the latter add 63.5 to the exponent. Half of the
-  /// bits of x / 2 have an exponent
-  /// that is lower by 0.5. The exponent is therefore too low by 64. The missing factor of 2^64 is part of a
-  /// multiplication that is needed anyway.
+  /// The bits of phi are half of x's bits plus half of the bits of 1.0; the latter add 63.5 to the exponent. Half of
+  /// the bits of x / 2 have an exponent that is lower by 0.5. The exponent is therefore too low by 64. The missing
+  /// factor of 2^64 is part of a multiplication that is needed anyway.
   static constexpr float kCodesOfRoot = 0x1p64f * kSteps;
 };
 

@@ -10,8 +10,8 @@
 namespace tessera {
 namespace {
 
-/// Calls `body(i, count)` for the elements [begin, end), a group of registers at a time; the last call may have fewer
-/// elements.
+/// Calls `body(i, count)` for the elements [begin, end). Each call has as many elements as a group of registers; the
+/// last call may have fewer.
 template <class V, class Body>
 TESSERA_ALWAYS_INLINE void for_groups(std::size_t begin, std::size_t end, const Body& body) {
   std::size_t i = begin;

@@ -14,15 +14,14 @@
 
 namespace tessera {
 
-/// The instruction sets that the optimizer's loops are compiled for. The loops are one source, compiled three times:
-/// the loops of a step in three files (step_loops_*.cc), the loops of the norm in functions with a target attribute. a
-/// * b + c is not contracted into one rounding (-ffp-contract=off), and sums are not reordered. So every variant
-/// executes the same IEEE 754 operations on an element (or a fused operation where one of two roundings has nothing to
-/// round) and gives
-/// the same bits: ranks on different processors agree. Function tables are used rather than `target_clones`, so that
-/// tests can call each variant, and because clones need resolvers, which run before a sanitizer is ready.
+/// The instruction sets for which the optimizer's loops are compiled. The loops are one source, compiled three times:
+/// the loops of a step in three files (step_loops_*.cc), the loops of the norm in functions with a target attribute.
+/// The operations a * b + c are not contracted into one rounding (-ffp-contract=off), and sums are not reordered. A
+/// fused operation is used only if one of its two roundings has nothing to round. So every variant gives the same bits,
+/// and ranks on different processors agree. Function tables are used instead of `target_clones`, so that tests can call
+/// each variant, and because clones need resolvers, which run before a sanitizer is ready.
 enum class InstructionSet {
-  kPortable,  ///< x86-64 with SSE2, or whatever another architecture has by default
+  kPortable,  ///< x86-64 with SSE2, or the default of another architecture
   kAvx2,      ///< x86-64-v3
   kAvx512,    ///< x86-64-v4
 };

@@ -9,8 +9,8 @@ namespace tessera {
 /// The part of a LossScaler that a checkpoint keeps.
 struct LossScalerState {
   float scale = 1.0f;
-  std::int64_t finite_steps = 0;    ///< finite steps since the scale last changed, or since the last overflow
-  std::int64_t overflow_steps = 0;  ///< overflows in a row, up to now
+  std::int64_t finite_steps = 0;    ///< number of finite steps since the scale last changed, or since the last overflow
+  std::int64_t overflow_steps = 0;  ///< number of overflows in a row up to the latest step
 };
 
 /// LossScaleConfig (tessera/strategy.h) as plain data.
@@ -20,8 +20,8 @@ struct LossScaleRule {
   bool dynamic = false;
 };
 
-/// Updates the loss scale after a step, as LossScaler (loss_scaler.h) does. A GPU does this by itself, with the same
-/// bits.
+/// Updates the loss scale after a step, as LossScaler (loss_scaler.h) does. On a GPU the device computes this, with the
+/// same bits.
 TESSERA_ALWAYS_INLINE void next_loss_scale(const LossScaleRule& rule, LossScalerState& state, bool overflow) {
   if (!rule.dynamic) return;
   if (overflow) {
@@ -36,7 +36,7 @@ TESSERA_ALWAYS_INLINE void next_loss_scale(const LossScaleRule& rule, LossScaler
   if (++state.finite_steps != rule.growth_interval) return;
   state.finite_steps = 0;
   const auto larger = static_cast<float>(state.scale * rule.growth_factor);
-  if (larger - larger == 0.0f) state.scale = larger;  // finite
+  if (larger - larger == 0.0f) state.scale = larger;  // whether it is finite
 }
 
 }  // namespace tessera

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: unit.
-
 #include "optim/arithmetic/instruction_set.h"
 
 namespace tessera {
@@ -22,31 +20,31 @@ struct OwnGradients {
   }
 };
 
-/// What NoiseScale (optim/noise_scale.h) knows after the steps so far, as plain data; a checkpoint keeps it. The
-/// smoothed sums begin at 0, and so does their total weight, which tends to 1.
+/// The state of NoiseScale (optim/noise_scale.h) after the steps so far, as plain data; a checkpoint keeps it. The
+/// smoothed sums begin at 0, and so does their total weight, which approaches 1.
 struct NoiseState {
   double square = 0.0, variance = 0.0;
   double weight = 0.0;
-  double batch = 0.0;  ///< the batch of the latest step
+  double batch = 0.0;  ///< the batch of the latest step that was measured
 };
 
 /// The numbers of one step.
 struct NoiseStep {
   OwnGradients own;         ///< the sums of all ranks
   double square = 0.0;      ///< squared norm of the sum of all gradients
-  double weight = 0.0;      ///< weight of that sum
-  double batch = 0.0;       ///< samples of the step, or its weight: the unit of all results
-  double loss_scale = 1.0;  ///< all gradients are multiplied by it
+  double weight = 0.0;      ///< weight of the sum of all gradients
+  double batch = 0.0;       ///< samples of the step, or its weight; all results are counted in these
+  double loss_scale = 1.0;  ///< factor by which all gradients were multiplied
 };
 
-/// The weight of the whole batch must exceed the weighted mean of the small batches' weights by more than this share of
-/// itself. If the difference is smaller, rounding errors hide it.
+/// The smallest difference between the whole batch's weight and the weighted mean of the small batches' weights that is
+/// used. It is a fraction of the whole batch's weight. A smaller difference would be hidden by rounding errors.
 constexpr double kLeastNoiseDifference = 1e-9;
 
-/// Adds a step. Returns false, and changes nothing, if the step gives no information: no batch is smaller than the
-/// whole batch, or a number is not finite. A GPU does this by itself, with the same bits.
+/// Adds a step. Returns false, and changes nothing, if the step gives no information: if no batch is smaller than the
+/// whole batch, or if a number is not finite. On a GPU the device computes this, with the same bits.
 ///
-/// The two means over data are
+/// On average over the data, the two sums of squares are
 ///   own.squares = own.weight_squares |G|^2 + own.weights tr(Sigma)
 ///   square      = weight^2           |G|^2 + weight      tr(Sigma)
 /// and this function solves the two equations for |G|^2 and tr(Sigma).
@@ -56,7 +54,7 @@ TESSERA_ALWAYS_INLINE bool add_noise(double smoothing, const NoiseStep& step, No
   const double unscaled = 1.0 / (step.loss_scale * step.loss_scale);
   const double small = step.own.squares * unscaled, big = step.square * unscaled;
   if (!(determinant > kLeastNoiseDifference * step.own.weights * weight * weight) || !(step.batch > 0)) return false;
-  if (small - small != 0.0 || big - big != 0.0) return false;  // one of the two is not finite
+  if (small - small != 0.0 || big - big != 0.0) return false;  // one of the two numbers is not finite
   const double square = (step.own.weights * big - weight * small) / determinant;
   const double variance = (weight * weight * small - step.own.weight_squares * big) / determinant;
   const double share = 1.0 - smoothing;

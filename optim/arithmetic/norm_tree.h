@@ -12,32 +12,32 @@ namespace tessera {
 // The tree by which a tensor's squared norm is added up (see grad_norm.h). The CPU and the kernels share this
 // code.
 //
-// The tensor is cut into blocks of 256 elements, counted from its own start; the last one may be shorter. Blocks are
-// the leaves of a binary tree over block numbers. A node of level l and number i is the sum over blocks
-// [i * 2^l, (i + 1) * 2^l): the sum of its left child plus that of its right child. A node whose sibling lies behind
+// The tensor is cut into blocks of 256 elements, counted from its own start; the last block may be shorter. Blocks are
+// the leaves of a binary tree over block numbers. The node with level l and number i is the sum over the blocks [i *
+// 2^l, (i + 1) * 2^l). It is the sum of its left child plus that of its right child. A node whose sibling lies behind
 // the tensor's end is carried up unchanged. So the operands of every addition depend only on the tensor's elements and
 // their number.
 
-constexpr std::uint64_t kNormBlock = 256;  ///< elements
+constexpr std::uint64_t kNormBlock = 256;  ///< number of elements
 
 TESSERA_ALWAYS_INLINE constexpr std::uint64_t norm_blocks_of(std::uint64_t numel) {
   return (numel + kNormBlock - 1) / kNormBlock;
 }
 
-/// The part of one tensor that lies in a rank's part of a flat buffer. It begins and ends with a block of the
+/// The part of one tensor that lies in a rank's part of a flat buffer. It begins and ends at a block boundary of the
 /// tensor.
 struct NormRun {
   std::uint64_t begin = 0;        ///< first element, counted from the beginning of the part
   std::uint64_t numel = 0;        ///< above 0
-  std::uint64_t first_block = 0;  ///< the block's number in the tensor
+  std::uint64_t first_block = 0;  ///< number, within the tensor, of the run's first block
   std::uint32_t tensor = 0;       ///< number of the tensor; its other runs have the same number
-  bool is_last = true;            ///< whether the tensor's last block is in it
+  bool is_last = true;            ///< whether the run has the tensor's last block
 
   std::uint64_t blocks() const { return norm_blocks_of(numel); }
 };
 
 /// Calls `visit(level, index)` for the largest nodes whose blocks are all in the run, in block order. A whole tensor
-/// has one such node; otherwise there are at most 2 * ceil(log2(blocks)), and at least 1.
+/// has one such node. A part of a tensor has at least 1 and at most 2 * ceil(log2(blocks)) such nodes.
 template <class Visit>
 void for_each_norm_node(const NormRun& run, const Visit& visit) {
   const std::uint64_t end = run.first_block + run.blocks();
@@ -58,11 +58,12 @@ void for_each_norm_node(const NormRun& run, const Visit& visit) {
 struct NormLink {
   std::uint32_t part = 0;    ///< index of the part whose rank sends the node's sum
   std::uint32_t slot = 0;    ///< index among the sums that the part sends
-  std::uint32_t merges = 0;  ///< how many times the node is joined with the node before it, to make their parent
+  std::uint32_t merges = 0;  ///< number of times that the node is joined with the node before it, which makes their
+                             ///< parent
 };
 
-/// Returns the sum over a tensor whose nodes are `links[0, count)`: they must be all of its nodes, in block order.
-/// `sum_of(link)` is the node's sum. `stack` has room for kMostNormLevels numbers.
+/// Returns the sum over a tensor with the nodes `links[0, count)`, which must be all of its nodes, in block order.
+/// `sum_of(link)` is the node's sum. `stack` has space for kMostNormLevels numbers.
 constexpr std::size_t kMostNormLevels = 64;
 template <class SumOf>
 TESSERA_ALWAYS_INLINE double add_up_nodes(const NormLink* links, std::size_t count, double* stack,
@@ -73,7 +74,7 @@ TESSERA_ALWAYS_INLINE double add_up_nodes(const NormLink* links, std::size_t cou
     for (std::uint32_t merge = 0; merge < links[i].merges; ++merge) sum = stack[--depth] + sum;
     stack[depth++] = sum;
   }
-  // The remaining nodes have no siblings; they are subtrees, each with a lower level than the one before.
+  // The remaining nodes have no siblings. They are subtrees, each with a lower level than the node before it.
   double total = 0.0;
   for (std::size_t i = depth; i-- > 0;) total = i + 1 == depth ? stack[i] : stack[i] + total;
   return total;

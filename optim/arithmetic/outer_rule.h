@@ -15,21 +15,21 @@ enum class OuterWork : std::uint8_t {
   kTake,       ///< w = value
   kGradients,  ///< value = w - o, this replica's outer gradient
   kMean,       ///< value = value / replicas
-  /// SGD with Nesterov's momentum as torch::optim::SGD has it, where value is the mean outer gradient g:
-  /// m = momentum m + g;  w = w - lr (g + momentum m);  value = w
+  /// SGD with Nesterov's momentum, as in torch::optim::SGD; value is the mean outer gradient g: m = momentum m + g;  w
+  /// = w - lr (g + momentum m);  value = w
   kStep,
   kMix,    ///< value = mix value + (1 - mix) w
   kScale,  ///< value = factor value; 0 if the factor is 0, whatever the value was
 };
 
-/// SyncConfig's numbers (tessera/strategy.h) in the form in which passes take them.
+/// The numbers of SyncConfig (tessera/strategy.h) in the form that passes use.
 struct OuterRule {
   float lr = 0, momentum = 0, mix = 0;
   float replicas = 1;  ///< number of replicas
 };
 
-/// One pass over `numel` elements. All memory belongs to the device that computes, and a pass uses only the fields that
-/// OuterWork names for it.
+/// One pass over `numel` elements. All memory belongs to the device that computes. A pass uses only the fields that
+/// OuterWork names.
 struct OuterRun {
   OuterWork work = OuterWork::kMean;
   std::size_t numel = 0;
@@ -41,8 +41,8 @@ struct OuterRun {
   float factor = 1;  ///< kScale
 };
 
-/// Computes element `i` of a pass. Every operation is rounded separately, so this must be compiled without contraction
-/// of a * b + c.
+/// Computes element `i` of a pass. Every operation is rounded separately, so this code must be compiled without
+/// contraction of a * b + c.
 template <OuterWork kWork>
 TESSERA_ALWAYS_INLINE void outer_element(const OuterRun& run, std::size_t i) {
   const OuterRule& rule = run.rule;

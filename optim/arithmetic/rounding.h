@@ -7,15 +7,15 @@
 
 namespace tessera {
 
-// Converts fp32 numbers to narrower formats. It is integer arithmetic without branches, on the bits of one number
-// (`Bits` = std::uint32_t, `Float` = float) or of a vector of them (Simd::Bits, Simd::Float), so that every instruction
-// set gives
-// the same bits. A NaN stays a NaN: otherwise a NaN whose payload lies in the low bits would become an infinity when
-// these are dropped. A NaN whose payload is all ones would become zero by rounding up.
+// Functions that convert fp32 numbers to narrower formats. They use integer arithmetic without branches, on the bits of
+// one number (`Bits` = std::uint32_t, `Float` = float) or of a vector of numbers (Simd::Bits, Simd::Float). So every
+// instruction set gives the same bits. A NaN stays a NaN. This needs special treatment. A NaN whose payload lies in the
+// low bits would become an infinity when these bits are dropped. A NaN whose payload is all ones would become zero by
+// rounding up.
 
 /// bf16 is the upper half of fp32: sign, 8 exponent bits, 7 mantissa bits. Rounds to nearest, ties to even, as IEEE 754
-/// and LibTorch do; values too large become infinity; subnormals are rounded, not flushed. A NaN keeps its sign and
-/// leading payload bits, and becomes quiet. The result is in the low 16 bits.
+/// and LibTorch do. Values that are too large become infinity, and subnormals are rounded, not flushed. A NaN keeps its
+/// sign and leading payload bits, and becomes quiet. The result is in the low 16 bits.
 template <class Bits, class Float>
 TESSERA_ALWAYS_INLINE Bits bf16_nearest(Float value) {
   const Bits bits = __builtin_bit_cast(Bits, value);
@@ -24,10 +24,10 @@ TESSERA_ALWAYS_INLINE Bits bf16_nearest(Float value) {
   return value != value ? quiet_nan : nearest;
 }
 
-/// Rounds to one of the two neighbouring bf16 numbers, more often to the nearer one: `noise`, uniform in [0, 2^16), is
-/// added below the last bit that is kept. The mean over all noise is the value itself (up to overflow to infinity). The
-/// result is in the upper 16 bits; the lower bits mean nothing. REQUIRES: a NaN is quiet, as every NaN that arithmetic
-/// made, and its noise is zero.
+/// Rounds to one of the two neighbouring bf16 numbers, more often to the nearer one. `noise`, uniform in [0, 2^16), is
+/// added below the last bit that is kept. The mean over all noise is the value itself (except for overflow to
+/// infinity). The result is in the upper 16 bits; the lower bits are undefined. REQUIRES: if the number is a NaN, it is
+/// quiet, as all results of arithmetic are, and its noise is zero.
 template <class Bits, class Float>
 TESSERA_ALWAYS_INLINE Bits bf16_stochastic(Float value, Bits noise) {
   return __builtin_bit_cast(Bits, value) + noise;
@@ -69,7 +69,7 @@ TESSERA_ALWAYS_INLINE Bits fp16_nearest(Float value) {
 // even would not work: 2^16 + 1 masters would share one even `high`. Every NaN comes back as the quiet NaN 0x7fc00000,
 // so that `high` is a NaN too.
 
-/// Returns the bit pattern to give to split_high and split_low: the number's own, or the quiet NaN 0x7fc00000.
+/// Returns the bit pattern for split_high and split_low: the pattern of the number, or the quiet NaN 0x7fc00000.
 template <class Bits, class Float>
 TESSERA_ALWAYS_INLINE Bits splittable(Float value) {
   const Bits bits = __builtin_bit_cast(Bits, value);
@@ -84,7 +84,7 @@ TESSERA_ALWAYS_INLINE Bits split_high(Bits splittable_bits) {
 /// Returns the low half, in the low 16 bits. The bits above them are not defined.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits split_low(Bits splittable_bits) {
-  return splittable_bits;  // `high << 16` has zeros in these bits
+  return splittable_bits;  // `high << 16` has zeros in the low bits
 }
 /// Returns the two halves as one fp32 pattern. `low` is sign-extended to 32 bits.
 template <class Bits>

@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-/// Holds one number; it has the interface of Simd with one lane. A GPU thread computes with it. It has the same
-/// operations and gives the same bits.
+/// Holds one number, with the interface of Simd for one lane. A GPU thread computes with it. It has the same operations
+/// as Simd and gives the same bits.
 struct ScalarLane {
   static constexpr std::size_t kWidth = 1;
   using Float = float;
@@ -32,7 +32,7 @@ struct ScalarLane {
   }
   static TESSERA_ALWAYS_INLINE Words min_word(Words x, std::uint16_t most) { return x < most ? x : most; }
   static TESSERA_ALWAYS_INLINE Words max_word(Words x, Words y) { return x > y ? x : y; }
-  /// Rounds exactly, as IEEE 754 requires.
+  /// Returns the square root, rounded exactly as IEEE 754 requires.
   static TESSERA_ALWAYS_INLINE Float sqrt(Float x) {
 #if defined(__CUDA_ARCH__)
     return __fsqrt_rn(x);

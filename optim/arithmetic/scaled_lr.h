@@ -15,13 +15,14 @@ struct BatchScale {
   bool by_root = false;
 };
 
-/// The rise of the rate over the first samples of a run (LrScheduleConfig::warmup_samples). `samples` 0: no rise.
+/// The rise of the rate over the first samples of a run (LrScheduleConfig::warmup_samples). If `samples` is 0, the rate
+/// does not rise.
 struct SampleWarmUp {
   std::int64_t samples = 0;
   double from = 0.0;
 };
 
-/// Returns the factor of a step's rate while it rises, and 1 afterwards. `seen`: samples of the steps before; `batch`:
+/// Returns the factor of a step's rate while it rises, and 1 afterwards. `seen`: samples of all earlier steps. `batch`:
 /// samples of this step. If all batches are equal, a warm-up by warmup_steps over the same number of samples gives the
 /// same factors, bit for bit.
 TESSERA_ALWAYS_INLINE double warm_up_ratio(SampleWarmUp warm_up, std::int64_t seen, std::int64_t batch) {
@@ -32,8 +33,8 @@ TESSERA_ALWAYS_INLINE double warm_up_ratio(SampleWarmUp warm_up, std::int64_t se
   return (before + now) / (all + now);
 }
 
-/// Returns the rate of lr_at, computed from its factors. A GPU calls it, since only the device knows `global_batch`
-/// early enough.
+/// Returns the same rate as lr_at, computed from its factors. A GPU calls it, since only the device knows
+/// `global_batch` early enough.
 TESSERA_ALWAYS_INLINE double scaled_lr(double base_lr, BatchScale scale, std::int64_t global_batch, double ratio) {
   double peak = base_lr;
   if (scale.base > 0) {

@@ -10,17 +10,18 @@
 #endif
 
 namespace tessera {
-// Everything here, and in the headers built on it (step_kernel.h and those it includes), has internal linkage and calls
-// no function of the standard library: each of step_loops_*.cc compiles it for another processor, and the linker must
-// never take one file's copy of a function for another's.
+// All code in this file has internal linkage and calls no function of the standard library. The same holds for
+// step_kernel.h and the headers that it includes. Each of step_loops_*.cc compiles it for another processor, and the
+// linker must never use one file's copy of a function for another file.
 namespace {
 
 /// `kLanes` fp32 numbers, or as many integers, in one register: 4 for SSE2 and other architectures, 8 for AVX2, 16 for
-/// AVX-512. The types are the compiler's vectors, so + - * / & | ^ << >>, comparisons and ?: work lane by lane and mean
-/// what they mean for one number; operations without an operator are below.
+/// AVX-512. The types are the compiler's vectors. So the arithmetic, bitwise, shift and comparison operators, and ?:,
+/// work lane by lane as they do for one number. Operations without an operator are below.
 ///
-/// A loop takes kWidth elements at a time, a group of kVectors registers. AVX2 takes two registers: they
-/// are a cache line of fp32, and hold as many numbers as one register of 16-bit numbers, which AVX2 unpacks to them.
+/// A loop processes kWidth elements at a time: a group of kVectors registers. AVX2 uses two registers. Together they
+/// hold a cache line of fp32 numbers, and as many numbers as one register of 16-bit numbers, which AVX2 unpacks into
+/// them.
 template <int kLanes>
 struct Simd {
   static constexpr int kVectors = kLanes == 8 ? 2 : 1;
@@ -65,10 +66,11 @@ struct Simd {
     __builtin_memcpy(&lanes, from, count * sizeof(T));
     return lanes;
   }
-  /// Does what `load` does, from a long run of memory that is read once, in order. It also prefetches the memory
-  /// kAheadBytes ahead. A loop with divisions fills the processor's window before it sees the next lines; loops over
-  /// formats of 2 and 1 bytes an element lose a third of their speed without this. Narrower formats gain from a longer
-  /// distance, up to 3072 bytes; fp32 becomes slower with a distance of 3072 (AMD, Zen 5).
+  /// Does what `load` does, for a long run of memory that is read once, in order. It also prefetches the memory
+  /// kAheadBytes ahead. The instructions of a loop with divisions fill the processor's window before it reaches the
+  /// next lines. Without prefetching, loops over formats with 2 bytes or 1 byte for each element lose a third of their
+  /// speed. Narrower formats gain from a longer distance, up to 3072 bytes; fp32 becomes slower with a distance of 3072
+  /// (AMD, Zen 5).
   template <class T>
   static TESSERA_ALWAYS_INLINE auto stream(const T* from, std::size_t count) {
     ask_ahead(from);
@@ -83,7 +85,7 @@ struct Simd {
   }
 
   /// Widens integers of 8 bits to 32, with their sign if they are signed. They are read register by register, as in
-  /// `stream`. If a full register were widened instead, its upper half would first have to be moved down.
+  /// `stream`. Widening a full register instead would require moving its upper half down first.
   template <class T>
   static TESSERA_ALWAYS_INLINE Group<Int> stream_integers(const T* from, std::size_t count) {
     ask_ahead(from);
@@ -107,7 +109,8 @@ struct Simd {
     }
 #endif
 #if defined(__AVX2__)
-    if constexpr (kLanes == 8) {  // unpacking takes a quarter from each half, so the two middle quarters are exchanged
+    if constexpr (kLanes == 8) {  // unpacking takes a quarter from each half, so the two middle quarters must be
+                                  // exchanged
       const __m256i highs = _mm256_permute4x64_epi64(__m256i(high), 0xd8);
       const __m256i lows = _mm256_permute4x64_epi64(__m256i(low), 0xd8);
       return {Bits(_mm256_unpacklo_epi16(lows, highs)), Bits(_mm256_unpackhi_epi16(lows, highs))};
@@ -129,7 +132,7 @@ struct Simd {
 #endif
     if constexpr (kVectors == 1) return __builtin_convertvector(x[0], Narrow<T>);
   }
-  /// Returns the upper 16 bits of each element, in order, as a shift and `narrow` would, in fewer instructions.
+  /// Returns the upper 16 bits of each element, in order. It needs fewer instructions than a shift and `narrow`.
   static TESSERA_ALWAYS_INLINE Words tops_in_order(const BitGroup& x) {
 #if defined(__AVX2__)
     if constexpr (kLanes == 8) return in_order(tops(x));
@@ -164,7 +167,8 @@ struct Simd {
 #endif
     if constexpr (kVectors == 1) return __builtin_convertvector(x, Narrow<T>);
   }
-  /// Negates x where the top bit of `tops` is set. The instruction gives 0 where its second operand is 0, hence `| 1`.
+  /// Negates x where the top bit of `tops` is set. The instruction returns 0 if its second operand is 0; the `| 1`
+  /// avoids this.
   static TESSERA_ALWAYS_INLINE Words with_sign(Words x, Words tops) {
 #if defined(__AVX2__)
     if constexpr (kWidth == 16) return Words(_mm256_sign_epi16(__m256i(x), __m256i(tops | 1)));
@@ -218,7 +222,7 @@ struct Simd {
   static TESSERA_ALWAYS_INLINE Bits bits_of(Float lanes) { return Bits(lanes); }
   static TESSERA_ALWAYS_INLINE Float float_of(Bits lanes) { return Float(lanes); }
 
-  /// Rounds exactly, as IEEE 754 requires of a square root.
+  /// Returns the square roots, rounded exactly as IEEE 754 requires.
   static TESSERA_ALWAYS_INLINE Float sqrt(Float lanes) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) return Float(_mm512_maskz_sqrt_ps(kAll, __m512(lanes)));
@@ -233,7 +237,7 @@ struct Simd {
     return lanes;
   }
 
-  /// Returns `lanes`, with zeros where one of the two numbers is a NaN.
+  /// Returns `lanes`, with zeros in each lane in which `a` or `b` is a NaN.
   static TESSERA_ALWAYS_INLINE Bits where_ordered(Bits lanes, Float a, Float b) {
 #if defined(__AVX512F__)
     if constexpr (kLanes == 16) {
@@ -281,15 +285,14 @@ struct Simd {
 #endif
     if constexpr (kLanes == 4) return __builtin_convertvector(x, Int);
   }
-  /// Returns how many of a group's first `count` elements are in register `v`.
+  /// Returns the number of a group's first `count` elements that are in register `v`.
   static TESSERA_ALWAYS_INLINE std::size_t lanes_of(int v, std::size_t count) {
     const std::size_t before = static_cast<std::size_t>(v) * kLanes;
     return count <= before ? 0 : count - before < kLanes ? count - before : kLanes;
   }
 #if defined(__AVX2__)
-  /// Puts the numbers of two registers, which are interleaved (one from each in turn), into the order of one register
-  /// behind the
-  /// other: sorts within each half of the register first, and then exchanges the two quarters in the middle.
+  /// Puts the numbers of two registers, which are interleaved, into the order of one register followed by the other. It
+  /// sorts within each half of the register first, and then exchanges the two quarters in the middle.
   static TESSERA_ALWAYS_INLINE Words in_order(Words pairs) {
     const __m128i order = _mm_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
     const __m256i halves = _mm256_shuffle_epi8(__m256i(pairs), _mm256_broadcastsi128_si256(order));

@@ -9,7 +9,7 @@ namespace tessera {
 /// SpikeConfig (tessera/strategy.h) as plain data.
 struct SpikeRule {
   double factor = 2.0;
-  std::int32_t window = 0;  ///< number of losses whose median is taken; 0: spikes are not looked for
+  std::int32_t window = 0;  ///< number of losses whose median is taken; 0: there is no search for spikes
 };
 
 /// State that stays from step to step. The losses of the window are kept separately, in a ring of `window` numbers.
@@ -23,12 +23,12 @@ struct SpikeState {
 enum class SpikeVerdict : std::int32_t {
   kNone,
   kSpike,     ///< the step is to be skipped
-  kChanged,   ///< the loss is a spike, but so were those before it: the window begins anew
+  kChanged,   ///< the loss is a spike, but so were those before it, so the window begins anew
   kNegative,  ///< error: the loss is below 0, so it cannot be compared with the median
 };
 
-/// Returns the verdict on a step's loss. A GPU computes it by itself, with the same bits. `median`: the median of the
-/// full window; any number while it is not full.
+/// Returns the verdict on a step's loss. On a GPU the device computes it, with the same bits. `median`: the median of
+/// the full window; while the window is not full, the number is not used.
 TESSERA_ALWAYS_INLINE SpikeVerdict spike_verdict(const SpikeRule& rule, const SpikeState& state, double median,
                                                  double loss) {
   if (rule.window == 0) return SpikeVerdict::kNone;

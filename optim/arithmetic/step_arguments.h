@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// The formats in which a loop keeps the weights of its parameters.
+/// The formats in which the weights of parameters are stored.
 enum class WeightFormat {
   kF32,         ///< fp32 master, which is the parameter
   kF32AndF32,   ///< fp32 master, with an fp32 copy
@@ -31,18 +31,18 @@ struct AverageArgument {
   AverageStart start = AverageStart::kGoesOn;
 };
 
-/// The most states that a rule has (optim/rules).
+/// The largest number of states that a rule has (optim/rules).
 inline constexpr int kMostRuleStates = 3;
 
 /// An OptimizerSlice, checked and split into plain pointers; OptimizerSlice explains these values. It also has the
-/// numbers of the step that loops need for every rule.
+/// numbers of a step that loops need for every rule.
 struct StepArguments {
   std::size_t numel = 0;
   const float* gradient = nullptr;
   float* master = nullptr;
   std::int16_t* low = nullptr;
   void* parameter = nullptr;
-  StateArgument states[kMostRuleStates];  ///< in order of the rule's states; null where the rule needs fewer
+  StateArgument states[kMostRuleStates];  ///< in the order of the rule's states; null if the rule has fewer
   AverageArgument average;
   WeightFormat weights = WeightFormat::kF32;
   StateDType state_dtype = StateDType::kF32;       ///< dtype of the states, except those that are StateCode::kExact

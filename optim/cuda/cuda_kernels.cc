@@ -30,7 +30,7 @@ std::size_t to_page(const std::byte* memory) {
   return (kPageBytes - reinterpret_cast<std::uintptr_t>(memory) % kPageBytes) % kPageBytes;
 }
 
-/// Returns pinned memory. It may begin anywhere if it is small, since CUDA cuts small pieces from larger ones.
+/// Returns pinned memory. Small pieces may begin at any address, since CUDA cuts them from larger pieces.
 std::shared_ptr<std::byte> pinned(std::size_t bytes) {
   void* memory = nullptr;
   check(cudaMallocHost(&memory, bytes), "cudaMallocHost");
@@ -80,7 +80,7 @@ class EventMark : public DeviceKernels::Mark {
   bool passed() override {
     const cudaError_t state = cudaEventQuery(event_);
     if (state == cudaErrorNotReady) {
-      cudaGetLastError();  // this clears the error, so that the next launch does not find it
+      cudaGetLastError();  // clears the error, so that the next launch does not report it
       return false;
     }
     check(state, "cudaEventQuery");
@@ -96,7 +96,8 @@ class EventMark : public DeviceKernels::Mark {
   const cudaEvent_t event_;
 };
 
-/// A stream beside those that compute. It is made when it is first used, since the device is known only then.
+/// A stream for copies, in addition to those that compute. It is made when it is first used, since the device is known
+/// only then.
 class CopyStream {
  public:
   ~CopyStream() {
@@ -181,7 +182,7 @@ class CudaKernels : public DeviceKernels {
   }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override {
-    stream_();  // this selects the stream's device
+    stream_();  // selects the stream's device
     std::shared_ptr<std::byte> memory = pinned(std::max<std::size_t>(bytes, 1));
     if (to_page(memory.get()) > 0) {
       memory = pinned(bytes + kPageBytes);
@@ -191,7 +192,7 @@ class CudaKernels : public DeviceKernels {
     return memory;
   }
   std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) override {
-    stream_();  // this selects the stream's device
+    stream_();  // selects the stream's device
     const cudaStream_t up = up_.get();
     if (after) static_cast<const EventMark*>(after)->hold_back(up);
     for (const UploadPiece& piece : pieces) {
@@ -209,7 +210,7 @@ class CudaKernels : public DeviceKernels {
   }
   void fetch(std::byte* pinned, const void* device, std::size_t bytes) override {
     const std::lock_guard lock(fetching_);
-    stream_();  // this selects the stream's device
+    stream_();  // selects the stream's device
     const cudaStream_t beside = beside_.get();
     check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, beside), "cudaMemcpyAsync from the device");
     check(cudaStreamSynchronize(beside), "cudaStreamSynchronize");

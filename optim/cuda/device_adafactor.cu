@@ -1,9 +1,10 @@
-// This is Adafactor on a GPU. It is compiled without contraction of a * b + c into one rounding, like the CPU's loops.
+// Adafactor on a GPU. This file is compiled without contraction of a * b + c into one rounding, like the CPU's loops.
 //
-// A step has five launches. sum_rows_and_columns sums rows, and then columns of blocks; finish_rows_and_columns adds up
-// the sums of blocks. Both are only for tensors of two or more dimensions. `divide` makes the updates and sums their
-// squares for each block of elements. In sum_blocks, one warp adds up the blocks and finds the factor. move_parameter
-// moves the parameter. A warp's lanes are the lanes of the CPU's sums, so the additions have the same order.
+// A step has five launches. sum_rows_and_columns sums rows, and then columns of blocks of rows. finish_rows_and_columns
+// adds up the sums of blocks. Both are used only for tensors of two or more dimensions. `divide` computes the updates,
+// and sums their squares for each block of elements. In sum_blocks, one warp adds up the blocks and computes the
+// factor. move_parameter updates the parameter. A warp's lanes are the lanes of the CPU's sums, so the additions have
+// the same order.
 
 #include <algorithm>
 
@@ -25,11 +26,12 @@ struct AdafactorPlace {
 /// A tensor, and the memory that keeps its sums between kernels.
 struct AdafactorMemory {
   std::size_t matrices, rows, columns, numel, blocks, row_blocks;
-  AdafactorPlace stride;  ///< distance of kAdafactorThreads elements
+  AdafactorPlace stride;  ///< distance between elements that are kAdafactorThreads apart
   float *parameter, *gradient, *row_var, *col_var, *variance;
   double* moved;
-  double *of_parameter, *of_updates;  ///< [blocks] sums of squares
-  double* column_sums;                ///< [matrices, row_blocks, columns], if there is more than one block of rows
+  double *of_parameter, *of_updates;  ///< [blocks]: sums of squares
+  double* column_sums;                ///< [matrices, row_blocks, columns]: sums of columns, if there is more than one
+                                      ///< block of rows
   double* means;                      ///< [matrices]: means of `row_var`
 };
 
@@ -43,7 +45,7 @@ __device__ std::size_t adafactor_thread() {
 }
 __device__ std::size_t adafactor_threads() { return static_cast<std::size_t>(gridDim.x) * kAdafactorThreads; }
 
-/// Returns the sum over a warp's lanes in the first lane.
+/// Returns, in the first lane, the sum over the lanes of a warp.
 __device__ double joined_lanes(double sum) {
 #pragma unroll
   for (unsigned half = kAdafactorWarp / 2; half > 0; half /= 2) {
@@ -71,7 +73,7 @@ __device__ void move_column(const AdafactorMemory& m, std::size_t column, double
   adafactor_move(m.col_var[column], adafactor_mean(sum, m.rows), weight);
 }
 
-/// Each row is summed by one warp; then each column of a block of rows is summed by one thread.
+/// First one warp sums each row; then one thread sums each column of a block of rows.
 __global__ void __launch_bounds__(kAdafactorThreads) sum_rows_and_columns(AdafactorMemory m, float weight) {
   const std::size_t begin = adafactor_thread(), all = adafactor_threads();
   for (std::size_t r = begin / kAdafactorWarp; r < m.matrices * m.rows; r += all / kAdafactorWarp) {
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(kAdafactorThreads) sum_rows_and_columns(Adafac
   }
 }
 
-/// The `row_var` of each matrix is summed by one warp; then the sums of each column are added up by one thread.
+/// First one warp sums the `row_var` of each matrix; then one thread adds up the sums of each column.
 __global__ void __launch_bounds__(kAdafactorThreads) finish_rows_and_columns(AdafactorMemory m, float weight) {
   const std::size_t begin = adafactor_thread(), all = adafactor_threads();
   for (std::size_t i = begin / kAdafactorWarp; i < m.matrices; i += all / kAdafactorWarp) {
@@ -155,8 +157,8 @@ class VarianceOfElements {
   const float weight_;
 };
 
-/// Each thread block handles kAdafactorBlock elements: all its threads compute updates; then one warp sums up their
-/// squares, and another warp sums up the parameter's squares.
+/// Each thread block handles kAdafactorBlock elements. All its threads compute updates. Then one warp adds up the
+/// squares of the updates, and another warp adds up the parameter's squares.
 template <class Variance>
 __global__ void __launch_bounds__(kAdafactorThreads) divide(AdafactorMemory m, float weight) {
   __shared__ float updates[kAdafactorBlock], parameters[kAdafactorBlock];
@@ -236,8 +238,8 @@ AdafactorMemory memory_of(const AdafactorTensor& t, const AdafactorSums& sums, d
   return m;
 }
 
-/// Returns the number of thread blocks that have `threads` threads together, but at most the number that the device
-/// runs at once.
+/// Returns the number of thread blocks that together have `threads` threads, but at most the number that the device can
+/// run at once.
 unsigned blocks_with(std::size_t threads, int processors) {
   const std::size_t most = static_cast<std::size_t>(processors) * kAdafactorResidentBlocks;
   return static_cast<unsigned>(std::min(adafactor_blocks(threads, kAdafactorThreads), most));

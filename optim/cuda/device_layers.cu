@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kLayerThreads = 256;
 
-/// One thread block runs this; each thread takes a parameter.
+/// Adds up the norms of parameters. One thread block runs this; each thread handles a parameter.
 __device__ void add_up_layers(const LayerTables& l) {
   for (unsigned i = threadIdx.x; i < static_cast<unsigned>(l.kinds) * l.parameters; i += kLayerThreads) {
     const unsigned kind = i / l.parameters, place = i % l.parameters;
@@ -26,7 +26,7 @@ __device__ void add_up_layers(const LayerTables& l) {
   }
 }
 
-/// `place`: the parameter's index among the parameters of `l`.
+/// Returns the trust ratio of a parameter. `place`: the index of the parameter among those of `l`.
 __device__ double trust_ratio_of(const StepRequest& request, const LayerTables& l, const StepTables& t, unsigned place,
                                  const RuleNumbers& numbers) {
   double update = sqrt(l.kinds > 1 ? l.squares[l.parameters + place] : t.norm.squares[l.tensor[place]]);

@@ -6,9 +6,9 @@
 
 namespace tessera::cuda {
 
-/// Does the work of LAMB and LARS between their two passes, for the parameters of `layers`: adds up the parts of each
-/// parameter's norms that ranks sent, and computes the constants of the second pass. A parameter's norms change its
-/// group's rate:
+/// Does the work of LAMB and LARS between their two passes, for the parameters of `layers`. It adds up the parts of
+/// each parameter's norms that ranks sent, and computes the constants of the second pass. A parameter's norms change
+/// the rate of its group:
 ///   lamb: constants[p] = rule_constants(kSgd, no numbers, steps[p], rate * trust ratio);  lars: rule_constants(kLars,
 ///   numbers, ...)
 /// (trust_ratio.h), as LayerwiseUpdate does on the CPU. Nothing changes if the decision is to skip.

@@ -8,9 +8,9 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr unsigned kLanes = 16;  // number of lanes that a block's sum runs over
+constexpr unsigned kLanes = 16;  // number of lanes over which a block's sum runs
 constexpr unsigned kNormThreads = 512;
-constexpr unsigned kAtOnce = kNormThreads / kLanes;  // blocks that a thread block takes at once
+constexpr unsigned kAtOnce = kNormThreads / kLanes;  // number of blocks that a thread block handles at once
 
 /// Reads values at the addresses in the nodes.
 struct ValuesInPlace {
@@ -32,7 +32,8 @@ struct SplitMasters {
 };
 
 /// Returns the sum of squares of one block to the first of the 16 neighbouring threads that compute it. `left`: the
-/// number of elements that the node has from the block's beginning on. It does what block_sum of grad_norm.cc does.
+/// number of elements of the node, from the block's beginning on. The sum has the same bits as block_sum of
+/// grad_norm.cc.
 template <class Values>
 __device__ double block_sum(const Values& block, unsigned left) {
   const unsigned lane = threadIdx.x % kLanes;
@@ -65,7 +66,7 @@ struct Tile {
       : nodes(t.nodes + t.first_node[tile]), count(t.first_node[tile + 1] - t.first_node[tile]) {
     leaves = nodes[count - 1].first_leaf + blocks_of(nodes[count - 1]);
   }
-  /// Returns the node to which a leaf belongs: the last node that begins at or before the leaf.
+  /// Returns the node to which a leaf belongs, which is the last node that begins at or before the leaf.
   __device__ const NormTileNode& node_of(unsigned leaf) const {
     unsigned low = 0, high = count;
     while (high - low > 1) {
@@ -76,13 +77,13 @@ struct Tile {
   }
 };
 
-/// Each tile is summed by one thread block.
+/// One thread block sums each tile.
 template <class Values>
 __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
   __shared__ double sums[kNormTile];
   const Tile tile(t, blockIdx.x);
   for (unsigned first = 0; first < tile.leaves; first += kAtOnce) {
-    // The last threads may have no block of the tile, but still take part in the shuffles of their warp.
+    // The last threads may have no block of the tile, but must still take part in the shuffles of their warp.
     const unsigned leaf = first + threadIdx.x / kLanes;
     const bool is_there = leaf < tile.leaves;
     const NormTileNode& node = tile.node_of(leaf);
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
   }
 }
 
-/// Each span is summed by one thread block.
+/// One thread block sums each span.
 __global__ void __launch_bounds__(kNormThreads) sum_spans(NormTables t) {
   const NormSpan span = t.spans[blockIdx.x];
   for (std::uint64_t step = 1; step < span.tiles; step *= 2) {
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kNormThreads) sum_spans(NormTables t) {
   if (threadIdx.x == 0) *span.sum = span.tile_sums[0];
 }
 
-/// One thread block runs this kernel; each thread takes a tensor.
+/// One thread block runs this kernel; each thread handles a tensor.
 __global__ void add_up(StepTables t) {
   const StepNorms& n = t.norm;
   const StepMessages& m = t.messages;
@@ -148,16 +149,16 @@ struct F16Values {
   using Element = std::uint16_t;
   __device__ static float value(std::uint16_t x) {
     const std::uint32_t exponent = x >> 10 & 31u, mantissa = x & 1023u;
-    if (exponent == 0) return static_cast<float>(mantissa) * 0x1p-24f;  // the sign does not count in a square
+    if (exponent == 0) return static_cast<float>(mantissa) * 0x1p-24f;  // the sign has no effect on a square
     if (exponent == 31) return ScalarLane::float_of(0x7f800000u | mantissa << 13);
     return ScalarLane::float_of((exponent + 112) << 23 | mantissa << 13);
   }
 };
 
-/// Each block of elements is squared and summed by 16 neighbouring threads.
+/// 16 neighbouring threads add up the squares of each block of elements.
 template <class Values>
 __global__ void __launch_bounds__(kNormThreads) square_blocks(OwnPieces p) {
-  // The last threads may have no block, but still take part in the shuffles of their warp.
+  // The last threads may have no block, but must still take part in the shuffles of their warp.
   const unsigned block = blockIdx.x * kAtOnce + threadIdx.x / kLanes;
   const bool is_there = block < p.blocks;
   unsigned i = 0;
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kNormThreads) square_blocks(OwnPieces p) {
   if (is_there && threadIdx.x % kLanes == 0) p.block_sums[block] = sum;
 }
 
-/// One thread block runs this kernel; each thread takes a piece.
+/// One thread block runs this kernel; each thread handles a piece.
 __global__ void add_own(OwnPieces p) {
   __shared__ double sums[OwnPieces::kMost];
   const unsigned i = threadIdx.x;

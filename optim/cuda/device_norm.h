@@ -10,16 +10,17 @@
 
 namespace tessera::cuda {
 
-/// Does on the GPU what NormSums (grad_norm.h) does, for all buffers: one pass over them at the speed of their memory,
-/// and a small launch for nodes of more than a tile. It gives the same bits as the CPU.
+/// Does the work of NormSums (grad_norm.h) on the GPU, for all buffers, with the same bits. It makes one pass over the
+/// buffers at the speed of memory, and a small launch for nodes that are larger than a tile.
 cudaError_t norm_sums(const NormTables& tables, cudaStream_t stream);
 
-/// Does on the GPU what NormTotals::add_up does: computes `squares` and `sum_of_squares` from the messages of all
+/// Does the work of NormTotals::add_up on the GPU: computes `squares` and `sum_of_squares` from the messages of all
 /// ranks.
 cudaError_t norm_totals(const StepTables& tables, cudaStream_t stream);
 
-/// Adds up the squares of some gradients of a unit. With the unit's last gradients it adds the unit's sum to
-/// `pieces.sum`. The sum of each piece has the same bits as that of sum_of_squares (sharding/reduce/squared_copy.h).
+/// Adds up the squares of some gradients of a unit. After the unit's last gradients it adds the unit's sum to
+/// `pieces.sum`. The sum of each piece has the same bits as the result of sum_of_squares
+/// (sharding/reduce/squared_copy.h).
 cudaError_t own_squares(const OwnPieces& pieces, cudaStream_t stream);
 
 }  // namespace tessera::cuda

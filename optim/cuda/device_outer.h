@@ -12,8 +12,8 @@ cudaError_t outer_pass(const OuterRun& run, cudaStream_t stream);
 
 /// Writes `masters` [to.numel], fp32, over the weights `to`, in the format to.weights: the masters themselves, and
 /// parameters that are rounded from them. If to.master and to.low are null and there is a parameter, another rank has
-/// the masters, and only the parameter is written. It gives the same bits as write_values on the CPU, but for the
-/// payloads of NaNs. read_weights is the reverse.
+/// the masters, and only the parameter is written. The result has the same bits as that of write_values on the CPU,
+/// except for the payloads of NaNs. read_weights does the reverse.
 cudaError_t write_weights(const StepArguments& to, const float* masters, cudaStream_t stream);
 
 }  // namespace tessera::cuda

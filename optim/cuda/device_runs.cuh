@@ -12,21 +12,21 @@ namespace tessera::cuda {
 
 // A warp computes 256 neighbouring elements, which are one block of an 8-bit state. A thread computes eight of them:
 // four neighbours, and another four that begin 16 elements later. So four threads together read and write whole sectors
-// of 32 bytes, for fp32 and for bf16. All eight elements are among 32 that begin at a multiple of 32 and thus belong to
-// one parameter (kParameterAlign).
+// of 32 bytes, for fp32 and for bf16. All eight elements lie within 32 elements that begin at a multiple of 32, and
+// thus belong to one parameter (kParameterAlign).
 constexpr int kPerThread = 8;
 constexpr int kWarp = 32;
 constexpr int kHalf = kPerThread / 2;
 constexpr int kApart = 16;
 static_assert(kWarp * kPerThread == kStateBlock);
 
-/// Returns where a thread's elements begin, in the 256 of its warp.
+/// Returns the index of a thread's first element among the 256 elements of its warp.
 __device__ __forceinline__ std::size_t first_in_warp() {
   const unsigned lane = threadIdx.x % kWarp;
   return lane / 4 * 32 + lane % 4 * kHalf;
 }
 
-/// Returns the distance of a thread's `k`th element from its first.
+/// Returns the distance of a thread's `k`th element from its first element.
 __device__ __forceinline__ constexpr std::size_t offset_of(int k) {
   return static_cast<std::size_t>(k < kHalf ? k : k - kHalf + kApart);
 }
@@ -41,8 +41,8 @@ struct Run {
   T values[kPerThread];
 };
 
-/// Loads a thread's elements, the first of which is at `from`: elements at `left` or beyond are zero. `from` is aligned
-/// to four elements if all are there.
+/// Loads a thread's elements, the first of which is at `from`. Elements with an index of `left` or more are zero.
+/// REQUIRES: `from` is aligned to four elements if all elements exist.
 template <class T>
 __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
   Run<T> run = {};
@@ -56,8 +56,8 @@ __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
     }
     return run;
   }
-  // Unrolling the loop is necessary: an index known only at run time would keep `run` in memory instead of registers,
-  // also where all elements are there and the code above loads them.
+  // Unrolling the loop is necessary. With an index that is known only at run time, the compiler would keep `run` in
+  // memory instead of registers. It would do so even if all elements exist and the code above loads them.
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) {
     if (offset_of(k) < left) run.values[k] = from[offset_of(k)];
@@ -77,7 +77,7 @@ __device__ __forceinline__ std::uint32_t packed(const T* values, int count) {
   return word;
 }
 
-/// Stores four values by one instruction. Narrow elements are stored as whole words, since the compiler would otherwise
+/// Stores four values with one instruction. Narrow elements are stored as whole words; otherwise the compiler would
 /// store the elements of a struct one by one.
 template <class T>
 __device__ __forceinline__ void store_half(T* to, const T* values) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void for_run(const Each& each) {
   for (int k = 0; k < kPerThread; ++k) each(k);
 }
 
-// These types read and write weights, one type for each WeightFormat (weight_streams.h does so on the CPU).
+// These types read and write weights, one type for each WeightFormat (on the CPU, weight_streams.h does so).
 
 template <WeightFormat kFormat>
 struct Weights {
@@ -161,8 +161,8 @@ struct Weights {
   }
 };
 
-// These types read and write moments (state_streams.h does so on the CPU). `noise`: kNoiseBits<BlockCode> random bits
-// an element. All threads of a warp must make these calls together.
+// These types read and write moments (on the CPU, state_streams.h does so). `noise`: kNoiseBits<BlockCode> random bits
+// for each element. All threads of a warp must make these calls together.
 
 template <StateDType kDType>
 struct Moment;

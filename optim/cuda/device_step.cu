@@ -1,12 +1,12 @@
-// The optimizer's step on a GPU. It is compiled without contraction of a * b + c into one rounding, like the CPU's
-// loops.
+// The optimizer's step on a GPU. This file is compiled without contraction of a * b + c into one rounding, like the
+// CPU's loops.
 //
-// Three small kernels of one thread block each prepare a step: `read` adds up the ranks' messages, `decide` makes the
-// decision and each parameter's constants, and `begin_update` does the work of `read` and `decide` for one unit while
-// backward goes on. The kernels of a run follow, with as many thread blocks as are useful (launch_over): `update` for a
-// rule, `move_momenta` for Muon, `assign_masters`, `read_masters` and `swap`. All of them process the run in blocks of
-// 256 elements, one block per warp (device_runs.cuh), and `update` copies 8-bit blocks ahead (staged_blocks.cuh).
-// `Update::elements` is what a rule does to a thread's elements. `kernel_of` chooses the instance by rule, weight
+// Three small kernels prepare a step; each has one thread block. `read` adds up the ranks' messages. `decide` makes the
+// decision and computes each parameter's constants. `begin_update` does the work of both for one unit while backward
+// runs. Then come the kernels for a run of elements, with as many thread blocks as are useful (launch_over): `update`
+// for a rule, `move_momenta` for Muon, `assign_masters`, `read_masters` and `swap`. All of them process the run in
+// blocks of 256 elements, one block per warp (device_runs.cuh). `update` copies 8-bit blocks ahead (staged_blocks.cuh).
+// `Update::elements` is the work of a rule on a thread's elements. `kernel_of` chooses the instance by rule, weight
 // format and state dtype, outside the kernels.
 
 #include <math.h>
@@ -29,13 +29,13 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// The number of blocks for which a processor has room, given the registers that an update needs. A large launch has
-// many times as many blocks, so that blocks that run at one time are neighbours in memory, and processors, which are
-// not equally fast, end at about the same time.
+// The number of blocks that a processor can run at once, given the registers that an update needs. A large launch has
+// many times as many blocks. So blocks that run at the same time are neighbours in memory, and processors, which are
+// not equally fast, finish at about the same time.
 constexpr int kResidentBlocks = 3;
 constexpr int kMostRounds = 40;
-// A warp handles at least this many blocks of 256 elements, if there are enough of them. Its set-up then costs
-// relatively less, and it reads ahead.
+// The smallest number of blocks of 256 elements that a warp handles, if there are enough blocks. With more blocks the
+// warp's set-up costs relatively less, and the warp reads ahead.
 constexpr int kLeastTurns = 8;
 
 __device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
@@ -47,8 +47,9 @@ __device__ const std::uint8_t* flags_of(const StepTables& t, int rank) {
   return reinterpret_cast<const std::uint8_t*>(&header_of(t, rank) + 1);
 }
 
-/// Writes loss and weight of the step: sums over all microbatches in the pairwise tree (SumCounter), as sum_of_losses
-/// makes them on the CPU. Sums are kept on a stack; two sums over equally many microbatches are added to one.
+/// Writes the loss and the weight of the step: sums over all microbatches in the pairwise tree (SumCounter), as
+/// sum_of_losses computes them on the CPU. Sums are kept on a stack. Two sums over the same number of microbatches are
+/// added to one sum.
 __device__ void add_up_losses(const StepTables& t, DeviceDecision& d) {
   constexpr int kMostWaiting = 64;
   MicrobatchLossThere sums[kMostWaiting];
@@ -97,8 +98,8 @@ __global__ void read(StepTables t) {
   if (t.rounds > 0) add_up_losses(t, d);
 }
 
-/// One thread block writes the two losses in the middle of a full window to `middle`, the smaller one first. Each
-/// thread finds the positions that some of the losses have when sorted by size.
+/// Writes the two losses in the middle of a full window to `middle`, the smaller loss first. One thread block runs
+/// this. Each thread finds, for some of the losses, the position in the order of size.
 __device__ void find_middle(const double* losses, int window, double* middle) {
   for (int i = static_cast<int>(threadIdx.x); i < window; i += static_cast<int>(blockDim.x)) {
     int before = 0;
@@ -108,7 +109,7 @@ __device__ void find_middle(const double* losses, int window, double* middle) {
   }
 }
 
-/// The decision about the step, made from the messages. Every thread makes the same decision.
+/// The decision about the step, which is made from the messages. Every thread makes the same decision.
 struct Verdict {
   double norm, lr, loss;
   float gradient_scale;
@@ -138,7 +139,7 @@ __device__ Verdict verdict_on(const StepRequest& request, const StepTables& t, d
   return v;
 }
 
-/// Returns the parameter's constants, made with the numbers and the rate of its group.
+/// Returns the constants of a parameter, computed from the numbers and the rate of its group.
 __device__ RuleConstants constants_of(const StepRequest& request, const StepTables& t, unsigned p, double lr) {
   const bool is_matrix = t.is_matrix && t.is_matrix[p] != 0;
   const GroupNumbers* const group = group_of(t, p);
@@ -161,8 +162,8 @@ __device__ void count_step(const StepRequest& request, const StepTables& t, unsi
   }
 }
 
-/// Finds for each of the groups [begin, end) whether all its parameters are used and of one kind (`is_uniform`). One
-/// thread block runs this. Call it when all threads have finished `count_step`.
+/// Finds, for each of the groups [begin, end), whether all its parameters are used and of one kind (`is_uniform`). One
+/// thread block runs this. REQUIRES: all threads have finished `count_step`.
 __device__ void find_uniform(const StepTables& t, unsigned begin, unsigned end) {
   for (unsigned g = begin + threadIdx.x; g < end; g += blockDim.x) t.is_uniform[g] = 1;
   __syncthreads();
@@ -211,7 +212,7 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
   find_uniform(t, unit.first_group, unit.first_group + unit.groups);
 }
 
-/// Adds a step that measures noise. A step that is skipped gives no information.
+/// Adds the measurements of a step to the sums of the noise scale. A step that is skipped gives no information.
 __device__ void measure_noise(const StepRequest& request, const StepTables& t, DeviceDecision& d) {
   if (!(d.own.weights > 0) || d.is_skipped != 0) return;
   NoiseStep step;
@@ -258,7 +259,8 @@ __global__ void decide(StepRequest request, StepTables t) {
   find_uniform(t, 0, static_cast<unsigned>(t.groups));
 }
 
-/// Returns the parameter to which element `element` of the group belongs: the last one that begins at or before it.
+/// Returns the parameter to which element `element` of the group belongs: the last parameter that begins at or before
+/// the element.
 __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t element) {
   const std::uint64_t place = element / kParameterAlign;
   std::uint32_t low = 0, high = run.parameters;
@@ -269,7 +271,7 @@ __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t elemen
   return run.begins[low].parameter;
 }
 
-/// Returns the first element of this warp, which then advances by all_warps() elements each time.
+/// Returns the first element of this warp. The warp's next elements are each all_warps() elements later.
 __device__ std::size_t first_of_warp() {
   return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp * kStateBlock;
 }
@@ -280,7 +282,7 @@ __device__ __forceinline__ AverageStart start_of_average(const StepTables& t, st
   return average_start(t.steps[parameter], is_first_of_run(*t.decision, t.updates_in_backward));
 }
 
-/// Moves the averages of a thread's elements. `before`, `after`: the weights before and after the step.
+/// Updates the averages of a thread's elements. `before`, `after`: the weights before and after the step.
 __device__ __forceinline__ void average_run(const AverageArgument& a, std::size_t i, std::size_t left,
                                             AverageStart start, const Run<float>& before, const Run<float>& after) {
   Run<float> values = load_run(a.values + i, left);
@@ -290,20 +292,20 @@ __device__ __forceinline__ void average_run(const AverageArgument& a, std::size_
   store_run(a.values + i, left, values);
 }
 
-/// A thread's elements in a run.
+/// The position of a thread's elements in a run.
 struct Place {
   std::size_t i;     ///< index of the first element
-  std::size_t left;  ///< number of elements that the run has from there on
+  std::size_t left;  ///< number of elements of the run from the first element on
   const StepArguments& from;
   std::size_t at;  ///< index in `from` of the first element to read
 };
 
-/// The work of one kernel on a rule's elements.
+/// The work of an update kernel for one rule and one set of formats.
 template <class Rule, WeightFormat kWeights, StateDType kStates>
 struct Update {
   using Constants = typename Rule::Constants;
 
-  /// The numbers by which this step moves a parameter.
+  /// The numbers with which this step updates a parameter.
   struct Move {
     const Constants& c;
     const NoiseKey& key;
@@ -377,8 +379,8 @@ struct Update {
   }
 };
 
-/// Calls `body(constants)`. Inside `body` the compiler knows the flags that choose between two formulas, so an element
-/// computes only one of them.
+/// Calls `body(constants)`. Inside `body` the compiler knows the flags that choose between two formulas, so only one of
+/// them is computed for an element.
 template <class Constants, class Body>
 __device__ __forceinline__ void with_known_formula(const Constants& c, const Body& body) {
   if constexpr (requires { c.decoupled; }) {
@@ -410,7 +412,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
     const std::size_t left = i < a.numel ? a.numel - i : 0;
     blocks.move_on(a, begin + all_warps());
     if (!is_uniform) {
-      // A thread's elements belong to one parameter; with 8-bit states, all elements of a warp belong to one.
+      // A thread's elements belong to one parameter; with 8-bit states, all elements of a warp belong to one parameter.
       parameter = parameter_at(run, run.first_element + (kStates == StateDType::k8Bit ? begin : i));
       if (!t.used[parameter]) {
         if (a.average.values == nullptr || t.steps[parameter] == 0) continue;
@@ -421,7 +423,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
       c = constants_for(t.constants[parameter], Rule{});
       key = noise_key(run.stream, t.steps[parameter]);
     }
-    // If all elements are there, `left` is a constant, and the compiler removes the check of each element.
+    // If all elements exist, `left` is a constant, and the compiler removes the check of each element.
     using Elements = Update<Rule, kWeights, kStates>;
     if (a.numel - begin < kStateBlock) {
       Elements::elements(run, t, {c, key, parameter, scale}, {i, left, a, i});
@@ -435,7 +437,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks) update(DeviceRun ru
   }
 }
 
-/// Updates momenta, and writes directions in place of the run's weights.
+/// Updates momenta, and writes directions over the run's weights.
 template <StateDType kStates>
 __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     move_momenta(DeviceRun run, MuonMomentumConstants c, StepTables t) {
@@ -507,7 +509,7 @@ Kernel kernel_with(StateDType states) {
   return nullptr;
 }
 
-/// Calls `kernel.template operator()<weights>()` for the way in which a run's weights are kept.
+/// Calls `kernel.template operator()<weights>()` for the format of a run's weights.
 template <class KernelWith>
 auto for_weights(WeightFormat weights, const KernelWith& kernel)
     -> decltype(kernel.template operator()<WeightFormat::kF32>()) {
@@ -539,8 +541,8 @@ bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-/// Returns whether memory is aligned more strictly than load_run and store_run need: only then are a thread's sectors
-/// also sectors of the memory.
+/// Returns whether memory is aligned more strictly than load_run and store_run require. Only then are a thread's
+/// sectors also sectors of the memory.
 bool aligned(const StepArguments& a) {
   for (const StateArgument& state : a.states) {
     if (!aligned(state.data, 16)) return false;

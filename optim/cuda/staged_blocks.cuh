@@ -12,10 +12,10 @@
 namespace tessera::cuda {
 namespace {
 
-// An element with 8-bit states needs 10 bytes and about 100 instructions, so only a few warps fit on a processor, and
-// each of them computes for a long time. The loads of so few warps would not keep the memory busy. A warp therefore
-// copies the block that comes next into shared memory while it computes one (double buffering). Such a copy needs
-// neither the thread nor registers while it is under way.
+// An element with 8-bit states needs 10 bytes and about 100 instructions. So only a few warps fit on a processor, and
+// each of them computes for a long time. The loads of so few warps would not keep the memory busy. While a warp
+// computes one block, it therefore copies the next block into shared memory (double buffering). While such a copy is
+// under way, it needs neither the thread nor registers.
 
 /// The values of a block's 256 elements that the update reads. They are in shared memory, or are being copied there.
 /// All states have 8 bits.
@@ -28,8 +28,8 @@ struct StagedBlock {
   alignas(16) std::byte states[Rule::kStates][kStateBlock];
   alignas(16) float scales[Rule::kStates];
 
-  /// Begins the copies of 256 elements from `begin` on, all of which must exist. All threads of a warp call it
-  /// together.
+  /// Begins the copies of the 256 elements from `begin` on. All threads of a warp call it together. REQUIRES: all 256
+  /// elements exist.
   __device__ __forceinline__ void begin_copies(const StepArguments& a, std::size_t begin) {
     const unsigned lane = threadIdx.x % kWarp;
     copy<4 * kStateBlock>(gradient, a.gradient + begin, lane);
@@ -99,7 +99,7 @@ class StagedBlocks {
     __shared__ Pair pairs[kWarps];
     return pairs;
   }
-  /// A block that is cut off by the run's end is not copied, and is read in place.
+  /// Begins with the block at `first`. A block that the run's end cuts off is not copied, and is read in place.
   __device__ __forceinline__ void begin(const StepArguments& a, std::size_t first) {
     if (first + kStateBlock <= a.numel) mine_[coming_].begin_copies(a, first);
     __pipeline_commit();
@@ -107,7 +107,7 @@ class StagedBlocks {
   }
 
   Pair& mine_;
-  int coming_ = 0;  ///< the block to which the next copy goes, which is the older of the two
+  int coming_ = 0;  ///< index of the block to which the next copy goes, the older of the two
 };
 
 /// Blocks that are not copied, but read in place.
@@ -117,7 +117,7 @@ struct BlocksInPlace {
   __device__ __forceinline__ void move_on(const StepArguments&, std::size_t) {}
 };
 
-/// True if no state of the rule is StateCode::kExact, so that all of them can have 8 bits.
+/// Whether no state of the rule is StateCode::kExact, so that all states can have 8 bits.
 template <class Rule>
 constexpr bool kHasCodesOnly = [] {
   for (const StateCode code : Rule::kCodes) {

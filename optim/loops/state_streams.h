@@ -14,8 +14,9 @@
 namespace tessera {
 namespace {
 
-// These types read and write a loop's moments, one type for each StateDType. An object is made from the state's memory
-// and from room for the values of two blocks. A loop goes through blocks of kStateBlock elements; for each it calls
+// These types read and write a loop's moments, one type for each StateDType. An object is made from the state's memory,
+// and from memory for the values of two blocks. A loop goes through blocks of kStateBlock elements. For each block it
+// calls
 //   open(begin, end)           the block's elements
 //   load(i, count)             the values of elements i to i + count
 //   store(i, count, values)    their new values; where kKeepsRoot, the new values' square roots
@@ -40,11 +41,11 @@ struct F32State {
   }
 };
 
-/// The values of two blocks, in fp32; they fit in the first-level cache.
+/// The number of values that are kept: two blocks, in fp32, which fit in the first-level cache.
 inline constexpr std::size_t kKeptValues = 2 * kStateBlock;
 template <class V>
 struct BlockValues {
-  float* values;  ///< it has kKeptValues elements
+  float* values;  ///< [kKeptValues]
 
   TESSERA_ALWAYS_INLINE void keep(std::size_t i, const typename V::FloatGroup& kept) const {
     V::store(values + i % kKeptValues, V::kWidth, kept);
@@ -54,8 +55,8 @@ struct BlockValues {
   }
 };
 
-/// bf16, rounded stochastically: a step changes a second moment by a thousandth of its value, which is less than bf16
-/// can resolve. It would stand still if it were rounded to nearest.
+/// bf16, rounded stochastically. A step changes a second moment by about a thousandth of its value, which is less than
+/// bf16 can resolve. If the moment were rounded to nearest, it would never change.
 template <class V>
 struct BF16State : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = false;
@@ -84,9 +85,9 @@ struct BF16State : BlockValues<V> {
   }
 };
 
-/// 8 bits, in the code `BlockCode`, with one scale a block. A whole block is decoded before the formula is computed.
-/// The processor can then look ahead over several elements' divisions; if it decoded between the elements, too many
-/// instructions would lie between two divisions.
+/// 8 bits, in the code `BlockCode`, with one scale for each block. A whole block is decoded before the formula is
+/// computed, so that the processor can look ahead over the divisions of several elements. If each element were decoded
+/// just before its formula, there would be too many instructions between two divisions.
 template <class V, class BlockCode>
 struct BlockState : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = BlockCode::kIsOfRoot;
@@ -115,7 +116,7 @@ struct BlockState : BlockValues<V> {
     this->keep(i, values);
     for (int v = 0; v < V::kVectors; ++v) {
       typename V::Bits magnitude = V::bits_of(values[v]);   // NaN > infinity > finite when compared as integers
-      if constexpr (!kKeepsRoot) magnitude &= 0x7fffffffu;  // a root with its sign bit set is a NaN, and even larger
+      if constexpr (!kKeepsRoot) magnitude &= 0x7fffffffu;  // a root whose sign bit is set is a NaN, and even larger
       largest = magnitude > largest ? magnitude : largest;
     }
   }
@@ -136,7 +137,7 @@ struct BlockState : BlockValues<V> {
   }
 };
 
-/// The stream for states of dtype kDType with the code kCode.
+/// The type of stream for states of dtype kDType with the code kCode.
 template <class V, StateDType kDType, StateCode kCode>
 struct StateStreamOf {
   using Type = F32State<V>;

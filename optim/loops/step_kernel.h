@@ -11,11 +11,11 @@
 namespace tessera {
 namespace {
 
-// The loops, for any vector type V, rule, weight format and state dtype. Elements are independent of each other (except
-// for the scale of an 8-bit block), and each operation is rounded on its own, or fused where that gives the same bits
+// The loops, for any vector type V, rule, weight format and state dtype. Elements are independent of each other, except
+// for the scale of an 8-bit block. Each operation is rounded separately, or fused if that gives the same bits
 // (Simd::add_multiple).
 
-/// The noise of a run's elements, group by group. Its counter goes on from group to group, which costs less than
+/// The noise of a run's elements, group by group. Its counter continues from group to group, which costs less than
 /// starting it again for each group.
 template <class V>
 class NoiseRun {
@@ -39,8 +39,8 @@ class NoiseRun {
   typename V::BitGroup places_;
 };
 
-/// The states of a rule from its `k`th on. A third state is exact (fp32), since an element's noise is enough for two
-/// narrow states only.
+/// The states of a rule from its `k`th on. A third state is exact (fp32), since the noise of an element is enough for
+/// only two narrow states.
 template <class V, class Rule, StateDType kDType, int k, bool kIsEnd = k == Rule::kStates>
 class States : public States<V, Rule, kDType, k + 1> {
  public:
@@ -151,13 +151,14 @@ TESSERA_ALWAYS_INLINE typename V::template Group<RuleElement<V, Rule::kStates>> 
   return next;
 }
 
-/// The loop goes through a block twice if a format is narrow. The formula leaves its new values in the first-level
-/// cache; the code that narrows them reads them from there, while the next block's formula is computed. A processor
-/// looks ahead a few hundred instructions. If each group were made narrow at once, each would be one chain of dependent
-/// operations from load to store, with too few square roots and divisions to keep it busy. So there are two chains
-/// (formula and narrowing), which do not wait for each other.
+/// If a format is narrow, the loop goes through a block twice. The formula leaves its new values in the first-level
+/// cache. The code that narrows these values reads them from there, while the next block's formula is computed. A
+/// processor looks ahead a few hundred instructions. If each group were narrowed directly after its formula, there
+/// would be one chain of dependent operations from load to store. It would have too few square roots and divisions to
+/// keep the processor busy. With two passes there are two chains (formula and narrowing), which do not wait for each
+/// other.
 ///
-/// `kIsUsual`: the step has neither clipping by value nor averages; the loops then have no branch for them.
+/// `kIsUsual`: the step has neither clipping by value nor averages, so the loops need no branch for these.
 template <class V, class Rule, class Weights, StateDType kDType, bool kIsUsual>
 void update_loop(const typename Rule::Constants& constants, const StepArguments& arguments) {
   using FloatGroup = typename V::FloatGroup;
@@ -202,7 +203,7 @@ void update_loop(const typename Rule::Constants& constants, const StepArguments&
   if constexpr (!kIsNarrow) {
     for_groups<V>(0, a.numel, move);
   } else {
-    // Each body is written in as few places as possible, since the compiler copies it for each place, rule and format.
+    // Each body is used in as few places as possible, since the compiler copies it for each place, rule and format.
     constexpr std::size_t kBlock = kStateBlock;
     std::size_t narrow = 0;  // elements
     for (std::size_t begin = 0;; begin += kBlock) {
@@ -234,7 +235,7 @@ void read_loop(const StepArguments& arguments, float* masters) {
   });
 }
 
-/// Takes the new masters from the gradient's memory, and updates the averages.
+/// Copies the new masters from the gradient's memory, and updates the averages.
 template <class V, class Weights>
 void assign_loop(const StepArguments& arguments) {
   const StepArguments a = arguments;
@@ -292,7 +293,7 @@ void update_states(const typename Rule::Constants& c, const StepArguments& a) {
   }
 }
 
-/// Calls `body(weights)` with an object of the type that keeps weights in this format.
+/// Calls `body(weights)` with an object of the type for this format of weights.
 template <class V, class Body>
 TESSERA_ALWAYS_INLINE void with_weights(const StepArguments& a, const Body& body) {
   switch (a.weights) {

@@ -12,9 +12,10 @@ struct StepLoops {
   /// [StepRule]: the rule's pass over a run. A rule that computes directions writes them over a copy of the weights
   /// (WeightFormat::kF32).
   void (*update[kStepRules])(const RuleConstants& constants, const StepArguments& arguments);
-  /// Updates Muon's momentum, and writes the matrix that will be made orthogonal over the weights (WeightFormat::kF32).
+  /// Updates Muon's momentum. It writes the matrix, which will be made orthogonal later, over the weights
+  /// (WeightFormat::kF32).
   void (*muon_direction)(const MuonMomentumConstants& constants, const StepArguments& arguments);
-  /// `read_weights` writes the masters to `masters` [numel]. `assign_weights` takes new masters from
+  /// `read_weights` writes the masters to `masters` [numel]. `assign_weights` copies new masters from
   /// StepArguments::gradient, and updates the averages, as a rule's pass does.
   void (*read_weights)(const StepArguments& arguments, float* masters);
   void (*assign_weights)(const StepArguments& arguments);

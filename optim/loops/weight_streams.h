@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 // These types read and write a loop's weights, one type for each WeightFormat:
-//   kIsNarrow                  whether they are rounded or cut on their way to memory
+//   kIsNarrow                  whether weights are rounded or cut when they are stored
 //   load(i, count)             the fp32 masters of elements i to i + count
 //   store(i, count, masters) writes the masters back, in every format in which they are kept
 
@@ -43,7 +43,7 @@ struct F32CopiedWeights : F32Weights<V> {
   }
 };
 
-/// `kIsF16`: the copy is rounded to fp16, else to bf16.
+/// fp32 masters, with a narrow copy. `kIsF16`: the copy is rounded to fp16, else to bf16.
 template <class V, bool kIsF16>
 struct HalfCopiedWeights : F32Weights<V> {
   static constexpr bool kIsNarrow = true;
@@ -73,7 +73,7 @@ struct SplitWeights {
   TESSERA_ALWAYS_INLINE typename V::FloatGroup load(std::size_t i, std::size_t count) const {
     using Words = typename V::template Narrow<std::uint16_t>;
     const auto lows = V::stream(low + i, count);
-    const Words carries = Words(lows >> 15);  // -1 where `low` is negative: see join_split
+    const Words carries = Words(lows >> 15);  // -1 if `low` is negative: see join_split
     const typename V::BitGroup bits = V::join(V::stream(high + i, count) + carries, Words(lows));
     typename V::FloatGroup masters;
     for (int v = 0; v < V::kVectors; ++v) masters[v] = V::float_of(bits[v]);

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// Returns base^exponent by repeated squaring. Unlike `std::pow`, whose last bit depends on the processor that libm
-/// detects, it gives the same bits on every machine, so ranks on different hosts agree on bias corrections.
+/// Returns base^exponent by repeated squaring. It gives the same bits on every machine, so ranks on different hosts
+/// agree on bias corrections. The last bit of `std::pow` depends on the processor that libm detects.
 TESSERA_ALWAYS_INLINE double power(double base, std::int64_t exponent) {
   double result = 1.0;
   for (; exponent > 0; exponent >>= 1, base *= base) {
@@ -23,30 +23,30 @@ struct AdamConstants {
   float one_minus_beta1;  ///< m += (g - m) * one_minus_beta1
   float beta2;            ///< v = v * beta2 + (g * g) * one_minus_beta2
   float one_minus_beta2;
-  float step_size;  ///< lr * sqrt(1 - beta2^t) / (1 - beta1^t), in p -= step_size * m / (sqrt(v) + eps)
+  float step_size;  ///< lr * sqrt(1 - beta2^t) / (1 - beta1^t), the factor in p -= step_size * m / (sqrt(v) + eps)
   float eps;        ///< eps * sqrt(1 - beta2^t)
-  bool decoupled;   ///< whether weight decay is that of adamw, not of adam
-  bool frozen;      ///< true: v keeps its value, but becomes (g * g) * one_minus_beta2 if that is larger
+  bool decoupled;   ///< whether weight decay is decoupled, as in adamw
+  bool frozen;      ///< whether v is frozen: it then only changes to (g * g) * one_minus_beta2 if that is larger
 };
 
-/// Adam (Kingma and Ba, arXiv 1412.6980, algorithm 1) and AdamW (Loshchilov and Hutter, arXiv 1711.05101,
-/// algorithm 2); they differ only in where weight decay enters:
+/// Adam (Kingma and Ba, arXiv 1412.6980, algorithm 1) and AdamW (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2);
+/// they differ only in the place of weight decay:
 ///
-///   adam:  g += weight_decay * p          before the moments see it
+///   adam:  g += weight_decay * p          before the moments are updated
 ///   adamw: p *= 1 - lr * weight_decay     before the step, outside the moments
 ///   m  = m + (1 - beta1) * (g - m)
 ///   v  = beta2 * v + (1 - beta2) * g * g
 ///   p -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 ///
 /// The last line is computed as `step_size * m / (sqrt(v) + eps')`, with both bias corrections folded into step_size
-/// and eps' in fp64 beforehand. It is the same formula as PyTorch's, rounded in another order: results agree to a few
-/// units in the last place, not in bits.
+/// and eps' in fp64 beforehand. It is the same formula as PyTorch's, but rounded in another order, so results agree to
+/// a few units in the last place, not bit for bit.
 ///
-/// After `freeze_step` steps of a parameter (0: never) its second moments and their bias correction are frozen, as in
-/// 1-bit
-/// Adam (Tang et al., arXiv 2102.02888): sums of compressed gradients have the right mean, but their squares do not. A
-/// second moment grows to the value that the present gradient alone would give, v = max(v, (1 - beta2) * g * g).
-/// Otherwise an element that had no gradients before the freeze would move by lr * m / eps.
+/// After `freeze_step` steps of a parameter (0: never), its second moments and their bias correction are frozen, as in
+/// 1-bit Adam (Tang et al., arXiv 2102.02888). The reason is that sums of compressed gradients have the right mean, but
+/// their squares do not. A second moment can still grow to the value that the present gradient alone would give, v =
+/// max(v, (1 - beta2) * g * g). Otherwise an element that had no gradients before the freeze would move by lr * m /
+/// eps.
 struct AdamRule {
   using Constants = AdamConstants;
   static constexpr int kStates = 2;
@@ -54,7 +54,7 @@ struct AdamRule {
   static constexpr bool kOptional[] = {false, false};
   static constexpr const char* kNames[] = {"exp_avg", "exp_avg_sq"};
 
-  /// `step` counts the steps applied to the parameter, from 1.
+  /// Computes the constants. `step`: number of the step among those applied to the parameter, from 1.
   static TESSERA_ALWAYS_INLINE Constants constants(const RuleNumbers& n, std::int64_t step, float lr) {
     const double correction1 = 1.0 - power(n.beta1, step);
     const bool is_frozen = n.freeze_step > 0 && step > n.freeze_step;
@@ -73,7 +73,8 @@ struct AdamRule {
     return c;
   }
 
-  /// Returns whether a step is of the usual kind: adamw, and not frozen. Loops have a separate copy for such steps.
+  /// Returns whether a step is a usual step, which is one of adamw that is not frozen. Loops have a separate copy for
+  /// such steps.
   static TESSERA_ALWAYS_INLINE bool is_usual(const Constants& c) { return c.decoupled && !c.frozen; }
   static TESSERA_ALWAYS_INLINE void make_usual(Constants& c) {
     c.decoupled = true;

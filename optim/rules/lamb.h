@@ -10,15 +10,15 @@ struct LambConstants {
   float decay;         ///< weight_decay
 };
 
-/// The direction of LAMB (You et al., arXiv 1904.00962, algorithm 2): AdamW's step, before the tensor's rate is known.
-/// SgdRule without momentum then takes the step.
+/// The direction of LAMB (You et al., arXiv 1904.00962, algorithm 2): the step of AdamW, before the tensor's rate is
+/// known. Then SgdRule without momentum makes the step.
 ///
 ///   m = m + (1 - beta1) * (g - m)
 ///   v = beta2 * v + (1 - beta2) * g * g
 ///   direction = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * p
 ///
-/// The rule returns the direction in place of the weight: on the CPU the run that is updated is a copy of the weights,
-/// and on a GPU the direction goes to DeviceRun::direction.
+/// The rule returns the direction instead of the weight. On the CPU the run that is updated is a copy of the weights;
+/// on a GPU the direction is written to DeviceRun::direction.
 struct LambDirectionRule {
   using Constants = LambConstants;
   static constexpr bool kMakesDirection = true;

@@ -9,7 +9,7 @@ struct LarsConstants {
   float l2;  ///< weight_decay
   float momentum;
   float rate;     ///< the schedule's rate times the tensor's trust ratio
-  bool nesterov;  ///< the step is momentum * buffer + the new share, instead of the buffer
+  bool nesterov;  ///< whether the step is momentum * buffer + the new share, instead of the buffer
 };
 
 /// LARS (You et al., arXiv 1708.03888, algorithm 1), for a tensor whose rate is known. The rate is inside the momentum:

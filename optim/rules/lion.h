@@ -8,12 +8,12 @@ namespace tessera {
 struct LionConstants {
   float decay;            ///< p *= decay, which is 1 - lr * weight_decay
   float one_minus_beta1;  ///< 1 - beta1, for the direction of a step
-  float one_minus_beta2;  ///< 1 - beta2, for the momentum that is kept
+  float one_minus_beta2;  ///< 1 - beta2, for the new momentum
   float lr;
 };
 
-/// Lion (Chen et al., arXiv 2302.06675, algorithm 2): every element moves by the learning rate, whatever its gradient's
-/// size. It keeps one state.
+/// Lion (Chen et al., arXiv 2302.06675, algorithm 2): every element moves by the learning rate, whatever the size of
+/// its gradient. The rule has one state.
 ///
 ///   p *= 1 - lr * weight_decay
 ///   p -= lr * sign(beta1 * m + (1 - beta1) * g)

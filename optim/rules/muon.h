@@ -12,14 +12,14 @@ struct MuonMomentumConstants {
 };
 
 /// The part of Muon (Jordan et al., 2024) that comes before a matrix is made orthogonal, as `torch.optim.Muon` defines
-/// it. SgdRule with decoupled weight decay then takes the step.
+/// it. Then SgdRule with decoupled weight decay makes the step.
 ///
 ///   m = m + (1 - momentum) * (g - m)
 ///   direction = nesterov ? g + momentum * (m - g) : m
 ///
 /// Without momentum the direction is g, and there is no state.
 ///
-/// The rule returns the direction in place of the weight, so the run that is updated gets the directions.
+/// The rule returns the direction instead of the weight, so directions are written over the run that is updated.
 struct MuonMomentumRule {
   using Constants = MuonMomentumConstants;
   static constexpr int kStates = 1;

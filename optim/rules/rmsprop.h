@@ -24,7 +24,7 @@ struct RmspropConstants {
 ///   d = g / (sqrt(square) + eps)
 ///   momentum: buffer = momentum * buffer + d, and p -= lr * buffer; without: p -= lr * d
 ///
-/// The difference that `centered` takes needs all bits of both numbers, so `centered` requires fp32 states.
+/// With `centered`, the difference square - mean * mean needs all bits of both numbers, so fp32 states are required.
 struct RmspropRule {
   using Constants = RmspropConstants;
   static constexpr int kStates = 3;  ///< square, buffer, mean
@@ -57,7 +57,7 @@ struct RmspropRule {
     if (c.centered) {
       mean = mean + (g - mean) * c.one_minus_alpha;
       const Float difference = square - mean * mean;
-      spread = difference < 0.0f ? Float{} : difference;  // only rounding can make it less than zero
+      spread = difference < 0.0f ? Float{} : difference;  // a difference below zero can only come from rounding
     }
     const Float root = V::sqrt(spread);
     if (!c.has_momentum) return {weight - (c.lr * g) / (root + c.eps), {square, states[1], mean}, root};

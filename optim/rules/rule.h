@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-// An update rule is a formula for one element. Each has a file here, and a line in rules.h. The file has its states
-// (what it keeps of an element), the constants that are computed from its configuration once per step, and the formula
-// itself, which CPUs and GPUs share. A rule is a struct with
+// An update rule is a formula for one element. Each rule has a file in this folder, and a line in rules.h. The file
+// describes the states that the rule keeps for an element. It computes constants from the rule's configuration, once
+// per step. It has the formula itself, which CPUs and GPUs share. A rule is a struct with
 //
 //   Constants                    the type of its constants
 //   kStates                      how many states it has; then for each state
@@ -23,24 +23,25 @@ namespace tessera {
 //
 // Only rules whose type has optimizer_traits::kLayers have kMakesDirection and trust_ratio.
 
-/// The codes of a state's numbers where optimizer.state_dtype is narrow.
+/// The codes for the numbers of a state if optimizer.state_dtype is narrow.
 enum class StateCode {
   kSigned,  ///< numbers of both signs
-  kRoot,    ///< numbers that are not negative; 8 bits hold the square root, which the formula computes anyway
+  kRoot,    ///< numbers that are not negative; with 8 bits their square roots are stored, which the formula computes
+            ///< anyway
   kExact,   ///< fp32, whatever the format of the other states
 };
 
-/// The numbers that rules are configured with (OptimizerConfig), in fp64. A rule reads only the numbers that its
-/// formula uses.
+/// The numbers of a rule's configuration (OptimizerConfig), in fp64. A rule reads only the numbers that its formula
+/// uses.
 struct RuleNumbers {
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, momentum = 0, dampening = 0, alpha = 0, lr_decay = 0;
   std::int64_t freeze_step = 0;
-  bool is_decoupled = false;  ///< whether weight decay is that of adamw, not of adam
+  bool is_decoupled = false;  ///< whether weight decay is decoupled, as in adamw
   bool is_nesterov = false;
   bool is_centered = false;
 };
 
-/// The result of a rule for one element, or for a vector of them.
+/// The result of a rule for one element, or for a vector of elements.
 template <class V, int kStates>
 struct RuleElement {
   typename V::Float weight;

@@ -11,8 +11,8 @@
 namespace tessera {
 
 // clang-format off
-/// The rules that update elements: RULE(enumerator, struct). Enumerators are those of OptimizerType: a type's rule is
-/// the one with its name. All that has a case for each rule is made from this list.
+/// The rules that update elements: RULE(enumerator, struct). Enumerators are those of OptimizerType: the rule of a type
+/// has the type's name. All code with a case for each rule is made from this list.
 #define TESSERA_STEP_RULES(RULE) \
   RULE(kAdam, AdamRule)          \
   RULE(kSgd, SgdRule)            \
@@ -44,9 +44,9 @@ union RuleConstants {
 TESSERA_STEP_RULES(TESSERA_CONSTANTS_FOR)
 #undef TESSERA_CONSTANTS_FOR
 
-/// Computes the constants of a parameter's step `step` (from 1) from a rule's configuration. It computes in fp64 and
-/// without contraction, so that all ranks and GPUs get the same bits. A GPU computes the constants itself, since only
-/// the device knows how many steps were applied.
+/// Computes the constants of a parameter's step number `step` (from 1) from a rule's configuration. It computes in fp64
+/// and without contraction, so that all ranks and GPUs get the same bits. A GPU computes the constants itself, since
+/// only the device knows the number of applied steps.
 TESSERA_ALWAYS_INLINE RuleConstants rule_constants(StepRule rule, const RuleNumbers& numbers, std::int64_t step,
                                                    float lr) {
   RuleConstants c{};
@@ -61,13 +61,13 @@ TESSERA_ALWAYS_INLINE RuleConstants rule_constants(StepRule rule, const RuleNumb
   return c;
 }
 
-/// Tells whether the rule's formula returns directions.
+/// Whether the rule's formula returns directions.
 template <class Rule>
 inline constexpr bool kIsOfDirections = requires {
   Rule::kMakesDirection;
 };
 
-/// Returns whether the rule's pass computes directions, so that SgdRule makes the step when a parameter's rate is
+/// Returns whether the rule's pass computes directions, so that SgdRule must make the step after a parameter's rate is
 /// known.
 TESSERA_ALWAYS_INLINE bool makes_direction(StepRule rule) {
   switch (rule) {
@@ -80,7 +80,7 @@ TESSERA_ALWAYS_INLINE bool makes_direction(StepRule rule) {
   return false;
 }
 
-/// Calls `body.template operator()<Rule>()` for the rule, and returns what it returns. Only host code calls it.
+/// Calls `body.template operator()<Rule>()` for the rule, and returns its result. Only host code calls it.
 template <class Body>
 auto with_rule(StepRule rule, const Body& body) -> decltype(body.template operator()<AdamRule>()) {
   switch (rule) {

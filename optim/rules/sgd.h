@@ -7,13 +7,13 @@ namespace tessera {
 /// The constants of SgdRule's formula.
 struct SgdConstants {
   float l2;        ///< g += l2 * p
-  float decay;     ///< p *= decay: 1, unless weight decay is decoupled
+  float decay;     ///< factor in p *= decay; it is 1 unless weight decay is decoupled
   float momentum;  ///< buffer = buffer * momentum + g * one_minus_dampening
   float one_minus_dampening;
   float lr;
   bool has_momentum;
-  bool first_step;  ///< buffer = g: PyTorch's first step ignores dampening
-  bool nesterov;    ///< the step is g + momentum * buffer instead of the buffer
+  bool first_step;  ///< whether buffer = g: PyTorch's first step ignores dampening
+  bool nesterov;    ///< whether the step is g + momentum * buffer instead of the buffer
 };
 
 /// Stochastic gradient descent with momentum, as `torch.optim.SGD` defines it (Sutskever et al., ICML 2013, but with
@@ -23,8 +23,9 @@ struct SgdConstants {
 ///   buffer = g at the first step (t = 1), afterwards momentum * buffer + (1 - dampening) * g
 ///   p -= lr * (nesterov ? g + momentum * buffer : buffer)
 ///
-/// Without momentum p -= lr * g: there is no buffer, or it stays as it is (Optimizer::set_numbers). If weight decay is
-/// decoupled, p *= 1 - lr * weight_decay comes first, and g is not changed.
+/// Without momentum the formula is p -= lr * g. There is then no buffer, or the buffer does not change
+/// (Optimizer::set_numbers). If weight decay is decoupled, p *= 1 - lr * weight_decay comes first, and g is not
+/// changed.
 struct SgdRule {
   using Constants = SgdConstants;
   static constexpr int kStates = 1;

@@ -95,7 +95,7 @@ CallCost Links::cost(const OperationFit& fit, int of_ranks, std::int64_t sent_by
 
 namespace {
 
-/// Returns the share of common data that each of `members` sends to the others.
+/// Returns the share of the common data that each of `members` members sends to the others.
 double given_away(int members) { return static_cast<double>(members - 1) / members; }
 
 }  // namespace
@@ -103,7 +103,7 @@ double given_away(int members) { return static_cast<double>(members - 1) / membe
 Links Links::of_group(int of_ranks, int of_hosts, int groups) const {
   Links of_group = *this;
   if (hosts < 2 || of_hosts < 2) return of_group;
-  // Bytes that leave a host, for each byte that beta counts.
+  // The number of bytes that leave a host for each byte that beta counts.
   const double measured = given_away(hosts) / given_away(ranks);
   const double wanted = groups * given_away(of_hosts) / given_away(of_ranks);
   for (OperationFit* fit : {&of_group.all_gather, &of_group.reduce_scatter, &of_group.all_reduce})

@@ -12,18 +12,18 @@
 namespace tessera {
 
 /// The time of one call of a group, and the number of bytes that one rank sends in it. Nothing is on the wire while
-/// `latency_s` passes, so calls that begin together do not slow each other then. They share the wire while `transfer_s`
-/// passes.
+/// `latency_s` passes, so calls that begin together do not slow each other in that time. Calls share the wire while
+/// `transfer_s` passes.
 struct CallCost {
   double latency_s = 0, transfer_s = 0;
   std::int64_t sent_bytes = 0;
-  /// Seconds of a core, during the call, in which a rank encodes what it sends in fewer bits, and decodes what it
-  /// receives (CodingFit).
+  /// The seconds of one core, during the call, in which a rank encodes the data that it sends in fewer bits and decodes
+  /// the data that it receives (CodingFit).
   double coding_s = 0;
-  /// Seconds of compute that a rank with busy cores loses to adding up (Links::sum_s_per_byte).
+  /// The seconds of compute that a rank with busy cores loses because of summing (Links::sum_s_per_byte).
   double sum_s = 0;
-  /// The same times as above, but while ranks compute (OperationFit). A value below the one for idle ranks is replaced
-  /// by the latter.
+  /// `latency_s` and `transfer_s` while ranks compute (OperationFit). A value below that for idle ranks is replaced by
+  /// the value for idle ranks.
   double busy_latency_s = 0, busy_transfer_s = 0;
   double seconds() const { return latency_s + transfer_s; }
   double busy_seconds() const { return std::max(latency_s, busy_latency_s) + std::max(transfer_s, busy_transfer_s); }
@@ -35,37 +35,36 @@ CallCost operator+(const CallCost& a, const CallCost& b);
 struct OperationFit {
   double alpha_s = 0;
   double beta_s_per_byte = 0;
-  /// The same numbers as above, but while ranks compute. If no core is idle, the code that moves the bytes waits for
-  /// one. A value below the one for idle ranks is replaced by the latter.
+  /// Alpha and beta while ranks compute. If no core is idle, the code that transfers the bytes must wait for a core. A
+  /// value below that for idle ranks is replaced by the value for idle ranks.
   double busy_alpha_s = 0, busy_beta_s_per_byte = 0;
   friend bool operator==(const OperationFit&, const OperationFit&) = default;
 };
 
-/// The cost of a codec with fewer bits: seconds of a core for encoding and decoding one byte of fp32.
+/// The cost of codecs with fewer bits: the seconds of one core for encoding and decoding one byte of fp32.
 struct CodingFit {
   double lossless_s_per_byte = 0, int8_s_per_byte = 0, int4_s_per_byte = 0;
-  /// The share of the coding time by which simultaneous computation is delayed: 0 if a core is idle, 1 if all are busy.
+  /// The share of the coding time by which simultaneous computation is delayed: 0 if a core is idle, 1 if all cores are
+  /// busy.
   double load = 0;
-  /// The coding work of a reduction and of an all-gather, as a share of the work that there would be if each rank sent
-  /// to all others. It is less than 1 where ranks of a host add up and gather in the host's memory first
-  /// (Links::of_group). These two numbers are not in the file.
+  /// The coding work of a reduction and of an all-gather, relative to the work if each rank sent to all other ranks.
+  /// They are less than 1 if the ranks of a host first sum and gather in the host's memory (Links::of_group). These two
+  /// numbers are not in the file.
   double of_reductions = 1, of_gathers = 1;
   friend bool operator==(const CodingFit&, const CodingFit&) = default;
 };
 
 /// Measurements of a group's transport, on one axis of the mesh.
 ///
-/// **Another number of ranks.** Ranks exchange their parts directly, each with one message to every other rank. A call
-/// of n ranks therefore has n - 1 messages one after the other, and alpha, which was measured with `ranks`, is
-/// multiplied by (n - 1) / (ranks - 1). A rank sends (n - 1)/n of a buffer that n ranks share in an all-gather or a
-/// reduce-scatter, and twice that in an all-reduce, which is both of them. Beta stays as it is, except where ranks
-/// share the link of their host (of_group). (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
-/// Communication Operations in MPICH",
-/// 2005: pairwise exchange, and the ring.) The connections between ranks are not known, so a fit of one host says
-/// nothing about two.
+/// **Another number of ranks.** Ranks exchange their parts directly, each with one message to every other rank. So a
+/// call of n ranks has n - 1 messages one after another. Alpha was measured with `ranks` ranks, so it is multiplied by
+/// (n - 1) / (ranks - 1). In an all-gather or a reduce-scatter, a rank sends (n - 1)/n of a buffer that n ranks share.
+/// In an all-reduce, which consists of both, it sends twice as much. Beta is not changed, except if ranks share the
+/// link of their host (of_group). (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
+/// Operations in MPICH", 2005: pairwise exchange, and the ring.) The connections between ranks are not known, so a fit
+/// of one host says nothing about two hosts.
 ///
-/// **A reduction** is fitted as a whole: exchange, sum, and how much of the sum hides behind the exchange of the next
-/// piece.
+/// **A reduction** is fitted as a whole: exchange, sum, and the overlap of the sum with the exchange of the next piece.
 ///
 /// The file, links.json. Every key is needed; numbers are finite and from 0 to 1e9:
 ///
@@ -87,12 +86,13 @@ struct Links {
   std::string transport = {};
   int ranks = 2, hosts = 1;
   OperationFit all_gather = {}, reduce_scatter = {}, all_reduce = {}, small = {};
-  /// Seconds of compute that a rank with busy cores loses for each byte on the wire, and for each byte of a peer's fp32
-  /// that it adds up. The codec of that byte does not matter. Both are 0 where transport work has a core of its own.
+  /// The seconds of compute that a rank with busy cores loses for each byte on the wire, and for each byte of another
+  /// rank's fp32 values that it sums. The codec of these values does not matter. Both are 0 if a separate core does the
+  /// transport's work.
   double cpu_s_per_byte = 0, sum_s_per_byte = 0;
   CodingFit coding = {};
   bool reduces_in_background = true;  ///< Collectives::reduces_in_background
-  /// Collectives::gathers_in_background. It is false in shared memory: there the call is over when it returns.
+  /// Collectives::gathers_in_background. It is false in shared memory, where a gather has ended when its call returns.
   bool gathers_in_background = true;
 
   /// Returns the cost of a call of `of_ranks` ranks, each of which sends `sent_bytes`. One rank alone costs nothing.
@@ -100,27 +100,26 @@ struct Links {
   /// Returns the cost of an all-gather in which each rank's part has `part_bytes`.
   CallCost all_gather_cost(int of_ranks, std::int64_t part_bytes) const;
 
-  /// Returns the links of a group of `of_ranks` ranks on `of_hosts` hosts, if a host's ranks belong to `groups` such
-  /// groups that make their calls at the same time, and so share the host's link. Ranks of a host sum and gather in its
-  /// memory first, so a call of N bytes sends groups * (of_hosts - 1) / of_hosts * N bytes from a host (twice that in
-  /// an all-reduce). Beta, which counts what a rank would send alone, is scaled accordingly, and so is the work of
-  /// codecs (CodingFit). Links that were measured on one host stay as they are, and so do alpha, cpu_s_per_byte and
-  /// sum_s_per_byte.
-  /// REQUIRES: of_ranks >= of_hosts >= 1, groups >= 1.
+  /// Returns the links of a group of `of_ranks` ranks on `of_hosts` hosts. A host's ranks belong to `groups` such
+  /// groups, which make their calls at the same time and so share the host's link. The ranks of a host first sum and
+  /// gather in its memory. So a call of N bytes sends groups * (of_hosts - 1) / of_hosts * N bytes from a host (twice
+  /// that in an all-reduce). Beta, which counts the bytes that a rank would send alone, is scaled accordingly, and so
+  /// is the work of codecs (CodingFit). Alpha, cpu_s_per_byte and sum_s_per_byte are not changed, nor are links that
+  /// were measured on one host.
   Links of_group(int of_ranks, int of_hosts, int groups) const;
 
   friend bool operator==(const Links&, const Links&) = default;
 };
 
-/// Links of both axes, and of the groups of ranks that hold a second copy of the parameters together
-/// (MemoryPlan::has_secondary). Links of an axis with one rank are not used. Links that are not filled in cost nothing.
+/// The links of both axes, and of the groups of ranks that together have a second copy of the parameters
+/// (MemoryPlan::has_secondary). Links of an axis with one rank are not used. Links that were not set cost nothing.
 struct MeshLinks {
   Links shard, replicate;
   Links secondary = {};
 };
 
-/// Errors: 65, with everything that is wrong in the text. The message has one line for each mistake: file, line, key,
-/// wanted, got. `name` stands for the file.
+/// Error (65) if the text is wrong. The message has one line for each mistake: the file, the line, the key, the wanted
+/// value, and the value found. `name` is the file's name in the message.
 absl::StatusOr<Links> parse_links(const std::string& text, const std::string& name);
 /// Reads the file at `path`. Further errors: those of read_input_file.
 absl::StatusOr<Links> read_links(const std::filesystem::path& path);

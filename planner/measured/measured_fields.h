@@ -14,14 +14,14 @@
 
 namespace tessera {
 
-/// The members of one JSON object of a file of measurements, read with one call a key. All of them are needed. Any
-/// mistake goes to Diagnostics with the file, the line, the key, the wanted and the actual value; the call then returns
-/// a default. Code therefore reads all that it wants, calls `finish` to report keys that were not read, and checks the
-/// Diagnostics once.
+/// The members of one JSON object in a file of measurements. One call reads one key, and every key must be there. A
+/// mistake is added to Diagnostics with the file, the line, the key, the wanted and the actual value; the call then
+/// returns a default value. So code reads all its keys, calls `finish` to report keys that were not read, and checks
+/// the Diagnostics once.
 class MeasuredFields {
  public:
-  /// The largest number of seconds, or seconds a byte: a larger one is a mistake, and smaller ones can be added up
-  /// without an overflow.
+  /// The largest number of seconds, or of seconds per byte. A larger number is a mistake, and smaller numbers can be
+  /// summed without an overflow.
   static constexpr double kMost = 1e9;
 
   /// REQUIRES: `node` is an object. `node` and `diagnostics` must outlive this object. `place`: the JSON pointer of the
@@ -36,7 +36,7 @@ class MeasuredFields {
   bool boolean(std::string_view key);
   /// Returns a text that is not empty.
   std::string text(std::string_view key);
-  /// Returns one of `allowed`, or "" if the value is another one.
+  /// Returns one of `allowed`, or "" if the value is none of them.
   std::string word(std::string_view key, const std::vector<std::string>& allowed);
   /// Returns the fields of an object, or nothing if the value is no object.
   std::optional<MeasuredFields> object(std::string_view key);
@@ -59,12 +59,12 @@ class MeasuredFields {
   std::vector<std::string> known_;
 };
 
-/// Reads `text` as a JSON object of at most `most_values` values. Returns nothing if it is not such an object;
-/// `diagnostics` then say why.
+/// Reads `text` as a JSON object of at most `most_values` values. If the text is not such an object, it returns
+/// nothing, and adds the mistake to `diagnostics`.
 std::optional<JsonNode> parse_measurements(std::string_view text, Diagnostics& diagnostics, std::size_t most_values);
 
-/// Returns OK, or everything that `diagnostics` hold, as the error of a file with wrong content (65). `hint`: says what
-/// writes such files.
+/// Returns OK if `diagnostics` are empty, or else all of them as the error for a file with wrong content (65). `hint`:
+/// text that names the command which writes such files.
 absl::Status status_of(const Diagnostics& diagnostics, const std::string& hint);
 
 }  // namespace tessera

@@ -27,10 +27,10 @@ struct ProfileEntry {
 
 /// Times that were measured of a model on a single rank.
 ///
-/// Entries are in the order of a round. Consecutive uses of a unit are one entry. A unit that is recomputed in backward
-/// has an entry for that too, if other units come between it and the unit's backward. After the last "backward" entry
-/// of a unit its gradients are complete and it is reduced. The last operation of a backward, such as that of the root's
-/// embedding, therefore needs an entry, whether or not an operator reads parameters there.
+/// Entries are in the order of a round. Consecutive uses of a unit are one entry. The recomputation of a unit in
+/// backward has its own entry if other units are used between it and the unit's backward. After the last "backward"
+/// entry of a unit, its gradients are complete and are reduced. So the last operation of a backward, such as that of
+/// the root's embedding, needs an entry even if it reads no parameters.
 ///
 /// The file, profile.json. Every key is needed; numbers are finite and from 0 to 1e9:
 ///
@@ -53,8 +53,7 @@ struct StepProfile {
   friend bool operator==(const StepProfile&, const StepProfile&) = default;
 };
 
-/// Returns the index in the plan of each entry's unit. Error (65) for the first entry whose unit the plan does not
-/// have.
+/// Returns the index in the plan of each entry's unit. Error (65) if an entry's unit is not in the plan.
 absl::StatusOr<std::vector<int>> units_of(const StepProfile& profile, const MemoryPlan& plan);
 
 /// These work as parse_links, read_links and to_json do (planner/measured/links.h).

@@ -6,8 +6,8 @@
 
 #include "tessera/engine.h"
 
-/// Functions that python/src/module.cc puts into `tessera._native`. The Python files of the package are the API and
-/// call these functions; they explain names and arguments.
+/// Functions that python/src/module.cc puts into `tessera._native`. The Python files of the package are the API, and
+/// call these functions. They explain names and arguments.
 namespace tessera::python {
 
 /// The pointer by which Python and its guards hold an Engine.
@@ -21,8 +21,8 @@ void bind_collectives(pybind11::module_& module);
 void bind_loop(pybind11::module_& module);
 void bind_data(pybind11::module_& module);
 
-/// Translates exceptions. tessera::Error becomes tessera.Error with the same text and exit code; Python exceptions that
-/// crossed autograd are passed on unchanged; other exceptions of LibTorch become RuntimeError with their text.
+/// Translates exceptions. tessera::Error becomes tessera.Error with the same text and exit code. Python exceptions that
+/// went through autograd stay as they are. Other exceptions of LibTorch become RuntimeError with their text.
 void translate_exceptions();
 
 }  // namespace tessera::python

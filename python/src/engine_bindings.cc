@@ -27,8 +27,8 @@ using Released = py::call_guard<py::gil_scoped_release>;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Replaces the buffers of `view`. A LibTorch module can get new buffers, but none can be removed from it. So a new
-/// module with the same parameters and children is made, and replaces the old one.
+/// Replaces the buffers of `view`. A LibTorch module can get new buffers, but none can be removed from it. A new module
+/// with the same parameters and children therefore replaces the old one.
 void set_buffers(ModuleView& view, const NamedTensors& buffers) {
   torch::nn::Module changed(view.name());
   changed.train(view.is_training());
@@ -41,8 +41,8 @@ void set_buffers(ModuleView& view, const NamedTensors& buffers) {
 }
 
 /// Binds the C++ side of a Python module: its class name, its parameters and buffers, its children. It shares the
-/// TensorImpls of the Python parameters, so the Python module sees what an Engine does to its parameters, and an Engine
-/// sees what the module does.
+/// TensorImpls of the Python parameters. So the Python module sees an Engine's changes of its parameters, and an Engine
+/// sees those of the module.
 void bind_mirror(py::module_& module) {
   py::class_<ModuleView, std::shared_ptr<ModuleView>>(module, "Mirror", py::module_local())
       .def(py::init<std::string>())
@@ -62,7 +62,7 @@ py::dict dict_of(const MemoryUse& use) {
   return result;
 }
 
-/// Returns the buckets that contain a gradient, by name.
+/// Returns the ages that have at least one gradient, by name.
 py::dict dict_of(const AgeHistogram& ages) {
   py::dict counts;
   for (std::size_t bucket = 0; bucket < AgeHistogram::kBuckets; ++bucket) {
@@ -168,7 +168,7 @@ void bind_results(py::module_& module) {
       .def("__str__", [](const PlannedMemory& plan) { return plan.table; });
 }
 
-/// Destroys an Engine, unless a fork has copied it: the rank itself still uses its Engine.
+/// Destroys an Engine, unless a fork has copied it, since the rank itself still uses its Engine then.
 void destroy(Engine* engine, pid_t owner) {
   if (owner != getpid()) return;
   const py::gil_scoped_release released;
@@ -192,8 +192,8 @@ void expect_own_process() {
               "made it; workers of a DataLoader only load data");
 }
 
-/// Drops a guard as if an exception left its block: nothing is written back, and this rank does not wait for the
-/// others.
+/// Drops a guard as if an exception left its block: nothing is written back, and this rank does not wait for the other
+/// ranks.
 template <class Guard>
 void abandon(std::unique_ptr<Guard> guard) {
   struct Leaving {};

@@ -20,7 +20,8 @@ struct Place {
   RunScope scope;
   pid_t pid = getpid();
 };
-/// The C++ runtime never destroys this object. `forget` destroys it while Python still runs; otherwise no code does.
+/// The C++ runtime never destroys this object. `forget` destroys it while Python is still running; nothing else
+/// destroys it.
 Place* place = nullptr;
 
 int exit_code = 0;

@@ -11,17 +11,17 @@
 
 namespace tessera::python {
 
-/// What Python knows about the identity of this process (_truths.py), under the names of
+/// The facts that Python knows about this process's place in the job (_truths.py), under the names of
 /// runtime/comm/launcher_variables.h.
 using Said = std::map<std::string, std::string>;
 
-/// This process's place in its job. The first call that needs other ranks joins the job; the process leaves the job
-/// when the interpreter ends. It is the counterpart of tessera::run, whose body is the whole Python program. One thread
-/// calls it, with the GIL released.
+/// This process's place in its job. The first call that needs other ranks joins the job. The process leaves the job
+/// when the interpreter ends. It is the counterpart of tessera::run, with the whole Python program as the body. One
+/// thread calls it, with the GIL released.
 class Job {
  public:
-  /// Returns the mesh of this process. The first call joins the job, with those settings of `strategy` that concern the
-  /// process. Throws tessera::Error (64) in a forked process.
+  /// Returns the mesh of this process. The first call joins the job, with those settings of `strategy` that are for the
+  /// whole process. Throws tessera::Error (64) in a forked process.
   static const Mesh& join(const Strategy& strategy, const Said& said = {});
   static bool is_joined();
   /// Returns the identity of this process: its rank, host and so on. If the process has not joined its job, this comes
@@ -29,7 +29,7 @@ class Job {
   static Topology topology(const Said& said);
   /// Returns only the rank and the world size, for which the hosts need not be known.
   static std::pair<int, int> rank_of(const Said& said);
-  /// Returns whether this process was forked from the one that joined.
+  /// Returns whether this process was forked from the process that joined the job.
   static bool is_forked();
 
   /// Reports an exception that ends the program to the other ranks, the error file and the log. Returns the exit code
@@ -44,17 +44,17 @@ class Job {
   /// Releases the mesh. REQUIRES: all Engines are destroyed, so that no part of the mesh is used any more.
   static void forget();
 
-  /// These are calls of this rank's CallWatch (runtime/comm/call_watch.h). Any thread may make them, from the moment
+  /// These functions call this rank's CallWatch (runtime/comm/call_watch.h). Any thread may call them, from the moment
   /// when the job is joined until `forget`.
   static bool waits_long();
   static void tell(OutsideCalls calls);
 };
 
-/// Returns the mesh. It joins the job with the strategy's defaults if no Engine and no `init` has joined before. Throws
-/// tessera::Error (64) in a forked process.
+/// Returns the mesh. If no Engine and no `init` has joined the job before, it joins the job with the strategy's
+/// defaults. Throws tessera::Error (64) in a forked process.
 inline const Mesh& mesh() { return Job::join({}); }
 
-/// Makes the process end with `code` instead of Python's exit code, as the interpreter's last action.
+/// Makes the process end with `code` instead of Python's exit code. This is the interpreter's last action.
 void set_exit_code(int code);
 
 }  // namespace tessera::python

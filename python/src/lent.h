@@ -8,9 +8,9 @@
 
 namespace tessera::python {
 
-/// The tensors over the Engine's memory that are lent to a function of a Python program for one call. Tensors that the
-/// function keeps refuse access after the call, since their memory may then hold other values, or be gone. REQUIRES:
-/// the GIL.
+/// The tensors over the Engine's memory that are lent to a function of a Python program for one call. If the function
+/// keeps such tensors, they refuse access after the call, since their memory may then hold other values, or be gone.
+/// REQUIRES: the caller holds the GIL.
 class Lent {
  public:
   /// `to`: the name of the called function, for the error of a later access, such as "CommHook.sum".
@@ -22,7 +22,7 @@ class Lent {
   /// Returns a tensor over the memory of `own`, with its shape.
   at::Tensor over(const at::Tensor& own);
   /// Returns the function's result, for use after the call. If the result is a lent tensor, this returns the Engine's
-  /// tensor; if it is a view of a lent tensor, this returns a copy.
+  /// tensor. If it is a view of a lent tensor, this returns a copy.
   at::Tensor back(const at::Tensor& result) const;
   std::vector<at::Tensor> back(const std::vector<at::Tensor>& results) const;
 

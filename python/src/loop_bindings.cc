@@ -32,7 +32,7 @@ void sync_buffers_of(const std::vector<at::Tensor>& buffers, bool mean) {
   sync_buffers(module, mesh(), mean ? BufferSync::kMean : BufferSync::kFromRankZero);
 }
 
-/// `begin`, `end`: time.monotonic_ns, which is Trace's clock.
+/// `begin`, `end`: times of time.monotonic_ns, which is Trace's clock.
 void record_span(const std::string& name, std::int64_t begin, std::int64_t end) {
   const auto at = [](std::int64_t ns) { return Trace::Clock::time_point(std::chrono::nanoseconds(ns)); };
   if (Trace::on()) Trace::record(name, {}, at(begin), at(end));

@@ -32,8 +32,8 @@ auto in_python(const Body& body) {
   }
 }
 
-// Each of these classes gives a program's rule the interface of C++. They call the objects of python/tessera/_rules.py,
-// which check what the program's functions return, and report which function failed.
+// Each of these classes gives a rule of the program the interface of C++. They call the objects of
+// python/tessera/_rules.py, which check the results of the program's functions, and report which function failed.
 
 class PythonElements final : public ElementwiseOptimizer {
  public:
@@ -89,7 +89,7 @@ class PythonMatrices final : public MatrixOptimizer {
   const Held rule_;
 };
 
-/// Python's view of CommHook::Ranks. Python may keep the view longer than the Ranks live.
+/// Python's view of CommHook::Ranks. Python may keep the view longer than the Ranks exist.
 class LentRanks {
  public:
   explicit LentRanks(CommHook::Ranks& ranks) : ranks_(&ranks) {}

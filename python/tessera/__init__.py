@@ -4,7 +4,7 @@
     engine.backward(loss)                             # in place of loss.backward()
     result = engine.step()                            # in place of clipping, optimizer.step() and scheduler.step()
 
-`tessera launch -n 2 -- python train.py`, torchrun, srun and mpirun start a program on many ranks; started alone, it is
+`tessera launch -n 2 -- python train.py`, torchrun, srun and mpirun start a program on many ranks. Started alone, it is
 one rank. The runtime is the C++ library of the same name. docs/strategy.md lists every key of a strategy.
 """
 

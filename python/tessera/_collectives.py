@@ -1,8 +1,8 @@
 """Messages between the ranks of a program that are not part of training: metrics, flags, results of an evaluation.
 
 All ranks call each function, in the same order, with equal shapes and dtypes, one thread at a time. If calls differ,
-every rank raises an Error (64) that shows each call; nothing has been moved then. Error (75) means that a rank is gone.
-The first call joins the job if nobody has done so (`tessera.init`).
+every rank raises an Error (64) that shows each call, and no data have been moved. Error (75) means that a rank is gone.
+The first call joins the job if the program has not done so (`tessera.init`).
 """
 
 from typing import TypeVar, overload
@@ -34,11 +34,11 @@ def all_reduce(value: float, op: str = "sum") -> float: ...
 
 
 def all_reduce(value, op=None):
-    """Returns the "sum", "mean", "min" or "max" over all ranks, with the same bits on each.
+    """Returns the "sum", "mean", "min" or "max" over all ranks, with the same bits on each rank.
 
     Without `op` it is the sum, and for bools the maximum, which says whether any rank has True. A tensor (any shape, on
     any device) is changed in place and returned. A number or bool is returned in the type in which it was given. Raises
-    Error (64) for a bool with another `op` than "min" and "max".
+    Error (64) for a bool if `op` is not "min" or "max".
     """
     join_if_needed()
     if op is None:
@@ -76,7 +76,8 @@ def broadcast(value: Text, root: int = 0) -> Text: ...
 
 
 def broadcast(value, root=0):
-    """Returns rank `root`'s tensor, str or bytes. A tensor is changed in place; other ranks' texts are not used."""
+    """Returns rank `root`'s tensor, str or bytes. A tensor is changed in place. The texts of other ranks are not
+    used."""
     join_if_needed()
     if isinstance(value, torch.Tensor):
         _native.broadcast(value, root)
@@ -87,7 +88,7 @@ def broadcast(value, root=0):
 
 
 def barrier() -> None:
-    """Waits until all ranks have called it."""
+    """Waits until all ranks have called this function."""
     join_if_needed()
     _native.barrier()
 
@@ -95,8 +96,8 @@ def barrier() -> None:
 def mean_over_ranks(mean: float, count: int = 1) -> float:
     """Returns the mean of a metric over the samples of all ranks. `mean` is this rank's mean over `count` samples.
 
-    The mean of a rank with a count of 0 is not used. Raises Error (64) on all ranks if a count is negative or all are
-    0.
+    The mean of a rank with a count of 0 is not used. Raises Error (64) on all ranks if a count is negative, or if all
+    counts are 0.
     """
     join_if_needed()
     return _native.mean_over_ranks(float(mean), count)

@@ -19,8 +19,8 @@ from tessera._error import Error
 class TokenBatch(NamedTuple):
     """One microbatch: `target[b][t]` is the token that follows `input[b][t]`.
 
-    With `tail="pad"` the last step of an epoch is smaller: its microbatches have only the samples that are left, and
-    `weight` says how many. A rank without any sample left gets samples a second time, with weight 0.
+    With `tail="pad"` the last step of an epoch is smaller: its microbatches have only the remaining samples, and
+    `weight` is their number. A rank for which no samples remain gets samples a second time, with weight 0.
     """
 
     input: torch.Tensor
@@ -32,8 +32,8 @@ class TokenBatch(NamedTuple):
 
 
 class SamplerCursor(NamedTuple):
-    """A position in the data, for a checkpoint. It does not depend on ranks, so any number of ranks can continue from
-    it."""
+    """A position in the data, for a checkpoint. It does not depend on the number of ranks, so any number of ranks can
+    continue from it."""
 
     epoch: int
     """the current epoch, counted from 0"""
@@ -48,26 +48,26 @@ class SamplerCursor(NamedTuple):
 
 
 class TokenBatches:
-    """Gives this rank the tokens of a data set on disk, epoch after epoch, each in an order of its own.
+    """Gives this rank the tokens of a data set on disk, epoch after epoch. Each epoch has its own order.
 
         batches = tessera.TokenBatches("data/train.bin", 128, batch=8, accumulation=2, seed=1)
         batch = batches.next(engine.device)
         engine.backward(loss_of(model(batch.input), batch.target), weight=batch.weight)
 
     Sample i is the window of tokens [i * seq_len, i * seq_len + seq_len + 1). A step takes `batch` * `accumulation`
-    samples a rank, where `accumulation` is the strategy's gradient_accumulation. Ranks do not communicate: each makes
-    this object with the same arguments. One thread at a time uses it.
+    samples on each rank, where `accumulation` is the strategy's gradient_accumulation. Ranks do not communicate: each
+    of them makes this object with the same arguments. One thread at a time uses it.
 
     `data` is a file or directory of text, whose bytes are the tokens, a file of llm.c, or a pair of files of Megatron.
     `format` is "auto", "text", "llmc" or "megatron"; `extensions` selects files of a directory, such as [".txt"].
-    Tokens must be below `vocab_size`; 0 allows any. `tail` says what happens to samples that do not fill the last step
-    of an epoch: "drop" leaves them out, "pad" fills the step with samples of weight 0. `runs` makes a rank's
-    microbatches of a step neighbours, as "reproducible" requires with gradient_sync "last_microbatch". `microbatches`
-    is the strategy's deal.microbatches, and replaces `accumulation` times the number of ranks. `rank` and `world_size`
-    are those of the job by default.
+    Tokens must be below `vocab_size`; 0 allows any. `tail` decides about samples that do not fill the last step of an
+    epoch: "drop" leaves them out, "pad" fills the step with samples of weight 0. `runs` makes the microbatches of a
+    rank in a step neighbours, as "reproducible" requires with gradient_sync "last_microbatch". `microbatches` is the
+    strategy's deal.microbatches, and replaces `accumulation` times the number of ranks. `rank` and `world_size` are
+    those of the job by default.
 
-    Raises Error: 66 the data is missing, 77 without permission, 65 its content is wrong or does not fill one step, 78
-    for numbers that make no sense, 64 for an unknown word.
+    Raises Error: 66 if the data is missing, 77 if permission is missing, 65 if its content is wrong or does not fill
+    one step, 78 if numbers make no sense, 64 if a word is unknown.
     """
 
     def __init__(self, data: str | os.PathLike, seq_len: int, *, batch: int = 1, accumulation: int = 1, vocab_size: int = 0, seed: int = 0,
@@ -81,7 +81,7 @@ class TokenBatches:
     def next(self, device: torch.device | str = "cpu") -> TokenBatch:
         """Returns the next microbatch of this rank on `device` (`Engine.device`).
 
-        A copy to a GPU runs on the current stream. Raises Error (65) for a token that the vocabulary does not have.
+        A copy to a GPU runs on the current stream. Raises Error (65) if the vocabulary does not have a token.
         """
         return TokenBatch(*self._native.next(torch.device(device)))
 
@@ -89,7 +89,8 @@ class TokenBatches:
         """Returns the microbatch with this number among those of the current step on all ranks, on `device`.
 
         Use the number from `Engine.microbatch` if ranks may compute each other's microbatches ("deal.backups"). The
-        step lasts until `end_step`. Raises Error (78) if no step has this number, and if `next` has begun the step.
+        step lasts until `end_step`. Raises Error (78) if the step has no microbatch of this number, or if `next` has
+        already begun the step.
         """
         return TokenBatch(*self._native.of(microbatch, torch.device(device)))
 
@@ -100,15 +101,15 @@ class TokenBatches:
     def deal(self, run: range) -> None:
         """Gives this rank the microbatches `run` of each step from now on: `Engine.microbatches`, with "deal" by speed.
 
-        All ranks call it alike, between two steps. Raises Error: 78 if no step has such a run, or in the middle of a
-        step; 64 for anything but a range of neighbours.
+        All ranks call it with their own `run`, between the same two steps. Raises Error: 78 if no step has such a run,
+        or if the call is made within a step; 64 if `run` is no range of neighbours.
         """
         self._native.deal(*_run("TokenBatches", run))
 
     def go_to_step(self, step: int) -> None:
-        """Goes to the first microbatch of a step, counted from 0 over all epochs (`Engine.take_step`).
+        """Moves to the first microbatch of a step, counted from 0 over all epochs (`Engine.take_step`).
 
-        Each step has samples of its own, whichever worker computes it. Raises Error (78) for a number below 0.
+        Each step has its own samples, whichever worker computes it. Raises Error (78) if the number is below 0.
         """
         self._native.go_to_step(step)
 
@@ -123,7 +124,7 @@ class TokenBatches:
         """Continues at `cursor`: the `data` of a LoadedCheckpoint, which any number of ranks may have written.
 
         Raises Error: 78 if the number of samples, the seed or shuffling differs; 65 if the cursor's numbers make no
-        sense; 64 for anything but a cursor.
+        sense; 64 if `cursor` is no cursor.
         """
         self._native.resume(_row("TokenBatches", cursor))
 
@@ -144,17 +145,18 @@ class TokenBatches:
 
     @property
     def dropped_samples(self) -> int:
-        """Returns the number of samples that an epoch leaves out with `tail="drop"`; else 0."""
+        """Returns the number of samples that an epoch leaves out with `tail="drop"`, or 0 with "pad"."""
         return self._native.dropped_samples()
 
     @property
     def padded_samples(self) -> int:
-        """Returns the number of samples that an epoch gives twice to fill its last step with `tail="pad"`; else 0."""
+        """Returns the number of samples that an epoch gives twice to fill its last step with `tail="pad"`, or 0 with
+        "drop"."""
         return self._native.padded_samples()
 
 
 class RankSampler(Sampler[list[int]]):
-    """Deals the samples of a data set out to the ranks in whole microbatches, as the `batch_sampler` of a DataLoader.
+    """Divides the samples of a data set among the ranks in whole microbatches, as the `batch_sampler` of a DataLoader.
 
         sampler = tessera.RankSampler(data, batch=8, microbatches=24, seed=1)
         loader = DataLoader(data, batch_sampler=sampler)
@@ -165,21 +167,20 @@ class RankSampler(Sampler[list[int]]):
                     engine.step()
                     sampler.deal(engine.microbatches())
 
-    It is for "reproducible" and "deal" by speed: what a microbatch holds depends neither on the number of ranks nor on
-    the rank that computes it. `microbatches` is the number of them in a step on all ranks: gradient_accumulation times
-    ranks, or deal.microbatches. Microbatch m of an epoch's step k has the `batch` samples from number (k * microbatches
-    + m) * batch of the epoch's order on. A rank takes neighbouring microbatches: at first as many as every other rank,
-    and after a call of `deal` those that `deal` gave it. The order of an epoch is that of C++'s RankSampler. Each
-    iteration over the sampler is another epoch, and the first one is epoch number `epoch`. `tail` "pad" fills an
-    epoch's last step with the first samples of its order, "drop" leaves out samples that do not fill it. `rank` and
-    `world_size` are those of the job by default.
+    It is for "reproducible" and "deal" by speed: the samples of a microbatch depend neither on the number of ranks nor
+    on the rank that computes it. `microbatches` is the number of microbatches in a step on all ranks:
+    gradient_accumulation times ranks, or deal.microbatches. Microbatch m of an epoch's step k has `batch` samples of
+    the epoch's order, from number (k * microbatches + m) * batch on. A rank takes neighbouring microbatches: at first
+    as many as every other rank, and after a call of `deal` those that were given to `deal`. The order of an epoch is
+    that of C++'s RankSampler. Each iteration over the sampler is another epoch, and the first one is epoch number
+    `epoch`. With `tail` "pad", the first samples of an epoch's order also fill its last step. With "drop", samples that
+    do not fill that step are left out. `rank` and `world_size` are those of the job by default.
 
-    The DataLoader has `num_workers=0`: workers would take samples ahead of a step, before it is known which rank gets
-    them.
-    Ranks do not communicate: each makes this object with the same arguments. Use a DistributedSampler for
-    `Engine.evaluate`, which then gets no sample twice.
+    The DataLoader needs `num_workers=0`: workers would take samples before a step begins, when it is not yet known
+    which rank gets them. Ranks do not communicate: each of them makes this object with the same arguments. Use a
+    DistributedSampler for `Engine.evaluate`, which then gets no sample twice.
 
-    Raises Error: 65 the samples do not fill a step, 78 for numbers that make no sense, 64 for an unknown word.
+    Raises Error: 65 if the samples do not fill a step, 78 if numbers make no sense, 64 if a word is unknown.
     """
 
     def __init__(self, samples: int | Sized, *, batch: int, microbatches: int, seed: int = 0, shuffle: bool = True, tail: str = "pad", epoch: int = 0,
@@ -196,23 +197,24 @@ class RankSampler(Sampler[list[int]]):
         return iter(self._native.next, None)
 
     def __len__(self) -> int:
-        """Returns the number of this rank's microbatches in a whole epoch, if `deal` changes nothing."""
+        """Returns the number of this rank's microbatches in a whole epoch, if `deal` does not change it."""
         return self._native.microbatches_per_epoch()
 
     def deal(self, run: range) -> None:
         """Gives this rank the microbatches `run` of each step from now on: `Engine.microbatches`, with "deal" by speed.
 
-        All ranks call it alike, after each step. Raises Error: 78 if no step has such a run, or in the middle of a
-        step; 64 if samples of a later step were given already, and for anything but a range of neighbours.
+        All ranks call it with their own `run`, after each step. Raises Error: 78 if no step has such a run, or if the
+        call is made within a step; 64 if samples of a later step were given already, or if `run` is no range of
+        neighbours.
         """
         self._native.deal(*_run("RankSampler", run))
 
     def of(self, microbatch: int) -> list[int]:
         """Returns the samples of the microbatch with this number among those of the current step on all ranks.
 
-        Use the number from `Engine.microbatch`, with "deal.backups" or if the ranks take a step's microbatches in turn.
-        The step lasts until `end_step`; the next epoch then begins by itself, if this one is over. Raises Error (78) if
-        no step has this number, and while an iteration over the sampler is within a step.
+        Use the number from `Engine.microbatch` with "deal.backups", or if the ranks take a step's microbatches in turn.
+        The step lasts until `end_step`. If the epoch is then over, the next epoch begins by itself. Raises Error (78)
+        if the step has no microbatch of this number, or if an iteration over the sampler is within a step.
         """
         return self._native.of(microbatch)
 
@@ -231,7 +233,7 @@ class RankSampler(Sampler[list[int]]):
         """Continues at `cursor`: the `data` of a LoadedCheckpoint, which any number of ranks may have written.
 
         Raises Error: 78 if the number of samples, the seed or shuffling differs; 65 if the cursor's numbers make no
-        sense; 64 for anything but a cursor.
+        sense; 64 if `cursor` is no cursor.
         """
         self._native.resume(_row("RankSampler", cursor))
 
@@ -247,7 +249,7 @@ class RankSampler(Sampler[list[int]]):
 
 
 class StepSampler(Sampler[list[int]]):
-    """Gives a DataLoader the batches of the steps that this worker takes, where workers come and go ("sync.elastic").
+    """Gives a DataLoader the batches of the steps that this worker takes, if workers come and go ("sync.elastic").
 
         sampler = tessera.StepSampler(engine, len(data), steps=1000, batch_size=32, seed=1)
         loader = torch.utils.data.DataLoader(data, batch_sampler=sampler, num_workers=2)
@@ -257,14 +259,14 @@ class StepSampler(Sampler[list[int]]):
                 if engine.step_is_due():
                     engine.step()
 
-    Each of the `steps` that all workers make together has samples of its own: the strategy's gradient_accumulation
-    times `batch_size` of them, in an order that `seed` and the epoch choose. The loop around the loader is needed,
-    since a loader with workers takes steps in advance. An iteration ends when the only steps that are left are those
-    that this worker has taken in advance. A program must compute all batches of a loader, or end. The last step of an
-    epoch begins the order again if the samples do not fill it; `drop_last` leaves this step out. All workers give the
-    same arguments.
+    Each of the `steps` that all workers make together has its own samples: gradient_accumulation times `batch_size` of
+    them, in an order that `seed` and the epoch choose. The loop around the loader is needed, since a loader with
+    workers takes steps in advance. An iteration ends when no steps remain except those that this worker has already
+    taken in advance. A program must compute all batches of a loader, or end. If the samples do not fill the last step
+    of an epoch, it continues with the first samples of the order. With `drop_last`, this step is left out. All workers
+    must give the same arguments.
 
-    Raises Error (64) where there are not enough samples for a step.
+    Raises Error (64) if there are not enough samples for a step.
     """
 
     def __init__(self, engine: Any, num_samples: int, *, steps: int, batch_size: int, seed: int = 0, shuffle: bool = True,
@@ -280,7 +282,8 @@ class StepSampler(Sampler[list[int]]):
         self._order: tuple[int, list[int]] | None = None  # an epoch and its order
 
     def _order_of(self, epoch: int) -> list[int]:
-        """Returns the shuffled samples of an epoch. Steps of one epoch come one after the other, so its order is kept."""
+        """Returns the shuffled samples of an epoch. Steps of one epoch come one after the other, so its order is
+        stored."""
         if self._order is None or self._order[0] != epoch:
             generator = torch.Generator().manual_seed(self.seed + epoch)
             self._order = epoch, torch.randperm(self.num_samples, generator=generator).tolist()
@@ -300,8 +303,8 @@ class StepSampler(Sampler[list[int]]):
 
 
 def _sampling(who: str, seed: Any, shuffle: bool, tail: str, rank: int | None, world_size: int | None) -> _native.SamplerOptions:
-    """Returns the options that all ways of dealing samples have; rank and world size are those of the job if they are
-    None."""
+    """Returns the options that are common to all ways of dealing samples. If the rank and the world size are None, they
+    are those of the job."""
     sampling = _native.SamplerOptions()
     sampling.rank = _job.rank() if rank is None else rank
     sampling.world_size = _job.world_size() if world_size is None else world_size
@@ -325,7 +328,7 @@ def _row(who: str, cursor: Any) -> tuple[Any, ...]:
 
 
 def _seed(who: str, seed: Any) -> int:
-    """Returns the seed as C++ has it: 64 bits without a sign."""
+    """Returns the seed in the form that C++ takes: 64 bits without a sign."""
     try:
         number = operator.index(seed)
     except TypeError:

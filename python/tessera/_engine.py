@@ -47,7 +47,7 @@ class _Evaluation(NamedTuple):
 class Evaluation(_Evaluation):
     """The result of `Engine.evaluate`: a pair of `loss` and `batches`.
 
-    `loss` is the weighted mean over all batches of all ranks, and `batches` their number on all ranks.
+    `loss` is the weighted mean over all batches of all ranks. `batches` is the number of these batches.
     """
 
     weight: float
@@ -60,8 +60,8 @@ class Evaluation(_Evaluation):
 
 
 def _expect_forward_meets_nobody(model: torch.nn.Module, strategy: dict[str, Any]) -> None:
-    """Raises Error (78) for a SyncBatchNorm if the strategy lets ranks run forward at different times. The Engine does
-    not see the class of a Python module; it finds C++ modules itself.
+    """Raises Error (78) if the model has a SyncBatchNorm and the strategy lets ranks run forward at different times.
+    The Engine does not see the class of a Python module. It finds such modules of C++ itself.
     """
     key = "/deal/by" if strategy.get("deal", {}).get("by") == "speed" else "/sync/type"
     if key == "/sync/type" and strategy.get("sync", {}).get("type") not in ("asynchronous", "backups", "hogwild"):
@@ -76,26 +76,26 @@ class Engine:
     """Trains a module under a strategy.
 
         engine = tessera.Engine(model, "strategy.json")
-        loss = model(input, target)      # any way to call the model's own forward
+        loss = model(input, target)      # the model's own forward may be called in any way
         engine.backward(loss)
         result = engine.step()
 
-    The constructor is collective: all ranks call it with equal modules and strategies. It joins the job if nobody has
-    done so, gives every rank rank 0's values of parameters and buffers, and shards them. Parameters keep their
-    identity. Operators then gather the parameters that they read. Code that takes a parameter's memory without an
-    operator (numpy(), data_ptr(), torch.save) must use `gathered`. The Engine takes `.grad` away as soon as backward
-    has made it. A parameter's dtype is mixed_precision.param.
+    The constructor is collective: all ranks call it with equal modules and strategies. It joins the job if the program
+    has not done so, gives all ranks the values that parameters and buffers have on rank 0, and shards them. Parameters
+    keep their identity. Operators then gather the parameters that they read. Code that takes a parameter's memory
+    without an operator (numpy(), data_ptr(), torch.save) must use `gathered`. The Engine removes `.grad` as soon as
+    backward has made it. The dtype of parameters is mixed_precision.param.
 
-    Hooks of the program on tensors and modules run as always. A post-accumulate hook sees the gradient of this rank
-    alone, and must be registered before the Engine is made. Errors are `Error`. An error of the constructor,
-    `backward`, `step` or a gather ends the job on all ranks, except for exit code 64. Code 64 means a call at the wrong
-    time or a wrong argument, and nothing has changed.
+    Hooks of the program on tensors and modules run as always. A post-accumulate hook sees only the gradient of this
+    rank, and must be registered before the Engine is made. Errors are `Error`. An error of the constructor, `backward`,
+    `step` or a gather ends the job on all ranks, except for exit code 64. Code 64 means a call at the wrong time or a
+    wrong argument. It has changed nothing.
 
-    `own` are those rules of the program that the strategy requires: an `ElementwiseOptimizer`, a `MatrixOptimizer`, a
+    `own`: the program's own rules, if the strategy requires them: an `ElementwiseOptimizer`, a `MatrixOptimizer`, a
     `CommHook`. Each rank gives an object of the same class.
 
-    One thread at a time drives an Engine. Worker processes of a DataLoader may be forked while it lives; these
-    processes cannot use the Engine.
+    Only one thread at a time may use an Engine. Worker processes of a DataLoader may be forked while the Engine exists,
+    but they cannot use the Engine.
     """
 
     def __init__(self, model: torch.nn.Module, strategy: Strategy, *own: ElementwiseOptimizer | MatrixOptimizer | CommHook) -> None:
@@ -117,9 +117,10 @@ class Engine:
         """Runs backward of one microbatch; it is collective. `loss` is a scalar: the mean over this rank's microbatch.
 
         Gradients are averaged over ranks and over the `gradient_accumulation` microbatches of a step. Do not divide the
-        loss by `gradient_accumulation` as a plain loop does. `tokens` is used for StepResult.tokens_per_second, and
-        `samples` for lr_schedule.base_batch_size, warmup_samples and warmup_epochs. `retain_graph` says that more losses
-        of this microbatch follow; the losses add up, and the call with the last one gives `samples`.
+        loss by `gradient_accumulation`, as loops without an Engine do. `tokens` is used for
+        StepResult.tokens_per_second, and `samples` for lr_schedule.base_batch_size, warmup_samples and warmup_epochs.
+        `retain_graph` says that more losses of this microbatch follow. The losses add up, and the call with the last
+        loss gives `samples`.
 
         `weight` is the number of items over which the loss is a mean: tokens with a label, pixels, samples. Give
         `weight` if microbatches differ in this number. The step then trains with the mean over all items, and
@@ -128,31 +129,31 @@ class Engine:
             engine.backward(loss, weight=(labels != -100).sum())
 
         Only ratios of weights count. Give numbers near 1 with fp16 parameters. Weight 0 makes this backward take part
-        in collectives without adding anything. Raises Error (64) for a call at the wrong time or a loss that is no
-        scalar.
+        in the collectives without adding anything. Raises Error (64) if it is called at the wrong time, or if the loss
+        is no scalar.
         """
         backward(loss, [self], tokens=tokens, samples=samples, retain_graph=retain_graph, weight=weight)
 
     def backward_nothing(self) -> None:
-        """Runs a microbatch on a rank that has no batch while others have one: it joins the collectives of the other
-        ranks and adds nothing to the sums.
+        """Runs a microbatch on a rank that has no batch while other ranks have one: it joins the collectives of the
+        other ranks and adds nothing to the sums.
 
-        It repeats the communication of this rank's latest microbatch, so this rank needs an earlier one. It needs none
-        inside `uneven`, where the other ranks tell this rank what to communicate. A module whose forward makes its own
-        collectives needs a batch on every rank. `uneven` calls it for loaders of different lengths. Raises Error (64)
-        if no microbatch came before.
+        It repeats the communication of this rank's latest microbatch, so the rank needs an earlier microbatch. No
+        earlier microbatch is needed inside `uneven`, where the other ranks tell this rank what to communicate. A module
+        whose forward makes its own collectives needs a batch on every rank. `uneven` calls it for loaders of different
+        lengths. Raises Error (64) if there was no microbatch before.
         """
         self._live().backward_nothing()
 
     def step(self, *, partial: bool = False) -> _native.StepResult:
-        """Makes an optimizer step after `gradient_accumulation` calls of backward, and returns what it did.
+        """Makes an optimizer step after `gradient_accumulation` calls of backward, and returns a description of the
+        step.
 
-        It is collective: ranks agree on norm and overflow, and then clip and update. `partial` allows a step earlier,
-        after one
-        microbatch or more: the step takes the mean over the microbatches so far. A program whose epoch ends in the
-        middle of a window (the microbatches of one step) may also continue with the next epoch, whose first
-        microbatches fill the window. It may also drop the window with zero_grad. Raises Error (64) if called early
-        without `partial`.
+        It is collective: ranks agree on norm and overflow, and then clip and update. `partial` allows an earlier step,
+        after at least one microbatch: the step takes the mean over the microbatches so far. An epoch of a program may
+        end in the middle of a window (the microbatches of one step). The program may then continue with the next epoch,
+        whose first microbatches fill the window. It may also drop the window with zero_grad. Raises Error (64) if
+        called early without `partial`.
         """
         engine = self._live()
         if self._steps_write_buffers:
@@ -160,17 +161,17 @@ class Engine:
         return engine.step(partial)
 
     def step_is_due(self) -> bool:
-        """Returns True if all microbatches of a step are done, so that `step` is the next call."""
+        """Returns True if all microbatches of a step are done, so that the program should call `step` next."""
         return self._live().step_is_due()
 
     def take_step(self, steps: int) -> int | None:
-        """Returns the number of the step whose data this worker takes next, where workers come and go ("sync.elastic").
+        """Returns the number of the step whose data this worker takes next, if workers come and go ("sync.elastic").
 
-        It counts from 0, among `steps` that all workers make together. Each step is given to one worker, and to another
-        one if that worker leaves before it has made the step. Returns None once all steps are made, and waits while
-        other workers make the last ones. The parameters then have their final values. A worker may take several steps
-        in advance, and makes them in the order in which it took them. Returns None also if this worker itself has taken
-        the last steps in advance (`steps_are_over` tells the difference).
+        It counts from 0, among the `steps` steps that all workers make together. Each step is given to one worker, and
+        to another one if that worker leaves before it has made the step. Returns None after all steps are made, and
+        waits while other workers make the last steps. The parameters then have their final values. A worker may take
+        several steps in advance, and makes them in the order in which it took them. Returns None also if this worker
+        itself has taken the last steps in advance (`steps_are_over` tells the difference).
 
             while (step := engine.take_step(1000)) is not None:
                 batches.go_to_step(step)
@@ -181,8 +182,8 @@ class Engine:
                 engine.save_weights("weights.pt")
                 engine.note_results_written()
 
-        `StepSampler` calls it for a DataLoader. Raises Error (64) without "sync.elastic", and if other workers make
-        another number of steps; 75 if the others do not finish within comm.timeout_s.
+        `StepSampler` calls it for a DataLoader. Raises Error: 64 without "sync.elastic", or if other workers make
+        another number of steps; 75 if the other workers do not finish within comm.timeout_s.
         """
         return self._live().take_step(steps)
 
@@ -207,19 +208,22 @@ class Engine:
         self._live().note_results_written()
 
     def microbatch(self) -> int:
-        """Returns the number of the microbatch that this rank computes next, among those of its step on all ranks.
+        """Returns the number of the microbatch that this rank computes next, among the microbatches of its step on all
+        ranks.
 
-        It says which data to take so that any number of ranks trains on the same data (docs/reproducible.md). The
-        microbatch may belong to another rank with "deal.backups", so call this before each forward (`TokenBatches.of`).
+        The number tells which data to take, so that any number of ranks trains on the same data (docs/reproducible.md).
+        The microbatch may belong to another rank with "deal.backups", so call this before each forward
+        (`TokenBatches.of`).
         """
         return self._live().microbatch()
 
     def microbatches(self) -> range:
-        """Returns the microbatches of this step that this rank computes. They are neighbours among those of all ranks.
+        """Returns the microbatches of this step that this rank computes. They are neighbours among the microbatches of
+        all ranks.
 
         A step may change them with "deal" by speed: call this after each step, and give the result to
         `TokenBatches.deal` or `RankSampler.deal`. Raises Error (64) if the ranks take a step's microbatches in turn,
-        since a rank's microbatches are then no neighbours.
+        since a rank's microbatches are then not neighbours.
         """
         return range(*self._live().microbatches())
 
@@ -230,11 +234,11 @@ class Engine:
     def gathered(self, write: bool = False, *, ema: bool = False, parameters: Sequence[torch.Tensor] | None = None) -> "Guard":
         """Returns a guard: inside `with engine.gathered():` parameters have their full values in memory on every rank.
 
-        `parameters` restricts it to the units of these parameters. `write` copies rank 0's values to all ranks at the end. `ema` shows
-        the averages of the weights instead.
+        `parameters` restricts it to the units of these parameters. `write` copies rank 0's values to all ranks at the
+        end. With `ema`, it shows the averages of the weights.
 
-        The call is collective and belongs between steps. If an exception leaves the
-        block, nothing is written back, and the other ranks do not wait. Raises Error (64) for a call at the wrong time.
+        The call is collective and belongs between steps. If an exception leaves the block, no values are written back,
+        and the other ranks do not wait. Raises Error (64) if it is called at the wrong time.
         """
         if write and ema:
             raise Error("gathered: write and ema exclude each other, since averages are not what is trained. [T0643] hint: write without ema=True")
@@ -254,7 +258,7 @@ class Engine:
     def evaluate(self, loader: Iterable, loss_of: Callable[[Any], Any]) -> Evaluation:
         """Returns the mean of `loss_of(batch)` over the batches of all ranks, computed without gradients.
 
-        `loss_of` returns a scalar tensor or a number, or a pair (loss, weight), whose loss is a mean over `weight`
+        `loss_of` returns a scalar tensor or a number, or a pair (loss, weight) whose loss is a mean over `weight`
         items. Weights make the result the same for any number of ranks and any batch size:
 
             engine.evaluate(loader, lambda batch: (model(batch.x, batch.y), len(batch.x)))
@@ -263,8 +267,8 @@ class Engine:
         samples twice.
 
         Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first. The
-        call is collective. Raises Error (64) on a rank where `loss_of` returned something that is no loss; the result
-        on the other ranks is a loss of NaN, and the job can go on.
+        call is collective. Raises Error (64) on a rank where `loss_of` returned something that is no loss. The other
+        ranks get a loss of NaN, and the job can continue.
         """
         engine = self._live()
         try:
@@ -281,8 +285,8 @@ class Engine:
     def set_lr(self, lr: float, group: str | None = None) -> None:
         """Sets the learning rate from the next step on, for all parameters or for one group, with lr_schedule.type "manual".
 
-        All ranks call it alike. Raises Error (64) for another schedule, a number outside 0 to 1000, or an unknown
-        group; the next step raises the same Error if ranks have different rates.
+        All ranks make the same call. Raises Error (64) if lr_schedule.type is not "manual", the number is not in 0 to
+        1000, or the group is unknown. The next step raises Error (64) if ranks have different rates.
         """
         self._live().set_lr(lr, *(() if group is None else (group,)))
 
@@ -291,8 +295,9 @@ class Engine:
 
         Keys are weight_decay, betas (two numbers), eps, momentum, dampening, nesterov, alpha, lr_decay and
         muon.momentum, as far as the rule has them. A number without `group` is for all parameters, except those in
-        groups of optimizer.groups that have their own number. All ranks call it alike. Raises Error (64) for a key that
-        the rule does not have, or for momentum if it is 0 in the strategy, which plans no memory for it.
+        groups of optimizer.groups that have their own number. All ranks make the same call. Raises Error (64) if the
+        rule does not have the key. Raises it also for momentum if momentum is 0 in the strategy, which plans no memory
+        for it.
         """
         numbers = tuple(float(each) for each in value) if isinstance(value, Sequence) else float(value)
         if isinstance(numbers, tuple) and len(numbers) != 2:
@@ -301,15 +306,15 @@ class Engine:
         self._live().set_option(*(() if group is None else (group,)), name, numbers)
 
     def options(self, group: str | None = None) -> dict[str, float | tuple[float, float]]:
-        """Returns the numbers that `set_option` sets, by key, with their values in the next step, for all parameters or
-        for one group.
+        """Returns the numbers that `set_option` sets, by key, with their values in the next step. They are those of all
+        parameters, or of one group.
         """
         found = self._live().options(*(() if group is None else (group,)))
         return {name: numbers[0] if len(numbers) == 1 else tuple(numbers) for name, numbers in found.items()}
 
     def lr(self, group: str | None = None) -> float:
-        """Returns the learning rate of the next step, for all parameters or for one group. Raises Error (64) for an unknown
-        group.
+        """Returns the learning rate of the next step, for all parameters or for one group. Raises Error (64) if the
+        group is unknown.
         """
         return self._live().lr(*(() if group is None else (group,)))
 
@@ -317,15 +322,15 @@ class Engine:
         """Makes the parameters whose name matches `pattern` (`*`, `?`), or one of several patterns, trainable or
         frozen.
 
-        Memory is planned anew: a frozen parameter has no gradients. Its optimizer states stay in the host's memory and
-        are used when it trains again, as with an optimizer of torch.optim; checkpoints hold them too. The call is
-        collective and belongs between steps. Raises Error (64) if a pattern matches nothing or if the step's
-        microbatches have begun.
+        Memory is planned again: a frozen parameter has no gradients. The optimizer states of a frozen parameter stay in
+        the host's memory and are used when it trains again, as with an optimizer of torch.optim. Checkpoints hold them
+        too. The call is collective and belongs between steps. Raises Error (64) if a pattern matches nothing or if the
+        step's microbatches have begun.
         """
         self._live().set_trainable([pattern] if isinstance(pattern, str) else list(pattern), trainable)
 
     def add_group(self, group: Mapping[str, Any]) -> None:
-        """Puts parameters into a group of their own and makes them trainable, as `add_param_group` of torch.optim does.
+        """Puts parameters into a new group and makes them trainable, as `add_param_group` of torch.optim does.
 
         `group` is an entry in the form of the strategy's "optimizer.groups": {"name": "backbone", "match":
         ["backbone.*"], "lr_ratio": 0.1}. It is collective; call it between steps. Raises Error (78) if a pattern
@@ -334,10 +339,11 @@ class Engine:
         self._live().add_group(json.dumps(plain_values(group)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns, on rank 0, what `model.state_dict()` would be without Tessera, as copies; {} on other ranks.
+        """Returns, on rank 0, the dict that `model.state_dict()` would return without Tessera, as copies. Returns {} on
+        other ranks.
 
         Parameters have their compute dtype. One unit is gathered at a time. The call is collective. `save_weights` does
-        not need memory for a whole model.
+        the same without memory for a whole model.
         """
         engine = self._live()
         values = self.model.state_dict(keep_vars=True)
@@ -353,7 +359,7 @@ class Engine:
                 if rank() == 0:
                     full.update((each, each.detach().cpu().clone()) for each in unit if each not in full)
         # Values that are no parameters are copied on every rank, since copying a view of a parameter makes all ranks
-        # gather it.
+        # gather the parameter.
         result = {}
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value not in self._parameters:
@@ -367,13 +373,14 @@ class Engine:
     def save_weights(self, path: str | os.PathLike, *, replace: bool = True, form: str = "dictionary") -> None:
         """Writes full parameters and buffers into one file as torch.save does, unit by unit.
 
-        `torch.load(path, weights_only=True)` reads the file, and `load_state_dict` takes the result. Buffers come from
-        rank 0, with their present values, without those of `persistent=False`. `form="archive"` writes a file that C++
-        reads by `torch::load(module, path)`, where the module's names are the same, and Python by
+        `torch.load(path, weights_only=True)` reads the file, and `load_state_dict` takes the result. Buffers have rank
+        0's present values. Buffers of `persistent=False` are left out. `form="archive"` writes a file that C++ reads
+        with `torch::load(module, path)`, if the module has the same names, and Python with
         `torch.jit.load(path).state_dict()`. `load_weights` reads both forms.
 
-        It is collective; call it between steps. Raises Error on all ranks if rank 0 cannot write: 73 the file cannot be
-        created, or it exists and `replace` is False; 74 a failed write or a full disk; 77 no permission.
+        It is collective; call it between steps. Raises Error on all ranks if rank 0 cannot write: 73 if the file cannot
+        be created, or if it exists and `replace` is False; 74 if a write fails or the disk is full; 77 if permission is
+        missing.
         """
         if form not in ("dictionary", "archive"):
             raise Error(f"save_weights has the forms dictionary and archive, got {form!r}. "
@@ -385,10 +392,10 @@ class Engine:
     def load_weights(self, path: str | os.PathLike, *, part: str = "", without: Sequence[str] = (), ignored: Sequence[str] = ()) -> None:
         """Gives parameters and buffers the values of a file of weights, unit by unit, in the dtypes of the strategy.
 
-        fp32 masters get the file's values. Optimizer states stay as they are. `tessera.load_weights` says which files
-        it reads, and what the options mean.
+        fp32 masters get the file's values. Optimizer states stay as they are. `tessera.load_weights` describes the
+        files that it reads, and the meaning of the options.
 
-        It is collective; call it between steps; rank 0 alone reads. Raises Error on all ranks: 66 if the file is
+        It is collective; call it between steps. Only rank 0 reads. Raises Error on all ranks: 66 if the file is
         missing; 65 if it is damaged, of another kind, or of another model.
         """
         engine = self._live()
@@ -400,17 +407,17 @@ class Engine:
         """Writes everything that is needed to continue training into a new folder inside `folder`, and returns the path
         of the new folder.
 
-        `folder`/latest then names the new folder. `tensors` and `json` (values that the json module writes) are those
-        of rank 0, and `load_checkpoint` returns them. It also returns `data`, the position in the data:
+        `folder`/latest then names the new folder. `tensors` and `json` (values that the json module writes) are taken
+        from rank 0, and `load_checkpoint` returns them. It also returns `data`, the position in the data:
         `TokenBatches.cursor()`. The last `keep` checkpoints stay in the folder; 0 keeps all. `best=True` makes
-        `folder`/best name this checkpoint, which is kept until another one is the best. Python's and numpy's generators
-        are not saved, nor are buffers of `persistent=False` that were made after the Engine. It is collective; call it
-        between steps.
+        `folder`/best name this checkpoint, which stays until another one is the best. Python's and numpy's generators
+        are not saved. Buffers of `persistent=False` that were made after the Engine are not saved either. It is
+        collective; call it between steps.
 
-        `"checkpoint": {"async": true}` in the strategy makes the call return when the state is copied; a thread writes
-        the copy while training goes on. If that save fails, the next step, save or load raises its Error on every rank.
-        Raises Error: 64 for a call at the wrong time, or for `json` that JSON cannot hold; 73, 74 or 77 if a file
-        cannot be written.
+        With `"checkpoint": {"async": true}` in the strategy, the call returns as soon as the state is copied. A thread
+        writes the copy while training continues. If that save fails, the next step, save or load raises its Error on
+        every rank. Raises Error: 64 if it is called at the wrong time, or if JSON cannot hold `json`; 73, 74 or 77 if a
+        file cannot be written.
         """
         items = _items("save_checkpoint", tensors, json, data)
         engine = self._live()
@@ -433,8 +440,8 @@ class Engine:
 
         `path` is a checkpoint, a folder with `latest`, or `folder`/best. The module's buffers must exist in the sizes
         that were saved: run a forward first if forward creates them. Raises Error on all ranks: 66 if there is no
-        checkpoint; 65 if it is damaged, or of another model or optimizer; 74 if a file cannot be read; 64 for a call at
-        the wrong time.
+        checkpoint; 65 if it is damaged, or of another model or optimizer; 74 if a file cannot be read; 64 if the call
+        is made at the wrong time.
         """
         engine = self._live()
         self._mirror.refresh_for_checkpoint()
@@ -448,8 +455,8 @@ class Engine:
         The strategy needs `"durable": {"every": K, "dir": D}`. A commit writes everything that is needed to continue
         training to the disk of each host. A run that was ended at any moment continues from the last commit
         (`resume_durable`), bit for bit, with the same model, strategy and ranks. The commit is written during the next
-        forward and backward; all ranks wait for it before the next update. `tensors`, `json` and `data` are those of
-        `save_checkpoint`. If the commit fails, the next call raises its Error.
+        forward and backward. All ranks wait for it before the next update. `tensors`, `json` and `data` have the
+        meaning that they have for `save_checkpoint`. If the commit fails, the next call raises its Error.
         """
         items = _items("commit_durable", tensors, json, data)
         engine = self._live()
@@ -475,7 +482,8 @@ class Engine:
         """Ends the Engine. Replicated parameters keep their values; sharded parameters cannot be used until the module
         has its next Engine.
 
-        A program needs this call if the next Engine is made while something still refers to this one, as in a notebook.
+        A program needs this call if the next Engine is made while something still refers to this Engine, as in a
+        notebook.
         """
         self._native = self._mirror = None
 
@@ -486,7 +494,7 @@ class Engine:
 
     @property
     def device(self) -> torch.device:
-        """Returns the device of the parameters; inputs must be on it too."""
+        """Returns the device of the parameters. Inputs must be on this device too."""
         return self._live().device()
 
     @property
@@ -501,20 +509,21 @@ class Engine:
 
     @property
     def traffic(self) -> dict[str, float]:
-        """Returns what this rank has communicated and moved since the Engine was made: counts, bytes and seconds by name."""
+        """Returns counts, bytes and seconds, by name, of everything that this rank has communicated and moved since the
+        Engine was made."""
         return self._live().traffic()
 
     @property
     def steps_applied(self) -> int:
-        """Returns the number of steps that updated parameters; skipped ones do not count."""
+        """Returns the number of steps that updated parameters. Skipped steps do not count."""
         return self._live().steps_applied()
 
     @property
     def samples_seen(self) -> int:
-        """Returns the samples of all ranks in the steps that updated parameters, as given to `backward`.
+        """Returns the number of samples of all ranks in the steps that updated parameters, as given to `backward`.
 
-        Where replicas train apart ("sync"), a step's samples are counted as this replica's samples times the number of
-        replicas; with "sync" asynchronous and hogwild, only this rank's samples count.
+        If replicas train apart ("sync"), a step's samples are counted as this replica's samples times the number of
+        replicas. With "sync" asynchronous and hogwild, only this rank's samples count.
         """
         return self._live().samples_seen()
 
@@ -532,10 +541,10 @@ class Engine:
         return self._live().loss_scale()
 
     def time_data(self) -> None:
-        """Measures StepResult.data_seconds from the next step on, whatever the strategy.
+        """Measures StepResult.data_seconds from the next step on, under any strategy.
 
-        The seconds are measured anyway if parameters are gathered. Otherwise LibTorch makes a few allocations per step
-        for this.
+        The seconds are measured in any case if parameters are gathered. Otherwise the measurement costs a few
+        allocations of LibTorch in each step.
         """
         self._live().time_data()
 
@@ -543,21 +552,23 @@ class Engine:
         """Sets the peak of this rank's device in TFLOP/s, for StepResult.mfu from the next step on.
 
         The peaks of data-center GPUs are known already, for matrix products in the parameters' dtype. Raises Error (64)
-        for anything but a number above 0.
+        if the peak is no number above 0.
         """
         self._live().set_peak_tflops(tflops)
 
     def time_calls(self) -> None:
-        """Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends.
+        """Starts histograms of how long each unit's gathers and reductions take. They run until the Engine ends.
 
-        They have a fixed size, 5 KiB a unit beside the plan. On a GPU a call's time is measured by the device's clock:
-        from the point at which the call is queued to the point at which the queue has waited for it.
+        They have a fixed size of 5 KiB for each unit, which is not part of the plan. On a GPU the device's clock
+        measures the time of a call. The time runs from the point at which the call is queued to the point at which the
+        queue has waited for it.
         """
         self._live().time_calls()
 
     @property
     def staleness(self) -> dict[str, int]:
-        """Returns how many of this rank's gradients had each age so far ("sync" asynchronous and hogwild); else {}.
+        """Returns how many of this rank's gradients had each age so far ("sync" asynchronous and hogwild). Returns {}
+        for other strategies.
 
         The keys are ages: "0" to "7", then "8-15", "16-31", "32-63" and "64+". Ages without a gradient are left out.
         """
@@ -565,11 +576,11 @@ class Engine:
 
     @property
     def latencies(self) -> list[dict[str, Any]]:
-        """Returns what `time_calls` has measured so far: a dict for the gathers of each unit, then a dict for the
-        reductions of each unit.
+        """Returns the times that `time_calls` has measured so far: a dict for the gathers of each unit, then a dict for
+        the reductions of each unit.
 
-        `call` is "gather" or "reduce", `unit` a name of `unit_names`, `count` the number of calls. `p50`, `p95`, `p99`
-        and `max` are seconds from a call's beginning to the moment at which this rank noticed its end.
+        `call` is "gather" or "reduce", `unit` is one of `unit_names`, and `count` is the number of calls. `p50`, `p95`,
+        `p99` and `max` are seconds from a call's beginning to the moment at which this rank noticed its end.
         """
         return self._live().latencies()
 
@@ -579,8 +590,8 @@ class Engine:
         return self._live().unit_names()
 
     def enter_forked_process(self) -> None:
-        """Makes parameters refuse access in a process that was forked from this one. The package calls it after each
-        fork.
+        """Makes parameters refuse access in a process that was forked from this process. The package calls it after
+        each fork.
         """
         if self._native is not None:
             self._native.enter_forked_process()
@@ -596,8 +607,8 @@ class Engine:
         return self._native
 
     def _expect_known_parameters(self) -> None:
-        """Raises Error for a parameter that was added after the Engine was made: it would get gradients, but no
-        updates.
+        """Raises Error if a parameter was added after the Engine was made, since the parameter would get gradients, but
+        no updates.
         """
         if self._registrations == _registrations:
             return
@@ -612,7 +623,7 @@ def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, 
              weight: float | torch.Tensor = 1.0) -> None:
     """Runs backward of one loss that trains several Engines' modules. The call is collective.
 
-    Each Engine takes its own gradients; other gradients are dropped. The arguments are those of `Engine.backward`.
+    Each Engine takes its own gradients; all other gradients are dropped. The arguments are those of `Engine.backward`.
     """
     natives = []
     for engine in engines:
@@ -622,21 +633,21 @@ def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, 
 
 
 def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResult], Any] | None = None) -> Iterator:
-    """Yields the batches of a loader, for a loop in which ranks may have different numbers of them, as with PyTorch's
-    Join.
+    """Yields the batches of a loader, for a loop in which ranks may have different numbers of batches, as with
+    PyTorch's Join.
 
         for x, y in tessera.uneven(loader, engine):
             engine.backward(loss_of(model(x), y), weight=len(x))
             if engine.step_is_due():
                 engine.step()
 
-    The body runs on ranks that have a batch. It makes one backward, and a step if that is due. A rank without a batch
-    takes part in the others' microbatches and steps, but adds nothing to them. When no rank has a batch left, the
-    remaining microbatches make a step. An epoch in which each microbatch has its weight therefore trains as on one
-    rank. Give `on_step` what all ranks must do
-    after a step (set_lr, a save): this function calls it after the steps that it makes itself. After its own steps, the
-    body must do the same work itself. A DistributedSampler gives no sample twice here. The ranks exchange one small
-    message for each batch. If the body leaves the loop, it must do so on all ranks alike.
+    The body runs on ranks that have a batch. It makes one backward, and a step if one is due. A rank without a batch
+    takes part in the microbatches and steps of the other ranks, but adds nothing to them. When no rank has a batch
+    left, the remaining microbatches make a step. An epoch in which each microbatch has its weight therefore trains as
+    on one rank. Give `on_step` the actions that all ranks must do after a step (set_lr, a save). This function calls it
+    after the steps that it makes itself. After its own steps, the body must do the same work itself. A
+    DistributedSampler gives no sample twice here. The ranks exchange one small message for each batch. If the body
+    leaves the loop, it must do so on all ranks at the same batch.
     """
     batches, loop = _without_padding(loader), _native.UnevenLoop(engine._live(), on_step)
     missing = object()
@@ -668,7 +679,7 @@ class _Losses:
     """Calls the program's loss function for each batch and returns pairs of a scalar tensor and a weight.
 
     Ranks gather parameters together while they compute a batch, so an exception on one rank would end the job. A result
-    that is no loss is therefore kept as a `problem`, and no more batches of this rank are taken.
+    that is no loss is therefore stored as a `problem`, and no more batches of this rank are taken.
     """
 
     def __init__(self, loss_of: Callable[[Any], Any]) -> None:
@@ -715,17 +726,17 @@ def load_weights(model: torch.nn.Module, path: str | os.PathLike, *, part: str =
 
     The file is written by `torch.save` (a state_dict, also inside other dictionaries), by C++'s `torch::save`, by
     `Engine.save_weights`, or by safetensors. For a model in several files, give the index or the folder. No code in the
-    file is executed. All tensors of the file must fit the module, except those that the options leave out; otherwise
-    nothing is changed.
+    file is executed. All tensors of the file must fit the module, except those that the options leave out. Otherwise no
+    value is changed.
 
     `part` selects one of several dictionaries in the file, by its keys with slashes between: "ema",
-    "checkpoint/state_dict". The default selects the dictionary that has the module's names. `without` lists pieces of
+    "checkpoint/state_dict". The default selects the dictionary that has the module's names. `without` lists parts of
     names that are ignored, in the file and in the module: "module." of DistributedDataParallel, "_orig_mod." of
-    torch.compile, or a prefix such as "model.". `ignored` lists patterns, like those for file names, for the names in
-    the file that the module need not have.
+    torch.compile, or a prefix such as "model.". `ignored` lists patterns for names in the file that the module need not
+    have. They are written like patterns for file names.
 
-    Raises Error: 66 if the file is missing, 77 if there is no permission; 65 if it is damaged, does not fit, or is of
-    another kind, which the message names with a remedy.
+    Raises Error: 66 if the file is missing, 77 if permission is missing; 65 if the file is damaged, does not fit, or is
+    of another kind. The message names the kind and a remedy.
     """
     if not isinstance(model, torch.nn.Module):
         raise Error(f"load_weights wants a torch.nn.Module, got {type(model).__name__}. [T0651] hint: of an Engine call its own load_weights")
@@ -799,8 +810,8 @@ def plan(model: torch.nn.Module, strategy: Strategy, *own: ElementwiseOptimizer 
          hosts: int = 1) -> _native.PlannedMemory:
     """Returns the memory plan of one rank of `world_size` on `hosts`, computed without training. All numbers are bytes.
 
-    The model may be on the meta device. `own` are the rules that would be given to the Engine. Raises Error (78) for a
-    strategy that is wrong.
+    The model may be on the meta device. `own` are the rules that the Engine would get. Raises Error (78) if the
+    strategy is wrong.
     """
     return _native.plan(Mirror(model).native, read_strategy(strategy), own_rules(own), world_size, hosts)
 
@@ -809,7 +820,8 @@ def plan(model: torch.nn.Module, strategy: Strategy, *own: ElementwiseOptimizer 
 def deferred_init() -> Iterator[None]:
     """Makes a model without memory for its parameters: `with tessera.deferred_init(): model = Model(config)`.
 
-    Values are those of eager construction bit for bit. They are made unit by unit when an Engine is made of the model.
+    Values are the same as with eager construction, bit for bit. They are made unit by unit when an Engine is made of
+    the model.
     """
     scope = _native.Deferring()
     try:
@@ -824,7 +836,7 @@ class _AsIfReal(TorchFunctionMode):
 
     Deferred tensors say that they lie on the device "meta". Since PyTorch 2.12 torch.nn.init.trunc_normal_ and other
     functions skip such tensors, so the weights would differ from those of eager construction. Tensor.tolist reads
-    memory, which deferred tensors do not have, so here it reads the elements by operators.
+    memory, which deferred tensors do not have, so here it reads the elements with operators.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

@@ -14,7 +14,7 @@ USAGE, CORRUPT, MISSING, CANNOT_CREATE, IO, DENIED = 64, 65, 66, 73, 74, 77
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that ends the program with 64 if the command line is wrong."""
+    """A parser that ends the program with exit code 64 if the command line is wrong."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {message}. [T0673] hint: --help lists the options\n")
@@ -31,16 +31,16 @@ def exit_code_after(command: Callable[[], None]) -> int:
 
 
 def code_of(error: OSError, without_place: int) -> int:
-    """Returns the exit code for an error of the system. `without_place`: the code if there is no such file or
-    folder."""
+    """Returns the exit code for an error of the system. `without_place`: the code if the file or folder does not
+    exist."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return DENIED
     return without_place if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP) else IO
 
 
 def expect_free(out: str, what: str, inputs: list[str], overwrite: bool) -> None:
-    """Checks, before any work, that no file would be destroyed by mistake. `what` is the name of the inputs in an
-    error."""
+    """Checks, before any work, that no file would be destroyed by mistake. `what` is the name that the inputs have in
+    an error."""
     if os.path.lexists(out) and not os.path.islink(out):
         for name in inputs:
             if os.path.exists(name) and os.path.samefile(out, name):

@@ -16,7 +16,7 @@ from typing import Any
 from tessera import _native, _outside, _truths
 from tessera._error import Error
 
-# All Engines. They are closed before the interpreter removes its modules, and are told of forks.
+# All Engines. They are closed before the interpreter removes its modules, and get a call after each fork.
 closing: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 _EXCEPTION_OF_THE_PROGRAM = 70
@@ -26,8 +26,8 @@ _leaves_at_exit = False
 
 
 def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strategy:
-    """Returns the strategy of a file or a dict. Raises Error (78) with everything that is wrong in it; Error (66) if
-    the file is missing, (77) if it may not be read.
+    """Returns the strategy of a file or a dict. Raises Error: 78 with everything that is wrong in the strategy; 66 if
+    the file is missing, 77 if it may not be read.
     """
     if strategy is None:
         strategy = {}
@@ -39,8 +39,8 @@ def read_strategy(strategy: str | os.PathLike | Mapping | None) -> _native.Strat
 
 
 def plain_values(value: Any, pointer: str = "") -> Any:
-    """Returns a strategy, or a value in it, in the types of JSON: numbers of numpy and torch become Python's, and paths
-    become texts. Raises Error (78), which names the key, for a value of another type.
+    """Returns a strategy, or a value in it, in the types of JSON: numbers of numpy and torch become Python's numbers,
+    and paths become texts. Raises Error (78), which names the key, if a value has another type.
     """
     if isinstance(value, Mapping):
         return {str(key): plain_values(each, f"{pointer}/{key}") for key, each in value.items()}
@@ -56,11 +56,11 @@ def plain_values(value: Any, pointer: str = "") -> Any:
                 "or false, a list or a dict, as in a JSON file", 78)
 
 
-# This variable tells torch.distributed and Tessera that a store runs at MASTER_PORT already, so that they connect to
+# This variable tells torch.distributed and Tessera that a store already runs at MASTER_PORT, so that they connect to
 # it.
 _STORE_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 _store_of_torch: Any = None  # keeps a store that Tessera uses alive after destroy_process_group
-_told: tuple[int, int] | None = None  # rank and world size that the program was told before this process joined its job
+_told: tuple[int, int] | None = None  # rank and world size that the program got before this process joined its job
 
 
 def join(strategy: _native.Strategy) -> None:
@@ -77,7 +77,7 @@ def _join(strategy: _native.Strategy) -> None:
         os.environ[_STORE_IS_SERVED] = "True"
     _expect_told((_native.rank(words), _native.world_size(words)))
     _native.join(strategy, words)
-    # torch.distributed may be initialised later, and then uses the store at MASTER_PORT.
+    # torch.distributed may be initialised later. It then uses the store at MASTER_PORT.
     if "MASTER_PORT" in os.environ and _native.world_size({}) > 1 and _native.launcher({}) != "torch.distributed":
         os.environ[_STORE_IS_SERVED] = "True"
     if not _leaves_at_exit:
@@ -90,7 +90,8 @@ def _join(strategy: _native.Strategy) -> None:
 
 
 def expect_one_truth() -> None:
-    """Raises Error (78) if torch.distributed now gives this process another rank than the job that it joined."""
+    """Raises Error (78) if torch.distributed now gives this process another rank than the job that the process
+    joined."""
     if _truths.has_group() and _native.is_joined() and not _native.is_forked():
         _truths.expect_unchanged((_native.rank({}), _native.world_size({})), _native.launcher({}))
         _outside.begin()
@@ -103,7 +104,7 @@ def _expect_told(now: tuple[int, int]) -> None:
 
 
 def _who() -> tuple[int, int]:
-    """Returns (rank, world size), and remembers what it returned."""
+    """Returns (rank, world size), and stores this result."""
     global _told
     words = {} if _native.is_joined() else _truths.said()
     now = _native.rank(words), _native.world_size(words)
@@ -116,11 +117,11 @@ def _who() -> tuple[int, int]:
 def init(strategy: str | os.PathLike | Mapping | None = None) -> None:
     """Joins this process to its job: reads the launcher's variables and meets the other ranks.
 
-    A program needs this call only if ranks communicate before the first Engine is made, which otherwise joins the job.
-    It uses the strategy's "comm" and "memory". A process group of torch.distributed that exists already is compared
-    with the launcher's variables; if there are no variables, its ranks are the job's (docs/start-python.md, "Who is
-    who"). Raises Error: 78 for variables that do not fit together or do not fit the process group, 69 for a port in
-    use, 75 for ranks that do not come within comm.init_timeout_s.
+    A program needs this call only if ranks communicate before the first Engine is made. Otherwise the Engine joins the
+    job. It uses the strategy's "comm" and "memory". If a process group of torch.distributed exists already, it is
+    compared with the launcher's variables. If there are no variables, its ranks are the job's (docs/start-python.md,
+    "Who is who"). Raises Error: 78 if variables do not fit together or do not fit the process group, 69 if a port is in
+    use, 75 if ranks do not come within comm.init_timeout_s.
     """
     join(read_strategy(strategy))
 
@@ -138,21 +139,21 @@ def world_size() -> int:
 def local_rank() -> int:
     """Returns this process's number among the ranks of its host, from 0.
 
-    If only torch.distributed knows the ranks, it waits until the other ranks ask too, or join.
+    If only torch.distributed knows the ranks, it waits until the other ranks call it too, or join the job.
     """
     _who()
     return _native.local_rank({} if _native.is_joined() else _truths.meet(_SECONDS_TO_MEET)[0])
 
 
 def seed_for_rank(seed: int) -> int:
-    """Returns the seed of this rank's generator for all that must differ between ranks: dropout, augmentation.
+    """Returns the seed of this rank's generator, for everything that must differ between ranks: dropout, augmentation.
     """
     return _native.seed_for_rank(seed, rank())
 
 
 def _leave() -> None:
-    """Runs at exit, as the end of tessera::run does: Engines are closed, and ranks leave together, while Python still
-    runs.
+    """Runs at exit, as the end of tessera::run does: Engines are closed, and ranks leave together, while Python is
+    still running.
     """
     if _native.is_forked():
         return
@@ -175,7 +176,7 @@ def _leave() -> None:
 def _leave_child() -> None:
     """Runs at the end of a process of multiprocessing, while an exception may still be propagating."""
     kind, value, trace = sys.exc_info()
-    # torch.multiprocessing raises SystemExit in place of the exception that was raised.
+    # torch.multiprocessing raises SystemExit instead of the exception that was raised.
     if kind is SystemExit and value.code and value.__context__ is not None:
         value = value.__context__
         kind, trace = type(value), value.__traceback__
@@ -205,7 +206,7 @@ def _fail(kind, value, trace) -> None:
     text = str(value) if ours else f"{kind.__name__}: {first_line}"
     code = value.exit_code if ours else _EXCEPTION_OF_THE_PROGRAM
     code = _native.fail(code, text, "".join(traceback.format_exception(kind, value, trace)))
-    if not issubclass(kind, KeyboardInterrupt):  # Python then ends by the signal SIGINT
+    if not issubclass(kind, KeyboardInterrupt):  # Python then ends with the signal SIGINT
         _native.set_exit_code(code)
 
 
@@ -239,9 +240,9 @@ def _quit(quitter: _sitebuiltins.Quitter, code: Any = None) -> None:
 
 
 def _status_of_exit() -> Any:
-    """Returns the status that sys.exit ends this program with; None for success.
+    """Returns the status with which sys.exit ends this program; None for success.
 
-    It is None too if something caught the SystemExit: the outermost frame has returned then.
+    It is None too if the program caught the SystemExit. In that case the outermost frame has returned.
     """
     if _exit_called is None:
         return None
@@ -255,7 +256,7 @@ _sitebuiltins.Quitter.__call__ = _quit
 
 
 def _after(previous: Callable[..., Any]) -> Callable[..., None]:
-    """Returns an excepthook that prints as the previous one did, and then calls _fail."""
+    """Returns an excepthook that prints as the previous excepthook did, and then calls _fail."""
 
     def hook(kind, value, trace) -> None:
         previous(kind, value, trace)

@@ -1,4 +1,4 @@
-"""Makes `tolist`, which `repr` uses too, work on a sharded parameter."""
+"""Makes `tolist` work on a sharded parameter. `repr` uses `tolist` too."""
 
 import functools
 
@@ -9,8 +9,8 @@ _list_of_memory = torch.Tensor.tolist
 
 @functools.wraps(_list_of_memory)
 def _tolist(tensor: torch.Tensor):
-    """Returns the values as lists. torch's own tolist reads memory, which a sharded parameter refuses outside of
-    operators; so an operator makes a copy, which is read.
+    """Returns the values as lists. torch's own tolist reads memory, and a sharded parameter refuses this outside of
+    operators. An operator therefore makes a copy, which is read.
     """
     try:
         return _list_of_memory(tensor)
@@ -23,6 +23,6 @@ def _tolist(tensor: torch.Tensor):
 def let_lists_be_read() -> None:
     """Replaces `tolist` for the whole process, so that it gathers a parameter of an Engine as operators do.
 
-    Printing a tensor uses it, and so does a debugger's view of a tensor.
+    Printing a tensor calls it, and so does a debugger's view of a tensor.
     """
     torch.Tensor.tolist = _tolist

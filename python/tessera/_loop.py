@@ -22,8 +22,8 @@ _CONVERTED = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, 
 
 
 def sync_buffers(model: torch.nn.Module, how: str = "from_rank_zero") -> None:
-    """Makes the buffers of a module equal on all ranks. They get rank 0's values, or with `how="mean"` the mean over
-    ranks; integers and flags, such as num_batches_tracked, always get rank 0's values.
+    """Makes the buffers of a module equal on all ranks. The buffers get rank 0's values, or with `how="mean"` the mean
+    over ranks. Integers and flags, such as num_batches_tracked, always get rank 0's values.
 
     An Engine makes them equal once, when it is made. Each rank's forward then writes the rank's own buffers. Call it
     before an evaluation, or before weights are saved, since the file gets the buffers of rank 0. "broadcast_buffers" in
@@ -37,7 +37,7 @@ def sync_buffers(model: torch.nn.Module, how: str = "from_rank_zero") -> None:
 
 
 def start_trace() -> None:
-    """Forgets what was recorded, and records spans of time on this rank from now on, for `write_trace`."""
+    """Forgets everything that was recorded, and records spans of time on this rank from now on, for `write_trace`."""
     _native.start_trace()
 
 
@@ -45,8 +45,8 @@ def write_trace(path: str | os.PathLike) -> None:
     """Ends the recording on all ranks, and writes their spans into one file on rank 0, for Perfetto (ui.perfetto.dev)
     or chrome://tracing.
 
-    An Engine records "backward", "step", "all_gather UNIT", "reduce UNIT", "agree", "update" and "publish"; `span` adds
-    what the program names. It is collective. Raises Error (73) on all ranks if the file cannot be written.
+    An Engine records "backward", "step", "all_gather UNIT", "reduce UNIT", "agree", "update" and "publish". `span` adds
+    spans that the program names. It is collective. Raises Error (73) on all ranks if the file cannot be written.
     """
     join_if_needed()
     _native.write_trace(os.fspath(path))
@@ -63,13 +63,13 @@ def span(name: str) -> Iterator[None]:
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch normalisation over the samples of all ranks. Inputs are [B, C], [B, C, L], [B, C, H, W] or [B, C, D, H, W];
+    """Batch normalisation over the samples of all ranks. Inputs are [B, C], [B, C, L], [B, C, H, W] or [B, C, D, H, W].
     B may differ between ranks, and be 0 on some. It works on the CPU too, which torch.nn.SyncBatchNorm does not.
 
     While training, mean and variance are computed over the batches of all ranks together, in forward and in backward.
     The result is that of one process that has the concatenated batch. Running statistics are equal on all ranks. In
-    eval mode it computes what BatchNorm computes, and ranks do not communicate. Each forward and backward while
-    training is collective. It cannot be differentiated twice. `torch.utils.checkpoint` counts a batch twice in the
+    eval mode it computes the same as BatchNorm, and ranks do not communicate. Each forward and backward while training
+    is collective. Its backward cannot be differentiated again. `torch.utils.checkpoint` counts a batch twice in the
     running statistics, as it does with BatchNorm. Raises Error (64) on all ranks if all ranks together have one value
     per channel.
     """
@@ -101,7 +101,7 @@ def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:
     They stay the same objects, with their parameters, buffers and hooks. Call it before the Engine is made, or later.
     The call is collective.
 
-    Raises Error (64) on all ranks for a BatchNorm that has its own forward, or whose sizes are not known yet.
+    Raises Error (64) on all ranks if a BatchNorm has its own forward, or if its sizes are not known yet.
     """
     join_if_needed()
     found = {name: module for name, module in model.named_modules()
@@ -124,15 +124,15 @@ class DataParallel:
         loss.backward()      # when it returns, every .grad is the mean over the ranks
         optimizer.step()
 
-    Use it for what an Engine does not have: your own optimizer, or second-order methods. It costs the memory of
-    NO_SHARD and does not overlap communication with backward, so an Engine is smaller and faster. Call the model
+    Use it if you need something that an Engine lacks: your own optimizer, or second-order methods. It costs the memory
+    of NO_SHARD and does not overlap communication with backward, so an Engine is smaller and faster. Call the model
     itself; it is not wrapped in another module.
 
-    The constructor is collective, compares the modules of all ranks, and gives every rank the values of rank 0. Each
-    backward that reaches a parameter is collective at its end. A parameter that some ranks did not use gets the mean in
-    which the gradients of these ranks count as zero; one that no rank used keeps no `.grad`. Gradients have the same
-    bits on all ranks. If a backward fails, it raises a RuntimeError with the text of an Error. `bucket_mb`: MiB of fp32
-    gradients that are sent together.
+    The constructor is collective. It compares the modules of all ranks, and gives every rank the values of rank 0. Each
+    backward that reaches a parameter is collective at its end. If some ranks did not use a parameter, it gets the mean
+    in which their gradients count as zero. If no rank used it, it gets no `.grad`. Gradients have the same bits on all
+    ranks. If a backward fails, it raises a RuntimeError with the text of an Error. `bucket_mb`: MiB of fp32 gradients
+    that are sent together.
     """
 
     def __init__(self, model: torch.nn.Module, *, bucket_mb: float = 25.0) -> None:
@@ -155,17 +155,17 @@ class DataParallel:
             scope.end()
 
     def set_weight(self, weight: float | torch.Tensor) -> None:
-        """Says over how many items (samples, tokens) the loss of the next averaging backward is a mean. Gradients are
-        then means over the items of all ranks.
+        """Tells the number of items (samples, tokens) over which the loss of the next averaging backward is a mean.
+        Gradients are then means over the items of all ranks.
 
-        A SyncBatchNorm adds up ranks' gradients inside backward, before these weights are applied: if the module has
+        A SyncBatchNorm adds up ranks' gradients inside backward, before these weights are applied. If the module has
         one, use an Engine with weights, or multiply the loss.
         """
         self._live().set_weight(float(weight))
 
     def backward_nothing(self) -> None:
-        """Takes the place of a backward on a rank without a batch, while other ranks run a backward that averages. The
-        rank adds nothing to the mean, and gets it in every `.grad`.
+        """Replaces a backward on a rank without a batch, while other ranks run a backward that averages. The rank adds
+        nothing to the mean, and gets it in every `.grad`.
         """
         self._live().backward_nothing()
 
@@ -177,7 +177,7 @@ class DataParallel:
 
     @property
     def num_buckets(self) -> int:
-        """Returns the number of calls that each averaging takes, in addition to one small call."""
+        """Returns the number of calls that each averaging makes, in addition to one small call."""
         return self._live().num_buckets()
 
     def close(self) -> None:
@@ -185,7 +185,8 @@ class DataParallel:
         self._native = self._mirror = None
 
     def enter_forked_process(self) -> None:
-        """Takes a process that is forked from this one out of averaging. The package calls it there by itself."""
+        """Excludes a process that was forked from this process from averaging. The package itself calls it in the
+        forked process."""
 
     def _live(self) -> _native.DataParallel:
         if self._native is None:

@@ -1,4 +1,4 @@
-"""The C++ module tree that stands for a Python module: names and classes only, around the same tensors."""
+"""The C++ module tree that represents a Python module. It has only names and classes, around the same tensors."""
 
 import sys
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from tessera._error import Error
 
 
 class Mirror:
-    """A tree of modules around a model, which the Engine sees in place of the model. It keeps the modules and
-    parameters that it was made with.
+    """A tree of modules that represents a model. The Engine sees this tree instead of the model. The tree always has
+    the modules and parameters with which it was made.
 
     Buffers are refreshed, since a forward that assigns `self.mean = ...` gives the module another tensor.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Raises Error (64), naming the parameter or module, for a model that an Engine cannot train."""
+        """Raises Error (64), naming the parameter or module, if an Engine cannot train the model."""
         if not isinstance(model, torch.nn.Module):
             raise Error(f"an Engine wants a torch.nn.Module, got {type(model).__name__}. [T0656] hint: give it the model itself")
         self._modules: dict[torch.nn.Module, _MirroredModule] = {}
@@ -94,7 +94,7 @@ class _MirroredModule:
         self._known = buffers
 
     def _expect_buffer(self, name: str, buffer: torch.Tensor) -> torch.Tensor:
-        """Returns the module's buffer of this name, made writable; raises Error (64) if Tessera cannot use it."""
+        """Returns the module's buffer of this name, made writable. Raises Error (64) if Tessera cannot use it."""
         _expect_plain_tensor(buffer, "buffer", self._path + name)
         if name in self._parameters:
             raise Error(f"buffer {self._path}{name} has the name of a parameter that the Engine was made with. "
@@ -112,14 +112,14 @@ def _expect_plain_tensor(tensor: torch.Tensor, what: str, name: str) -> None:
         raise Error(f"{what} {name} has no shape yet. [T0661] hint: run one forward before the Engine is made")
     if tensor.layout != torch.strided:
         raise Error(f"{what} {name} has the layout {tensor.layout}. [T0662] hint: Tessera shards dense tensors only: make it with to_dense()")
-    # A Parameter's data is a plain tensor; a DTensor or a quantised tensor keeps a class of its own there.
+    # A Parameter's data is a plain tensor. The data of a DTensor or a quantised tensor has its own class.
     if type(tensor.data) is not torch.Tensor:
         raise Error(f"{what} {name} is a {type(tensor.data).__name__}, not a plain tensor. [T0663] hint: give the Engine the module before any other "
                     "library shards or quantises it")
 
 
 def _expect_no_wrapper(module: torch.nn.Module, path: str) -> None:
-    """Raises Error for a module that averages gradients or shards by itself, at any level of the model."""
+    """Raises Error if a module, at any level of the model, averages gradients or shards parameters by itself."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # a program that has not imported it has no such module
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel,
                 *([fsdp.FullyShardedDataParallel] if hasattr(fsdp, "FullyShardedDataParallel") else []))

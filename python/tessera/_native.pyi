@@ -1,4 +1,5 @@
-"""The extension module. Programs use the package's own names, which have their own docstrings and stand on these.
+"""The extension module. Programs use the package's own names, which have their own docstrings and are built on these
+functions.
 
 Every function raises tessera.Error. Calls of one Engine come from one thread at a time.
 """
@@ -11,7 +12,7 @@ import torch
 torch_version: str
 
 class Strategy:
-    """A resolved strategy. Both makers raise Error (78) with all that is wrong in it."""
+    """A resolved strategy. Both functions that make one raise Error (78) with everything that is wrong in it."""
 
     @staticmethod
     def from_file(path: str) -> Strategy: ...
@@ -20,7 +21,7 @@ class Strategy:
     def to_json(self) -> str: ...
 
 class Mirror:
-    """A C++ module that has names only, around a Python module's tensors."""
+    """A C++ module that only has names, around a Python module's tensors."""
 
     def __init__(self, class_name: str) -> None: ...
     def add_parameter(self, name: str, tensor: torch.Tensor) -> None: ...
@@ -29,15 +30,15 @@ class Mirror:
     def set_buffers(self, buffers: Sequence[tuple[str, torch.Tensor]]) -> None: ...
 
 class StepResult:
-    """What one optimizer step did. All ranks have the same values, except for seconds.
+    """The result of one optimizer step. All ranks have the same values, except for seconds.
 
-    Between outer steps ("sync") "ranks" means those of this rank's replica. A step does not wait for a GPU: fields that
-    only the device can tell are NaN, False or 0 until `wait`.
+    Between outer steps ("sync"), "ranks" means the ranks of this rank's replica. A step does not wait for a GPU. Fields
+    that only the device can tell are NaN, False or 0 until `wait` is called.
     """
 
     @property
     def step(self) -> int:
-        """Number of the step, attempts counted, from 1."""
+        """Number of the step, counted from 1. Skipped steps count too."""
 
     @property
     def loss(self) -> float:
@@ -53,11 +54,12 @@ class StepResult:
 
     @property
     def overflow(self) -> bool:
-        """True if a gradient was infinite or NaN; all ranks skipped the step."""
+        """True if a gradient was infinite or NaN. All ranks then skipped the step."""
 
     @property
     def spike(self) -> bool:
-        """True if the loss was far above those before (the strategy's "on_spike"); all ranks skipped the step."""
+        """True if the loss was far above the losses before it (the strategy's "on_spike"). All ranks then skipped the
+        step."""
 
     @property
     def loss_scale(self) -> float:
@@ -65,9 +67,10 @@ class StepResult:
 
     @property
     def staleness_mean(self) -> float:
-        """Mean age of the step's gradients over all shards ("sync" asynchronous): updates by others since the pull.
+        """Mean age of the step's gradients over all shards ("sync" asynchronous). The age is the number of updates by
+        other ranks since the pull.
 
-        With "sync" hogwild: steps of other ranks since this one's last."""
+        With "sync" hogwild, it is the number of steps of other ranks since this rank's last step."""
 
     @property
     def staleness_max(self) -> int:
@@ -79,26 +82,27 @@ class StepResult:
 
     @property
     def missed(self) -> int:
-        """With "sync" backups: not 0 if this rank's gradients came too late and were dropped.
+        """With "sync" backups: not 0 if this rank's gradients were too late and were dropped.
 
-        Then it is the number of steps that other ranks have made since this rank's last, up to `step`."""
+        It is then the number of steps that other ranks have made since this rank's last step, up to `step`."""
 
     @property
     def dropped(self) -> int:
-        """Gradients that all ranks have dropped so far ("sync" backups)."""
+        """Number of gradients that all ranks have dropped so far ("sync" backups)."""
 
     @property
     def made_again(self) -> int:
-        """Microbatches of this step that other ranks made before their own ("deal.backups")."""
+        """Number of microbatches of this step that other ranks computed before the ranks to which they belong
+        ("deal.backups")."""
 
     @property
     def noise_scale(self) -> float:
-        """The gradient noise scale ("noise_scale"), about the critical batch, in samples where backward was told of them,
-        else in what weights count; 0: not known."""
+        """The gradient noise scale ("noise_scale"), which is about the critical batch. It counts samples if backward
+        was told their number, and otherwise the items that weights count. 0: not known."""
 
     @property
     def noise_batch(self) -> float:
-        """The batch of the latest step that was measured, in the same unit; 0: none was."""
+        """The batch of the latest step that was measured, in the same unit as noise_scale. 0: no step was measured."""
 
     @property
     def noise_square(self) -> float:
@@ -110,22 +114,22 @@ class StepResult:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all ranks and microbatches, as told to backward."""
+        """Number of tokens of all ranks and microbatches, as given to backward."""
 
     @property
     def seconds(self) -> float:
-        """This rank's time since the previous step ended."""
+        """Seconds on this rank since the previous step ended."""
 
     @property
     def communication_seconds(self) -> float:
-        """Part of `seconds` spent in collectives, waiting for other ranks included.
+        """Part of `seconds` that was spent in collectives, including waits for other ranks.
 
-        A GPU counts the time in which compute waited for collectives, and 0 until `wait`.
+        On a GPU it is the time in which compute waited for collectives, and 0 until `wait` is called.
         """
 
     @property
     def communication_share(self) -> float:
-        """communication_seconds / seconds; tessera.scaled_speedup makes a speed-up of it."""
+        """communication_seconds / seconds. tessera.scaled_speedup computes a speed-up from it."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -133,39 +137,40 @@ class StepResult:
 
     @property
     def waited_for_rank(self) -> int | None:
-        """The rank for which the others waited: the one that was busy longest, from the end of the step before to the
-        agreement on this one.
+        """The rank for which the other ranks waited. This rank was busy longest, from the end of the step before to the
+        agreement on this step.
 
-        Where replicas train apart ("sync" local_sgd or diloco), it is one of this rank's replica. None with one rank,
-        on a GPU, and with "sync" asynchronous or hogwild, where nobody waits.
+        If replicas train apart ("sync" local_sgd or diloco), it is a rank of this rank's replica. It is None with one
+        rank, on a GPU, and with "sync" asynchronous or hogwild, where no rank waits.
         """
 
     @property
     def waited_for_seconds(self) -> float:
-        """Seconds for which they waited: how much less than that rank the others were busy, on average."""
+        """Seconds for which the other ranks waited: how much less than that rank they were busy, on average."""
 
     @property
     def data_seconds(self) -> float | None:
-        """Part of `seconds` without data: from the end of a step, or of a microbatch's backward before the last, to the
-        next operator that reads a parameter.
+        """Part of `seconds` without data. It begins at the end of a step, or of the backward of a microbatch that is
+        not the last one. It ends at the next operator that reads a parameter.
 
-        On a GPU it is the host's time, in which the device may still work. None where the strategy does not watch
+        On a GPU it is the host's time, in which the device may still work. It is None if the strategy does not watch
         operators and Engine.time_data was not called.
         """
 
     @property
     def batch_seconds(self) -> float:
-        """Part of `seconds` that this thread was in TokenBatches, wherever the program called it."""
+        """Part of `seconds` that this thread spent in TokenBatches, wherever the program called it."""
 
     @property
     def upload_seconds(self) -> float:
-        """Part of `seconds` that this thread was in uploads to a GPU, wherever the program called them."""
+        """Part of `seconds` that this thread spent in uploads to a GPU, wherever the program called them."""
 
     @property
     def flop(self) -> int:
         """Floating-point operations of this rank's operators in a step, as torch.utils.flop_counter counts them.
 
-        They are counted once, in the first step of an Engine, or after set_trainable. What is computed again counts.
+        They are counted once, in the first step of an Engine, or after set_trainable. Computations that are repeated
+        (recompute) count again.
         """
 
     @property
@@ -174,7 +179,7 @@ class StepResult:
 
     @property
     def mfu(self) -> float | None:
-        """tflops / the device's peak (Engine.set_peak_tflops); None where that is not known."""
+        """tflops / the device's peak (Engine.set_peak_tflops). It is None if the peak is not known."""
 
     @property
     def planned(self) -> dict[str, int]:
@@ -188,17 +193,17 @@ class StepResult:
         """Returns a dict of all fields, which can be copied and pickled."""
 
     def is_known(self) -> bool:
-        """Returns False while a GPU still has to tell some of the fields."""
+        """Returns False while some of the fields are still missing because a GPU has not finished."""
 
     def wait(self) -> None:
         """Waits for the device and fills in the missing fields. It returns at once on the CPU.
 
-        Raises Error for what a GPU notices only then: 70 ranks gathered units in different orders; 65 a gradient was
+        Raises Error if a GPU finds it only then: 70 if ranks gathered units in different orders; 65 if a gradient was
         not finite, with optimizer.in_backward.
         """
 
 class PlannedMemory:
-    """The exact memory plan of one rank. Every rank's plan is equal. All numbers are bytes."""
+    """The exact memory plan of one rank. The plans of all ranks are equal. All numbers are bytes."""
 
     @property
     def use(self) -> dict[str, int]:
@@ -210,39 +215,39 @@ class PlannedMemory:
 
     @property
     def limited(self) -> int:
-        """Sum without the host's memory of a GPU's state: what "memory.limit" limits."""
+        """Sum without the host's memory that holds a GPU's state. "memory.limit" limits this sum."""
 
     @property
     def streamed_bytes(self) -> int:
-        """Records in host memory that a step copies to its GPU; it copies as many back."""
+        """Bytes of records in host memory that a step copies to its GPU. It copies equally many back."""
 
     @property
     def uploaded_bytes(self) -> int:
-        """Parameters below a GPU's memory that a step copies there for gathers."""
+        """Bytes of parameters on the tiers host and nvme that a step copies to the GPU for gathers."""
 
     @property
     def gradient_bytes_to_host(self) -> int:
-        """Sums of gradients that a step copies to the host."""
+        """Bytes of gradient sums that a step copies to the host."""
 
     @property
     def gradient_bytes_to_gpu(self) -> int:
-        """Sums of gradients that a step copies to the GPU."""
+        """Bytes of gradient sums that a step copies to the GPU."""
 
     @property
     def bytes_to_host(self) -> int:
-        """Bytes that a step copies to the host where its CPU updates."""
+        """Bytes that a step copies to the host if the host's CPU updates."""
 
     @property
     def bytes_to_gpu(self) -> int:
-        """Bytes that a step copies to the GPU where the host's CPU updates."""
+        """Bytes that a step copies to the GPU if the host's CPU updates."""
 
     @property
     def disk_bytes(self) -> int:
-        """Size of the rank's files."""
+        """Size of the rank's files, in bytes."""
 
     @property
     def table(self) -> str:
-        """The plan as text, one row a category."""
+        """The plan as text, with one row for each category."""
 
 class LoadedCheckpoint:
     """The result of load_checkpoint and resume_durable; `json` has texts."""
@@ -261,7 +266,8 @@ class LoadedCheckpoint:
     def data(self) -> tuple[int, int, int, int, bool] | None: ...
 
 class CheckpointItems:
-    """What a checkpoint holds beside an Engine; `json` has texts, `data` the fields of a SamplerCursor."""
+    """The content of a checkpoint that is not state of an Engine. `json` has texts, `data` has the fields of a
+    SamplerCursor."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], json: dict[str, str], data: tuple[int, int, int, int, bool] | None) -> None: ...
 
@@ -273,9 +279,9 @@ class OwnRules:
 class Ranks:
     """The ranks whose gradients a `CommHook` sums. It is valid during the call of `sum` that gets it.
 
-    Every rank makes the same calls in the same order, with tensors of the same sizes. Tensors are dense, on the CPU, and
-    of any dtype unless the call says otherwise. A call raises Error where it fails (64 for a wrong tensor), which ends
-    training on all ranks.
+    Every rank makes the same calls in the same order, with tensors of the same sizes. Tensors are dense, on the CPU,
+    and of any dtype unless the call says otherwise. A call raises Error if it fails (64 if a tensor is wrong), which
+    ends training on all ranks.
     """
 
     def rank(self) -> int:
@@ -294,7 +300,8 @@ class Ranks:
         """Returns the tensor of each rank, in rank order: size() tensors of the shape of `tensor`."""
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sends row q of `tensor` [size(), ...] to rank q, and returns the rows that came, in rank order, in that shape.
+        """Sends row q of `tensor` [size(), ...] to rank q. Returns the rows of all ranks, in rank order, in the same
+        shape.
         """
 
 class Gathered:
@@ -310,7 +317,7 @@ class EmaWeights:
     def drop(self) -> None: ...
 
 class Deferring:
-    """While it lives, operators record a tape instead of running; `end` ends that."""
+    """While this object exists, operators record a tape instead of running. `end` ends the recording."""
 
     def end(self) -> None: ...
 
@@ -406,7 +413,8 @@ def is_deferred(tensor: torch.Tensor) -> bool: ...
 def plan(mirror: Mirror, strategy: Strategy, own: OwnRules, world_size: int, hosts: int) -> PlannedMemory: ...
 def save_checkpoint(engine: Engine, folder: str, items: CheckpointItems, keep: int, is_best: bool) -> str: ...
 class CheckpointProgress:
-    """How far this rank's asynchronous save is: path once committed, step, bytes written, bytes in all."""
+    """The progress of this rank's asynchronous save: the path after it is committed, the step, the bytes written, and
+    all bytes."""
 
     @property
     def path(self) -> str: ...

@@ -1,6 +1,6 @@
 """Answers torch's profilers, which ask parameters for their memory.
 
-It must not raise an exception: with_stack asks at a place where an exception ends the process.
+The answer must not raise an exception: with_stack asks at a place where an exception would end the process.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,8 @@ def _telling(run: Callable[[], None], begins: bool) -> Callable[[], None]:
 def answer_profilers() -> None:
     """Makes sharded parameters answer while a profiler of torch runs, for the whole process.
 
-    A parameter that no operator and no guard reads then returns memory full of NaN instead of raising an error.
+    A parameter that no operator and no guard is reading then returns memory full of NaN instead of raising an
+    exception.
     """
     profiler._run_on_profiler_start = _telling(profiler._run_on_profiler_start, True)
     profiler._run_on_profiler_stop = _telling(profiler._run_on_profiler_stop, False)

@@ -1,12 +1,12 @@
-"""Reports calls of torch.distributed in which this rank waits, to the watch, which finds ranks that wait for each other
-(runtime/comm/call_watch.h).
+"""Reports calls of torch.distributed in which this rank waits. The report goes to the watch that finds ranks that wait
+for each other (runtime/comm/call_watch.h).
 
-The watch sees Tessera's own calls. Without this, a rank in torch.distributed.barrier() would look like one that
-computes, while other ranks wait for it in a call of an Engine. A thread therefore checks twice a second which functions
-Python's threads are in; it makes no collective calls itself. If a thread stays in a call of torch.distributed for 3 s,
-or this rank waits that long in a call of Tessera, the watching thread reads torch's flight recorder. The recorder has
-the calls of each process
-group: their numbers, the threads that made them, and whether they are over.
+The watch sees Tessera's own calls. Without this report, a rank in torch.distributed.barrier() would look like a rank
+that computes, while other ranks wait for it in a call of an Engine. A thread therefore checks twice a second in which
+functions Python's threads are. It makes no collective calls itself. A thread may stay in a call of torch.distributed
+for 3 s, or this rank may wait that long in a call of Tessera. The watching thread then reads torch's flight recorder.
+The recorder has the calls of each process group: their numbers, the threads that made them, and whether they are
+finished.
 
 Three kinds of waits are not seen, and look like computation: a call with async_op=True (`work.wait()`), point-to-point
 calls, and backends without the recorder.
@@ -59,7 +59,7 @@ class _Watch(threading.Thread):
         self.ends = threading.Event()
         self._maker = threading.get_ident()  # thread assumed to make the calls of groups that have no call yet
         self._file = distributed.distributed_c10d.__file__
-        self._stays: dict[int, tuple[Any, float]] = {}  # for each thread: its position in a call, and since when
+        self._stays: dict[int, tuple[Any, float]] = {}  # for each thread: its position in a call, and when it got there
         self._has_told = False
 
     def run(self) -> None:
@@ -105,7 +105,7 @@ def _calls(stuck: Iterable[int], maker: int) -> tuple[list[_Group], list[_Wait]]
                 name = own[-1]["process_group"][0]
                 waits.append((_name(name), own[-1]["collective_seq_id"], thread, _text(own[-1], name)))
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
-        # The recorder is of another version, or a group is ending.
+        # The recorder has another version, or a group is ending.
         return [], []
     known = {group[0] for group in groups}
     return groups, [wait for wait in waits if wait[0] in known]

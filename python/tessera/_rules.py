@@ -24,8 +24,8 @@ class Elements:
     """The argument of `ElementwiseOptimizer.update`: a run of elements of one parameter or of several neighbours.
 
     The run may begin and end inside a parameter. All tensors are fp32 of shape [n], with the same n, a multiple of 32.
-    Padding elements do not belong to the program, and their results are not used. `states` are valid during the call
-    only.
+    Padding elements do not belong to the program, and their results are not used. `states` are valid only during the
+    call.
     """
 
     parameters: torch.Tensor
@@ -43,7 +43,7 @@ class Elements:
 
 
 class ElementwiseOptimizer(ABC):
-    """A program's own update rule that looks at each element by itself.
+    """A program's own update rule that computes each element by itself.
 
         class SignDescent(tessera.ElementwiseOptimizer):
             def states(self):
@@ -65,23 +65,23 @@ class ElementwiseOptimizer(ABC):
     def states(self) -> Sequence[str]:
         """Returns the names of the states, which checkpoints use: at most 3, all different, none of them "ema".
 
-        The answer must stay the same for the object's life.
+        The answer must stay the same as long as the object exists.
         """
 
     @abstractmethod
     def update(self, e: Elements) -> None:
         """Updates parameters and states.
 
-        The result for an element may depend on nothing but its own numbers, lr, weight_decay and step, since ranks and
-        strategy decide where a run begins. Operators that look at several elements (sums, norms) or draw random numbers
-        are not allowed. An exception leaves `Engine.step` as an Error (70) with the traceback, and ends the job on all
-        ranks.
+        The result for an element may depend only on the element's own numbers, lr, weight_decay and step, since ranks
+        and strategy decide where a run begins. Operators that look at several elements (sums, norms) or draw random
+        numbers are not allowed. An exception leaves `Engine.step` as an Error (70) with the traceback, and ends the job
+        on all ranks.
         """
 
 
 @dataclass(slots=True)
 class Matrix:
-    """The argument of `MatrixOptimizer.update`. All tensors are fp32, and valid during the call only."""
+    """The argument of `MatrixOptimizer.update`. All tensors are fp32, and valid only during the call."""
 
     parameter: torch.Tensor
     """[rows, columns]: the fp32 master; its values after the call are the result"""
@@ -110,34 +110,35 @@ class MatrixOptimizer(ABC):
 
         engine = tessera.Engine(model, {"optimizer": {"type": "own_matrix", "lr": 1e-2}}, RowScaledDescent())
 
-    The rule updates parameters of two dimensions, except those of Embedding modules; AdamW updates all others. Groups
-    can change this. One rank computes each matrix, and all ranks get about the same amount of work. Parameters,
-    gradients and states are sharded, saved and averaged like those of the built-in rules, with the same bits under
-    every strategy. All tensors are on the GPU if training runs on one.
+    The rule updates parameters of two dimensions, except those of Embedding modules; AdamW updates all other
+    parameters. Groups can change this. One rank computes each matrix, and all ranks get about the same amount of work.
+    Parameters, gradients and states are sharded, saved and averaged like those of the built-in rules, with the same
+    bits under every strategy. All tensors are on the GPU if training runs on one.
     """
 
     @abstractmethod
     def states(self, rows: int, columns: int) -> Sequence[tuple[str, Sequence[int]]]:
         """Returns the states of a matrix of this shape as pairs of name and shape: at most 8, with different names.
 
-        No state is called "ema" or "master". States are fp32. The answer stays the same for the object's life.
+        No state is called "ema" or "master". States are fp32. The answer must stay the same as long as the object
+        exists.
         """
 
     @abstractmethod
     def update(self, m: Matrix) -> None:
         """Updates parameter and states.
 
-        The result may depend only on the fields of `m`: ranks and strategy decide which rank makes the call, and a
-        generator would draw other numbers on each rank. An exception leaves `Engine.step` as an Error (70) with the
+        The result may depend only on the fields of `m`. Ranks and strategy decide which rank makes the call, and a
+        generator would draw different numbers on each rank. An exception leaves `Engine.step` as an Error (70) with the
         traceback, and ends the job on all ranks.
         """
 
 
 @dataclass(slots=True)
 class Bucket:
-    """The argument of `CommHook.sum`: gradients of one unit or one bucket, whose parameters all have one dtype.
+    """The argument of `CommHook.sum`: the gradients of one unit or one bucket. All its parameters have the same dtype.
 
-    Its tensors are valid during the call only.
+    Its tensors are valid only during the call.
     """
 
     unit: str
@@ -155,7 +156,7 @@ class Bucket:
 
 
 class CommHook(ABC):
-    """A program's own rule that sums gradients over the ranks, in fewer bits or from some elements only.
+    """A program's own rule that sums gradients over the ranks, with fewer bits or with only some elements.
 
         class InBf16(tessera.CommHook):
             def sum(self, bucket, ranks):
@@ -168,25 +169,25 @@ class CommHook(ABC):
         engine = tessera.Engine(model, strategy, InBf16())
 
     The Engine calls `sum` for each bucket as soon as backward has completed it, in the same order on every rank. Over a
-    network a communication thread makes the call while backward continues; otherwise the thread of backward makes it.
+    network a communication thread makes the call while backward continues. Otherwise the thread of backward makes it.
     One call runs at a time. A hook needs NO_SHARD, SHARD_OPTIMIZER or SHARD_GRADIENTS. A job of one rank does not call
     it.
     """
 
     @abstractmethod
     def sum(self, bucket: Bucket, ranks: _native.Ranks) -> None:
-        """Replaces `bucket.gradients` by the *sum* over ranks, or by what the rule uses in its place.
+        """Replaces `bucket.gradients` by the *sum* over ranks, or by the values that the rule uses instead.
 
         The Engine divides by the number of ranks. The result must have the same bits on every rank, since parameters
-        drift apart otherwise; `check.replica_hash_every` would find the drift. An exception leaves `Engine.backward` or
-        `Engine.step` as an Error (70) with the traceback, and ends the job on all ranks. An interrupt of the program
-        ends the job in the same way.
+        would otherwise drift apart. `check.replica_hash_every` would find the drift. An exception leaves
+        `Engine.backward` or `Engine.step` as an Error (70) with the traceback, and ends the job on all ranks. An
+        interrupt of the program (such as Ctrl-C) ends the job in the same way.
         """
 
 
 class _Rule:
-    """Calls functions of a program's rule, for C++. The outcome is a result that C++ expects, or an Error that names
-    the function."""
+    """Calls functions of a program's rule, for C++. The outcome is a result of the type that C++ expects, or an Error
+    that names the function."""
 
     _place = ""  # text before the function's name in an error, if C++ does not name the unit
 
@@ -208,7 +209,8 @@ class _Rule:
                         f"[T0871] hint: mend what its traceback shows:\n{trace}", _MODEL) from error
 
     def _run(self, function: str, result: str, *arguments: Any) -> None:
-        """Calls a function that returns nothing. `result`: the name, for errors, of what the function changes."""
+        """Calls a function that returns nothing. `result`: the name of the tensors that the function changes, for
+        errors."""
         returned = self._call(function, *arguments)
         if returned is not None:
             raise Error(f"{self._name(function)} returned a {type(returned).__name__}, which nobody would use. "
@@ -279,8 +281,8 @@ _KINDS: dict[type, tuple[int, Callable[[Any], _Rule]]] = {
 
 
 def own_rules(rules: Sequence[Any]) -> _native.OwnRules:
-    """Returns a program's rules as an Engine takes them. Raises Error (64) for an object that is no rule, and for two
-    rules of one kind.
+    """Returns a program's rules in the form in which an Engine takes them. Raises Error (64) if an object is no rule,
+    or if two rules are of one kind.
     """
     found: list[_Rule | None] = [None] * len(_KINDS)
     for rule in rules:

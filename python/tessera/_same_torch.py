@@ -9,7 +9,7 @@ import torch
 def expect_same_torch() -> None:
     """Raises ImportError unless torch has the build's minor version and CUDA.
 
-    C++ classes differ between minor versions, and no other check would notice.
+    C++ classes differ between minor versions, and no other check would notice the difference.
     """
     from tessera import _built_with
 

@@ -1,4 +1,5 @@
-"""Computes what many ranks gain when each communicates for a share of its time, by Gustafson's law ("Reevaluating Amdahl's law", 1988)."""
+"""Computes the gain of many ranks if each of them communicates for a share of its time, by Gustafson's law
+("Reevaluating Amdahl's law", 1988)."""
 
 from tessera import _native
 from tessera._error import Error
@@ -6,9 +7,9 @@ from tessera._job import world_size
 
 
 def scaled_speedup(share: float, ranks: int | None = None) -> float:
-    """Returns how many times as much work `ranks` ranks (None: those of this job) do per second as one rank that does
-    not communicate. Each rank communicates for `share` of its time. The result is ranks - share (ranks - 1).
-    StepResult.communication_share is such a share."""
+    """Returns the speed-up of `ranks` ranks (None: those of this job): how many times as much work they do per second
+    as one rank that does not communicate. Each rank communicates for `share` of its time. The result is ranks - share
+    (ranks - 1). StepResult.communication_share is such a share."""
     return _native.scaled_speedup(share, _count(ranks))
 
 

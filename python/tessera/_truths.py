@@ -1,8 +1,8 @@
 """Sources, other than the launcher's variables, that know the rank of this process: torch.distributed's process group,
 and MPI of mpi4py.
 
-`said` and `meet` return what these sources say. The native part compares this with the variables, and decides which
-source has priority (docs/start-python.md, "Who is who").
+`said` and `meet` return the facts that these sources give. The native part compares this with the variables, and
+decides which source counts (docs/start-python.md, "Who is who").
 """
 
 import datetime
@@ -26,7 +26,7 @@ def has_group() -> bool:
 
 
 def said() -> dict[str, str]:
-    """Returns what each of these sources says about this process. No other rank is needed for this."""
+    """Returns the facts that each of these sources gives about this process. No other rank is needed for this."""
     words = {}
     mpi = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
@@ -38,10 +38,10 @@ def said() -> dict[str, str]:
 
 
 def meet(timeout_s: float) -> tuple[dict[str, str], Any]:
-    """Returns a pair: the dict of `said`, completed with the ranks of this host and the address of a store, and an
-    object to keep alive.
+    """Returns a pair. The first value is the dict of `said`, completed with the ranks of this host and the address of a
+    store. The second value is an object that the caller must keep.
 
-    The object must live as long as ranks may still meet. It is collective for a process group's ranks.
+    The object must exist as long as ranks may still meet. It is collective for a process group's ranks.
     """
     words = said()
     if not has_group() or distributed.get_world_size() == 1:
@@ -93,7 +93,8 @@ def _place_on_host(hosts: list[str]) -> tuple[int, list[int]]:
 
 
 def _meeting_place(store: Any, on_one_host: bool, timeout_s: float) -> tuple[str, str, Any]:
-    """Returns (host, port, server) of the group's store if that has a port, else of a store that this function starts.
+    """Returns (host, port, server) of the group's store if that store has a port, or else of a store that this function
+    starts.
 
     It returns empty values if MASTER_PORT names the port of a store.
     """

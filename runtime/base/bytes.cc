@@ -31,7 +31,7 @@ constexpr std::array<Unit, 11> kUnits = {{{"B", 1},
                                           {"GB", kKilo* kKilo* kKilo},
                                           {"TB", kKilo* kKilo* kKilo* kKilo},
                                           {"PB", kKilo* kKilo* kKilo* kKilo* kKilo}}};
-constexpr std::size_t kBinaryUnits = 6;  // number of the binary units, which come first
+constexpr std::size_t kBinaryUnits = 6;  // number of the binary units, which are the first in the list
 
 absl::Status bad_bytes(std::string_view text, const std::string& why_and_hint) {
   return make_error(ExitCode::kConfig, fmt::format("{} is not a number of bytes{}", quoted_text(text), why_and_hint));
@@ -65,7 +65,7 @@ std::string format_bytes(std::int64_t bytes) {
   const double magnitude = std::abs(static_cast<double>(bytes));
   if (magnitude < kKi) return fmt::format("{} B", bytes);
   std::size_t unit = 1;
-  // A value 0.005 below the next unit would print as "1024.00", so it takes the next unit already.
+  // A value within 0.005 of the next unit would print as "1024.00", so the next unit is used for it.
   while (unit + 1 < kBinaryUnits && magnitude / static_cast<double>(kUnits[unit].bytes) >= 1023.995) ++unit;
   const double value = static_cast<double>(bytes) / static_cast<double>(kUnits[unit].bytes);
   return fmt::format("{:.2f} {}", value, kUnits[unit].name);

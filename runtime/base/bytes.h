@@ -16,11 +16,12 @@ std::string format_bytes(std::int64_t bytes);
 /// Reads "8GiB", "1.5 GiB", "500MB" or "4096" (bytes). The units must be spelled exactly so: B, KB, MB, GB, TB, PB
 /// (powers of 1000) and KiB, MiB, GiB, TiB, PiB (powers of 1024). A fraction is rounded to the nearest byte.
 ///
-/// Errors (exit code 78): no number, a negative one, an unknown unit (with the nearest known one), more than
-/// 2^63 - 1.
+/// Errors (exit code 78): the text has no number, a negative one, or one above 2^63 - 1; or its unit is unknown (the
+/// message names the nearest known unit).
 absl::StatusOr<std::int64_t> parse_bytes(std::string_view text);
 
-/// Regular expression (ECMAScript) of what `parse_bytes` reads: used by the JSON schema of the strategy file.
+/// A regular expression (ECMAScript) for the texts that `parse_bytes` reads. The JSON schema of the strategy file uses
+/// it.
 inline constexpr char kBytesPattern[] = "^[0-9]+(\\.[0-9]+)? ?(B|[KMGTP]i?B)?$";
 
 }  // namespace tessera

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// Returns ", which is 1024 here", or "" if there is no limit.
+/// Returns a text such as ", which is 1024 here", or "" if there is no limit.
 std::string which_is(decltype(RLIMIT_NOFILE) resource, bool in_bytes) {
   rlimit limit{};
   if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
@@ -60,8 +60,8 @@ constexpr const char* kSomethingElse =
 constexpr const char* kLinks =
     "[T0406] hint: links lead in a circle, or one stands where none is followed; remove it, or name another path";
 
-/// What to do if reading or writing a file fails, and the limit to raise if a limit is the cause. A member is null if
-/// the system's text needs no hint, or another member has the hint.
+/// The hint that tells a user how to react if reading or writing a file fails, and the limit to raise if a limit is the
+/// cause. A member is null if the system's text needs no hint, or if another member has the hint.
 struct Row {
   int error;
   ExitCode code;

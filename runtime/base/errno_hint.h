@@ -14,7 +14,7 @@ namespace tessera {
 /// Returns a text such as "No space left on device (errno 28)".
 std::string errno_text(int error);
 
-/// Returns what to raise if `error`, an errno, means that a limit is reached: "hint: raise the limit of open files
+/// Returns the limit to raise if `error`, an errno, means that a limit is reached: "hint: raise the limit of open files
 /// (ulimit -n), which is 1024 here". It is empty for every other errno. EAGAIN counts as the limit of processes and
 /// threads.
 std::string limit_hint(int error);
@@ -23,25 +23,25 @@ std::string limit_hint(int error);
 /// no file.
 std::string reason_of(int error);
 
-/// Returns errno_text(error) for a file that could not be opened or read. It adds ". hint: ..." with what to do, if the
+/// Returns errno_text(error) for a file that could not be opened or read. It adds a remedy as ". hint: ..." if the
 /// system's text does not say enough.
 std::string reason_of_reading(int error);
 
-/// Returns the text of reason_of_reading for a file or folder that could not be made or written. `wanted`: bytes that
-/// were to be written, if that is known.
+/// Returns the text of reason_of_reading for a file or folder that could not be made or written. `wanted`: the number
+/// of bytes that were to be written, if it is known.
 std::string reason_of_writing(int error, std::int64_t wanted = -1);
 
 /// Returns the errno of the limit that another library's text mentions ("accept: Too many open files"); 0 if it
 /// mentions none.
 int limit_in(std::string_view text);
 
-/// Returns the exit code of a failed read or write: 77 permission; 71 memory, descriptors, processes; 73 a path that
-/// cannot hold the file; 74 everything else: EIO, a full disk, a file beyond the limit of sizes, a file that ended too
-/// early (errno 0).
+/// Returns the exit code of a failed read or write: 77 if permission is missing; 71 if memory, descriptors or processes
+/// ran out; 73 if the path cannot hold the file; 74 for everything else: EIO, a full disk, a file beyond the limit of
+/// sizes, a file that ended too early (errno 0).
 ExitCode exit_code_of_errno(int error);
 
-/// Returns the exit code for a user's output file that could not be opened: 77 permission, also a file system mounted
-/// read-only; 71 for a limit; 73 everything else.
+/// Returns the exit code for a user's output file that could not be opened: 77 if permission is missing or the file
+/// system is mounted read-only; 71 if a limit is reached; 73 for everything else.
 ExitCode exit_code_of_creating(int error);
 
 }  // namespace tessera

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// Chooses k of n items in a row, spread evenly: floor(i k / n) of the first i items are chosen. A pass through the
-/// row, in either direction, therefore meets chosen items and others in a steady mix. It is a plain value.
+/// Chooses k of n items in a row, spread evenly: floor(i k / n) of the first i items are chosen. A loop over the row,
+/// in either direction, therefore meets chosen items and others in a steady mix. It is a plain value.
 class EvenSpread {
  public:
   EvenSpread() = default;

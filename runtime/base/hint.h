@@ -4,7 +4,8 @@
 
 namespace tessera {
 
-/// Returns whether an error's text already says what to do; callers that pass it on then add no remedy of their own.
+/// Returns whether an error's text already contains a remedy. If it does, callers that pass the error on add no remedy
+/// of their own.
 inline bool has_hint(std::string_view text) { return text.find("hint: ") != std::string_view::npos; }
 
 }  // namespace tessera

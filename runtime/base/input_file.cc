@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t kFirstBytes = 64 << 10;  // size of the first buffer for a pipe's content
 
-/// An errno that means "cannot hold an output" means "missing" for an input.
+/// An errno that means "the path cannot hold an output" means "the file is missing" for an input.
 ExitCode exit_code_of_input(int error) {
   const ExitCode code = exit_code_of_errno(error);
   return code == ExitCode::kCannotCreate ? ExitCode::kNoInput : code;
@@ -41,8 +41,8 @@ absl::Status refuse(const std::filesystem::path& path, const std::string& kind, 
                                 name_of(path, kind), word_for(mode)));
 }
 
-/// Opens a file of any kind and says what it is. The open itself does not wait (O_NONBLOCK). Opening a pipe would
-/// otherwise wait for its writer, before fstat can tell that it is a pipe.
+/// Opens a file of any kind, and says whether it is a regular file or a pipe. The open itself does not wait
+/// (O_NONBLOCK). Opening a pipe would otherwise wait for its writer, before fstat can tell that it is a pipe.
 absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::string& kind, struct stat& info,
                              int more_flags = 0) {
   if (path.native().empty())
@@ -67,7 +67,8 @@ absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::strin
   return input_error(path, kind, "cannot be looked at", error);
 }
 
-/// Returns true for data, or for the end of a pipe whose writer has gone; false if neither came within kPipeSeconds.
+/// Returns true after data has arrived, or after the pipe's writer has closed it. Returns false if neither happens
+/// within kPipeSeconds.
 bool wait_for_pipe(int fd) {
   pollfd poll_for{fd, POLLIN, 0};
   int got;
@@ -116,7 +117,8 @@ absl::StatusOr<std::string> read_text(const std::filesystem::path& path, const s
                                   path.string(), format_bytes(static_cast<std::int64_t>(most_bytes)), kind));
   };
   if (!is_pipe && static_cast<std::size_t>(info.st_size) > most_bytes) return refuse_as_too_large();
-  // Reading one byte behind the size proves that this was all: a pipe's size is unknown, and a file may grow.
+  // Reading one byte more than the known size proves that the file has ended: a pipe's size is unknown, and a file may
+  // grow.
   std::string text((is_pipe ? std::min(kFirstBytes, most_bytes) : static_cast<std::size_t>(info.st_size)) + 1, '\0');
   std::size_t done = 0;
   while (done <= most_bytes) {

@@ -11,8 +11,9 @@
 
 namespace tessera {
 
-/// Reads what a user named as an input, and never waits for ever. A directory or an endless device is an error at once,
-/// and a pipe that nobody writes to is one after kPipeSeconds. Readers of strategy, model, data and weights use it.
+/// Reads a file that a user named as an input, and never waits for ever. A directory or an endless device is an error
+/// at once. A pipe that nobody writes to is an error after kPipeSeconds. Readers of strategy, model, data and weights
+/// use it.
 
 /// Seconds for which a reader waits for a silent pipe.
 inline constexpr int kPipeSeconds = 3;
@@ -20,8 +21,9 @@ inline constexpr int kPipeSeconds = 3;
 /// A regular file, open for reading, and its size at that time.
 class InputFile {
  public:
-  /// `kind` stands in front of messages, such as "model file"; it may be empty.
-  /// Errors: 66 missing, 77 no permission, 65 a directory, pipe or device, 71 too many open files, 74 other.
+  /// `kind` stands in front of messages, such as "model file"; it may be empty. Errors: 66 if the file is missing, 77
+  /// if permission is missing, 65 for a directory, pipe or device, 71 if too many files are open, 74 for everything
+  /// else.
   static absl::StatusOr<InputFile> open(const std::filesystem::path& path, const std::string& kind);
 
   InputFile(InputFile&& other) noexcept;
@@ -37,14 +39,15 @@ class InputFile {
   std::size_t size_;
 };
 
-/// Reads the whole text of a file or pipe of at most `most_bytes`. A larger file is not of this kind and fails with
-/// `too_large` (78 for files that configure a run, 65 for data). Memory is allocated for the bytes that there are, not
-/// for `most_bytes`. Other errors are those of InputFile::open, and 65 for a pipe that is silent for kPipeSeconds.
+/// Reads the whole text of a file or pipe of at most `most_bytes`. A larger file is taken to be of another kind, and
+/// fails with `too_large` (78 for files that configure a run, 65 for data). Memory is allocated for the bytes that the
+/// file has, not for `most_bytes`. Other errors are those of InputFile::open, and 65 if a pipe is silent for
+/// kPipeSeconds.
 absl::StatusOr<std::string> read_input_file(const std::filesystem::path& path, const std::string& kind,
                                             std::size_t most_bytes, ExitCode too_large = ExitCode::kConfig);
 
-/// Reads the file `name` in a folder that a user named, as read_input_file does. The folder may be a link; the file may
-/// not (65), since a folder may come from a stranger.
+/// Reads the file `name` in a folder that a user named, as read_input_file does. The folder may be a link. The file may
+/// not be a link (65), since a stranger may have made the folder.
 absl::StatusOr<std::string> read_input_file_in(const std::filesystem::path& folder, const std::string& name,
                                                const std::string& kind, std::size_t most_bytes,
                                                ExitCode too_large = ExitCode::kConfig);

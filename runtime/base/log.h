@@ -21,8 +21,9 @@ void log_info(const std::string& message);
 void log_warning(const std::string& message);
 void log_error(const std::string& message);
 
-/// Sets the least important level that is printed. It starts as the environment variable TESSERA_LOG_LEVEL says
-/// ("info", "warning", "error" or "off"; anything else gets a warning), and as kInfo without the variable.
+/// Sets the least important level that is printed. Its first value is that of the environment variable
+/// TESSERA_LOG_LEVEL ("info", "warning", "error" or "off"; any other value gets a warning). It is kInfo without the
+/// variable.
 void set_log_level(LogLevel level);
 LogLevel log_level();
 /// Prints warnings and errors only (`--quiet`). It never makes the log print more than it does now.

@@ -9,7 +9,7 @@ namespace tessera {
 /// Lengths of compressed gradients, in words of 32 bits for `numel` elements. Codecs (runtime/comm/sum) write such
 /// messages, and plans count their bytes.
 
-/// Elements in a run. Signs and levels are computed run by run, from the first element on; the last run of a message
+/// Elements in a run. Signs and levels are computed run by run, from the first element on. The last run of a message
 /// may be shorter.
 inline constexpr std::size_t kMessageRun = 256;
 
@@ -20,13 +20,13 @@ constexpr Count message_runs(Count numel) {
   return (numel + run - 1) / run;
 }
 
-/// Returns the number of words of a message with one scale a run, and one bit an element.
+/// Returns the number of words of a message with one scale for each run and one bit for each element.
 template <std::integral Count>
 constexpr Count scaled_sign_words(Count numel) {
   return message_runs(numel) * static_cast<Count>(1 + kMessageRun / 32);
 }
 
-/// Returns the number of words of a message with one word for the whole message, and one bit an element, padded to
+/// Returns the number of words of a message with one word for the whole message and one bit for each element, padded to
 /// whole runs.
 template <std::integral Count>
 constexpr Count vote_words(Count numel) {
@@ -36,7 +36,7 @@ constexpr Count vote_words(Count numel) {
 /// Returns the number of bits of a code from -levels to levels: 2, 4 or 8.
 constexpr std::size_t level_bits(std::int64_t levels) { return levels == 1 ? 2 : levels <= 7 ? 4 : 8; }
 
-/// Returns the number of words of a message with one norm a run, and one code an element.
+/// Returns the number of words of a message with one norm for each run and one code for each element.
 template <std::integral Count>
 constexpr Count level_words(std::int64_t levels, Count numel) {
   return message_runs(numel) * static_cast<Count>(1 + kMessageRun * level_bits(levels) / 32);

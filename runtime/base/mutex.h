@@ -12,8 +12,8 @@ namespace tessera {
 /// without holding the mutex.
 ///
 /// It is not absl::Mutex: ThreadSanitizer does not see into a library that was compiled without it, such as the Abseil
-/// of distributions. It would report everything that such a mutex guards as a race. It does see std::mutex, because it
-/// replaces pthread's functions.
+/// of distributions. It would report a race for everything that such a mutex guards. ThreadSanitizer does see
+/// std::mutex, because it replaces pthread's functions.
 class ABSL_LOCKABLE Mutex {
  public:
   Mutex() = default;
@@ -43,19 +43,19 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex& mutex_;
 };
 
-/// A std::condition_variable. Put the condition into a loop around the wait, where Clang sees that the mutex is held;
-/// Clang does not see that in a predicate:
+/// A std::condition_variable. Put the condition into a loop around the wait, since Clang sees there that the mutex is
+/// held. Clang does not see that in a predicate:
 ///
 ///     while (!has_come_) changed_.wait(mutex_);
 class CondVar {
  public:
-  /// Returns when it was notified, or at any time (spurious wake-up).
+  /// Returns after a notification, or at any time (spurious wake-up).
   void wait(Mutex& mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
     changed_.wait(lock);
     lock.release();
   }
-  /// Waits as `wait` does, but no later than `deadline`. Returns false once the deadline has passed.
+  /// Waits as `wait` does, but no later than `deadline`. Returns false after the deadline has passed.
   bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock lock(mutex.mutex_, std::adopt_lock);
     const bool is_in_time = changed_.wait_until(lock, deadline) == std::cv_status::no_timeout;

@@ -13,18 +13,18 @@ namespace tessera {
 /// shards, or on the number of ranks. The function uses integer operations of 32 bits only, which give the same results
 /// on CPU vectors and on a GPU.
 ///
-/// Group and step are mixed into one word, once a call. A multiple of an odd constant is added to that word for each
-/// element (Weyl's sequence), and the sum goes through one shift, xor and multiplication. A rounding loop spends as
-/// much time on this noise as on the rounding itself. All keys read the same cycle of 2^32 numbers, but begin at
+/// Group and step are mixed into one word, once for each call. A multiple of an odd constant is added to that word for
+/// each element (Weyl's sequence), and the sum goes through one shift, xor and multiplication. A rounding loop spends
+/// as much time on this noise as on the rounding itself. All keys read the same cycle of 2^32 numbers, but begin at
 /// different points of it. If the ranges of two keys overlap, both keys give the same numbers, but to different
-/// elements or steps. The rounding errors of those are unrelated anyway.
+/// elements or steps, whose rounding errors are unrelated anyway.
 struct NoiseKey {
   std::uint32_t start = 0;
 };
 
-/// The version of `noise_at`, and of the rounding of states by its noise. Checkpoints store it, since a run that goes
-/// on under another version draws other numbers. Version 1 had another factor and two more steps. Version 2 rounded
-/// 8-bit states differently, and allowed smaller and larger scales of blocks.
+/// The version of `noise_at`, and of the rounding of states by its noise. Checkpoints store it, since a run that
+/// continues under another version draws other numbers. Version 1 used another factor and two more operations. Version
+/// 2 rounded 8-bit states differently, and allowed smaller and larger block scales.
 inline constexpr std::int64_t kNoiseVersion = 3;
 
 /// A bijection of 64 bits in which every input bit reaches every output bit: the finaliser of SplitMix64 (Steele, Lea
@@ -44,9 +44,9 @@ TESSERA_ALWAYS_INLINE NoiseKey noise_key(std::uint64_t stream, std::int64_t step
 
 inline constexpr std::uint32_t kNoiseStride = 0x9e3779b1u;  // the prime next to 2^32 over the golden ratio
 
-/// The last step of `noise_at`, for loops that count `strides + key.start` up themselves. The factor was chosen by
-/// trial: with it, no lag up to 300 elements shows a correlation within either half of the bits, or between the halves
-/// (tests/base/noise_test.cc has a sample), while other well-known factors fail at some lag.
+/// The last step of `noise_at`, for loops that compute `strides + key.start` themselves. The factor was chosen by
+/// trial. It shows no correlation at any lag up to 300 elements, within either half of the bits or between the halves
+/// (tests/base/noise_test.cc checks a sample). Other well-known factors fail at some lag.
 template <class Bits>
 TESSERA_ALWAYS_INLINE Bits mix_noise(Bits x) {
   return (x ^ (x >> 16)) * 0xac564b05u;

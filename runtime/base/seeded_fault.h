@@ -4,7 +4,7 @@ namespace tessera {
 
 /// Deliberately wrong lines, one in each of twenty folders, which test the tests. The environment variable
 /// TESSERA_SEEDED_FAULT switches one of them on, and scripts/seeded_faults checks that a test then fails.
-/// tests/seeded_faults.json says what each one does, where it is, and which tests should find it.
+/// tests/seeded_faults.json describes each fault: its effect, its place, and the tests that should find it.
 ///
 /// Only builds with the CMake option TESSERA_FAULTS have these lines; builds with tests set this option. Everywhere
 /// else `seeded_fault` is the constant false, and the compiler removes the wrong lines.

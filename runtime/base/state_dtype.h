@@ -63,7 +63,7 @@ constexpr MasterKind master_kind_of(MasterKind wanted, DType parameter) {
   return parameter == DType::kBF16 ? wanted : MasterKind::kF32;
 }
 
-/// Returns whether a parameter is its own master, or holds half of the master's bits; an update then reads the
+/// Returns whether a parameter is its own master, or holds half of the master's bits. If so, an update reads the
 /// parameter.
 constexpr bool holds_masters(MasterKind wanted, DType parameter) {
   return parameter == DType::kF32 || master_kind_of(wanted, parameter) == MasterKind::kSplitBF16;

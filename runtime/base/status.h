@@ -12,14 +12,15 @@
 namespace tessera {
 
 /// Failures below the tensor line (files, rendezvous, transports, configuration) are `absl::Status`, made by one of
-/// these functions. The status remembers its exit code, so no second table is needed where the program ends.
+/// these functions. The status keeps its exit code, so the end of the program needs no table from statuses to exit
+/// codes.
 absl::Status make_error(ExitCode code, std::string message);
 
-/// Returns the exit code that a status was made with; for a status made elsewhere, it is the exit code that fits the
-/// `absl::StatusCode` best.
+/// Returns the exit code that a status was made with. If other code made the status, this is the exit code that fits
+/// the `absl::StatusCode` best.
 ExitCode exit_code_of(const absl::Status& status);
 
-/// Marks a failure of another rank, of which this rank was only told. Such a failure is never a job's first cause.
+/// Marks a failure of another rank, about which this rank only heard. Such a failure is never a job's first cause.
 absl::Status told_by_peer(absl::Status status);
 bool is_told_by_peer(const absl::Status& status);
 

@@ -18,7 +18,7 @@ std::string grouped(std::size_t number) {
   return text;
 }
 
-// Longer words are never slips of a known name, and would make the distance costly.
+// Longer words are never misspelled names, and would make the distance costly to compute.
 constexpr std::size_t kLongestWord = 64;
 constexpr std::size_t kMostNamesBytes = 300;
 

@@ -19,11 +19,12 @@ std::string joined_numbers(const std::vector<int>& numbers, std::string_view sep
 /// Joins alternatives: "a, b or c".
 std::string either(const std::vector<std::string>& words);
 
-/// Returns the text in double quotes as JSON spells it, control characters escaped, invalid UTF-8 replaced, and cut to
-/// `max_length` characters ("..." marks the cut). The result is safe to print whatever a file holds.
+/// Returns the text in double quotes, as JSON writes it. Control characters are escaped, and invalid UTF-8 is replaced.
+/// The text is cut to `max_length` characters ("..." marks the cut). The result is safe to print, whatever bytes a file
+/// has.
 std::string quoted_text(std::string_view text, std::size_t max_length = 60);
 
-/// Messages have a bound: long texts of a user, a file or a large job are cut here before they are printed.
+/// Messages have a limited length: long texts of a user, a file or a large job are cut here before they are printed.
 ///
 /// Returns `text`, or its beginning and the number of bytes left out: "abc... (9,999 bytes more)". It never cuts a
 /// character.
@@ -39,15 +40,15 @@ std::size_t text_width(std::string_view text);
 /// where upper and lower case are equal (optimal string alignment). Time and memory are |a| x |b|.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// Returns the candidate nearest to `word` if it is near enough to be a slip (a third of its length, at most 3), or
-/// else "".
+/// Returns the candidate nearest to `word`, or "" if none is near enough to be a misspelling. Near enough is a third of
+/// the word's length, at most 3.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 /// Returns ". hint: did you mean \"lr\"?", or "" if nothing is near.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
-/// Returns the text of did_you_mean, or if no name is near, ". hint: known here: lr, type" with as many candidates as
-/// fit into a line.
+/// Returns the text of did_you_mean. If no name is near, returns ". hint: known here: lr, type" with as many candidates
+/// as fit into a line.
 std::string hint_of_names(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// A plain-text table with aligned columns, such as the plan prints:
+/// A plain-text table with aligned columns, such as the plan that Tessera prints:
 ///
 ///     category        per rank      share
 ///     --------------  ----------  -------
@@ -18,7 +18,7 @@ namespace tessera {
 /// Widths are counted in characters, so units such as "µs" line up. Lines carry no trailing blanks.
 class TextTable {
  public:
-  enum class Align { kLeft, kRight };  ///< words to the left, numbers to the right
+  enum class Align { kLeft, kRight };  ///< kLeft is for words, kRight is for numbers
   struct Column {
     std::string title;
     Align align = Align::kLeft;

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// Throws tessera::Error (64) with `text` unless `good`. It reports a call at the wrong time or a wrong argument:
-/// nothing has happened yet, and the program can go on.
+/// Throws tessera::Error (64) with `text` unless `good`. It reports a wrong argument, or a call at the wrong time:
+/// nothing has happened yet, and the program can continue.
 template <class... Text>
 void expect(bool good, const Text&... text) {
   if (!good) throw Error(ExitCode::kUsage, c10::str(text...));

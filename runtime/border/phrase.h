@@ -6,8 +6,9 @@
 
 namespace tessera {
 
-/// A call that an error tells its reader to make, in the language of the reader's program. Every error that names a
-/// call takes the name from here (tests/layers/check_phrases.py), so no Python program is told to write C++.
+/// The name of a call that an error tells its reader to make, in the language of the reader's program. Every error that
+/// names a call takes the name from here (tests/layers/check_phrases.py), so an error in a Python program never names a
+/// C++ call.
 struct Phrase {
   const char* in_cpp;
   const char* in_python;
@@ -18,8 +19,8 @@ inline std::atomic<bool> speaks_python = false;
 
 /// Returns the phrase in the language of the program.
 inline std::string say(const Phrase& phrase) { return speaks_python ? phrase.in_python : phrase.in_cpp; }
-/// Writes a phrase without allocating, for texts that are put together only when they are needed; `say` allocates at
-/// once.
+/// Writes a phrase without allocating. Use it for texts that are only put together when they are needed; `say`
+/// allocates immediately.
 inline std::ostream& operator<<(std::ostream& stream, const Phrase& phrase) {
   return stream << (speaks_python ? phrase.in_python : phrase.in_cpp);
 }

@@ -57,7 +57,7 @@ std::string where(const CallSignature& call);
 /// Returns whether all fields are equal, labels included.
 bool operator==(const CallSignature& a, const CallSignature& b);
 
-/// Returns 64 bits that differ where signatures do, except for one pair in 2^64.
+/// Returns a digest of 64 bits: two signatures that differ have the same digest only once in 2^64 pairs.
 std::uint64_t digest_of(const CallSignature& call);
 
 }  // namespace tessera

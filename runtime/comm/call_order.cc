@@ -23,7 +23,7 @@ bool has_begun(const WaitReport& report, const WaitReport::Wait& wait) {
   return group != report.groups.end() && group->second.begun >= wait.call;
 }
 
-/// Returns whether `other` occupies the thread that would begin a call of `group` on that rank.
+/// Returns whether `other` occupies the thread that would begin a call of `group` on the rank of `other`.
 bool keeps_from(const Node& other, const std::string& group) {
   const auto& groups = other.report->groups;
   const auto known = groups.find(group);
@@ -100,7 +100,7 @@ std::string call_without(const std::vector<Node>& nodes, const std::vector<WaitR
   return "";
 }
 
-/// Reads a report. A text that a program of another version may have written counts as no report.
+/// Reads a report. If a program of another version may have written the text, it does not count as a report.
 std::optional<WaitReport> report_of(const Json& json) {
   WaitReport report;
   report.rank = json.at("rank").get<int>();

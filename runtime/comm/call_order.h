@@ -9,10 +9,10 @@
 
 namespace tessera {
 
-/// The report of a rank that waits for others: the calls that it waits in, and how far it is in each of its groups.
-/// CallWatch writes it to the store and reads other ranks' reports.
+/// The report of a rank that waits for other ranks: the calls in which it waits, and how far it is in each of its
+/// groups. CallWatch writes it to the store and reads other ranks' reports.
 struct WaitReport {
-  /// A call of a group that the rank has begun and not finished. Number 0 is the making of the group.
+  /// A call of a group that the rank has begun and not finished. Number 0 stands for the making of the group.
   struct Wait {
     std::string group;
     std::uint64_t call = 0;
@@ -38,9 +38,9 @@ struct WaitReport {
   std::vector<Wait> waits;
   std::map<std::string, Group> groups;  ///< key: group name, unique together with the ranks
 
-  /// Returns the text that the store keeps. Equal reports have equal texts.
+  /// Returns the text that is written to the store. Equal reports have equal texts.
   std::string to_text() const;
-  /// Returns nothing if the text is empty or something else.
+  /// Returns nothing if the text is empty, or if it is not a report.
   static std::optional<WaitReport> from_text(const std::string& text);
 };
 
@@ -52,10 +52,10 @@ struct WaitReport {
 /// 3. Ranks wait for each other in a ring: each is in a call that the next one has not begun, and the thread that would
 ///    begin it waits too.
 ///
-/// Nothing else is a proof: a rank whose thread computes may still begin the call, and a call that all have begun may
-/// be under way. A rank counts as not having begun a call of another library's group only if it reports how far it is
-/// in that group. Calls of threads that never made calls of one group prove nothing either, since they have no order.
-/// An old report proves as much as a new one, since a rank waits until the others have begun its call.
+/// Nothing else is a proof: a rank whose thread computes may still begin the call, and a call that all ranks have begun
+/// may be under way. A rank counts as not having begun a call of another library's group only if it reports how far it
+/// is in that group. Calls of threads that never called one group together prove nothing either, since such calls have
+/// no order. An old report proves as much as a new one, since a rank waits until the other ranks have begun the call.
 std::string disagreement_of(const std::vector<WaitReport>& reports);
 
 }  // namespace tessera

@@ -13,10 +13,10 @@
 #include "runtime/comm/observed_collectives.h"
 
 // Finds deadlocks between ranks. GroupCalls records, without a lock, which call of one group the program is in.
-// CallWatch's thread looks at all groups twice a second (`look`). Once a call takes 3 s, it exchanges reports with
-// other ranks through the store (Exchange), and looks for a proof in them (disagreement_of). It needs the same proof
-// twice in a row, and then publishes it as the verdict. A rank that hears the verdict waits until the others can have
-// heard it too, and ends its program's call (`end_with`).
+// CallWatch's thread looks at all groups twice a second (`look`). After a call has taken 3 s, it exchanges reports with
+// other ranks through the store (Exchange). It looks for a proof in these reports (disagreement_of). It publishes the
+// proof as the verdict after it has found it twice in a row. A rank that hears the verdict waits until the other ranks
+// can have heard it too, and ends its program's call (`end_with`).
 
 namespace tessera {
 namespace {
@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooks = 500ms;
 constexpr auto kOften = 10s;  // ranks exchange reports at each `look` for this long, then less often
-// time for others to hear the verdict; it is longer than the time between two exchanges
+// time for other ranks to hear the verdict; it is longer than the time between two exchanges
 constexpr auto kForOthersToHear = 2s;
 constexpr auto kForTheProgram = 4s;                  // time in which the program must leave a call that has failed
 constexpr auto kForOutside = 500ms;                  // time to leave another library's call, which has not failed
@@ -35,9 +35,10 @@ constexpr auto kFresh = 2s;
 constexpr int kManyRanks = 16, kNeighbours = 4;
 constexpr int kMostOfRankZero = 64;  // most ranks of a job where all watch rank 0: every port's queue holds so many
 constexpr int kMostTries = 600;      // most times that a rank looks for the next one's port
-// A process that ends well may end while others are in their last call with it. They have this time to return.
+// A process that ends well may end while other processes are in their last call with it. The other ranks have this time
+// to return from that call.
 constexpr auto kForLastCalls = CallWatch::kLong;
-constexpr auto kToReturn = 1s;  // time for this rank to return from its call, once it hears that a rank is gone
+constexpr auto kToReturn = 1s;  // time for this rank to return from its call after it learns that a rank is gone
 // An outage lasts at least this long when the kernel has found a connection silent (NextRank).
 constexpr double kSilentByThen = 6;
 constexpr std::size_t kGoneGroups = 32;
@@ -90,7 +91,7 @@ void GroupCalls::enter(std::uint64_t call) {
   place_.store(entered << 8 | call % kKept << 1 | 1, std::memory_order_release);
 }
 
-// Remembers a thread that makes calls. The thread that made the group counts until some thread makes a call.
+// Remembers a thread that makes calls. The thread that made the group counts as one until some thread makes a call.
 void GroupCalls::note_thread(int thread, bool forget_others) {
   thread_.store(thread, std::memory_order_relaxed);
   std::size_t place = kThreads - 1;  // if there are more threads than places, the latest takes the last place
@@ -160,7 +161,7 @@ static bool has_outside_wait(const std::vector<WaitReport>& reports) {
   });
 }
 
-/// The questions to the store in one `look`, and the answers.
+/// The requests to the store in one `look`, and the answers.
 struct CallWatch::Exchange {
   std::string key, own;
   bool writes = false;
@@ -270,7 +271,7 @@ void CallWatch::look_after_next() {
   NextRank& rank = *next_.rank;
   if (!rank.is_watched()) return find(next_);
   if (!rank.has_ended()) {
-    host_has_vanished_ = false;  // the host answered again before others were told
+    host_has_vanished_ = false;  // the host answered again before other ranks were told
     return next_.ended.reset();
   }
   if (!next_.ended) next_.ended = Clock::now();
@@ -279,7 +280,7 @@ void CallWatch::look_after_next() {
     if (hear_end(rank) || since >= kToReturn) pass_over_next();
     return;
   }
-  // Other ranks of a host that has vanished need not be waited for.
+  // If a host has vanished, this rank does not wait for the other ranks of that host.
   if (rank.is_connected() && since < (rank.is_silent() ? silence_ : std::chrono::milliseconds(kForLastCalls))) return;
   host_has_vanished_ = rank.is_silent();
   const bool is_told = ask_in_time(connection_, [key = key_of_gone_rank(rank.rank())](KeyValueStore& store) {
@@ -292,7 +293,7 @@ void CallWatch::look_after_next() {
   next_.tries = 0;
 }
 
-// Rank 0 stays the one that is watched: first_has_ended_well asks for its end, and the store has ended with it.
+// The watch stays on rank 0, since first_has_ended_well asks for its end, and the store has ended with it.
 void CallWatch::pass_over_next() {
   next_.has_gone_on = true;
   next_.is_done = next_.rank->rank() == 0 || !next_.rank->go_on();
@@ -328,7 +329,7 @@ void CallWatch::find(WatchedRank& watched) {
   watched.tries += is_known ? kMostTries / 10 : 1;
   const bool may_come = (!is_known || watched.rank->is_silent()) && watched.tries <= kMostTries;
   watched.is_done = !watched.rank->is_watched() && !may_come;
-  // A rank behind one that has ended well may have ended well itself by now.
+  // The rank after one that has ended well may have ended well itself by now.
   if (is_known && watched.is_done && watched.has_gone_on && !watched.rank->is_silent()) pass_over_next();
 }
 
@@ -373,7 +374,7 @@ bool CallWatch::ask_store(const std::shared_ptr<KeyValueStore>& store, std::func
 absl::StatusOr<bool> CallWatch::has_key(const std::string& key) {
   const auto found = std::make_shared<absl::StatusOr<bool>>(false);
   const auto question = [key, found](KeyValueStore& store) { *found = store.has(key); };
-  // The groups' own connection may be in use by the call that waits.
+  // The groups' own connection may be in use by the call in which the program waits.
   if (!connect() || !ask_in_time(connection_, question)) return host_has_vanished_ || first_has_vanished();
   if (found->ok()) {
     if (!**found || !key.starts_with(std::string(kAnyGoneRank) + "/")) return *found;
@@ -383,7 +384,7 @@ absl::StatusOr<bool> CallWatch::has_key(const std::string& key) {
     connection_ = store_;
     return false;
   }
-  if (first_has_ended_well()) return false;  // rank 0 has done its part of the calls that others are still in
+  if (first_has_ended_well()) return false;  // rank 0 has done its part of the calls that other ranks are still in
   if (!store_ended_) store_ended_ = Clock::now();
   return Clock::now() - *store_ended_ < kForLastCalls ? absl::StatusOr<bool>(false) : *found;
 }
@@ -421,7 +422,7 @@ bool CallWatch::look() {
                                           exchange->verdict.substr(1));
   verdict_->set(verdict);
   // A rank that ends first looks like a lost peer to ranks that have not heard the verdict. If a rank waits in another
-  // library, that library sees a lost peer too; the rank in it therefore ends first.
+  // library, that library sees a lost peer too. A rank that waits in another library therefore ends first.
   std::chrono::milliseconds others_need = world_size_ <= kManyRanks ? kForOthersToHear : 2 * kForOthersToHear;
   if (exchange->verdict.front() == kWithOutside && waits_) others_need += kForOthersToHear;
   if (pause(others_need)) end_with(verdict);
@@ -464,7 +465,8 @@ void CallWatch::end_lonely_calls() {
   }
 }
 
-// Forgets groups that no longer exist, but not the latest ones: others may still be in their last calls.
+// Forgets groups that no longer exist, except the latest ones, since other ranks may still be in the last calls of
+// these groups.
 void CallWatch::forget_old_groups() {
   std::size_t gone = 0;
   for (std::size_t i = watched_.size(); i-- > 0;) {
@@ -527,7 +529,7 @@ bool CallWatch::ask(const std::shared_ptr<Exchange>& exchange) {
 void CallWatch::take_back() {
   exchanging_since_.reset();
   found_.clear();
-  // What was seen during an earlier wait does not shorten the time of the next one.
+  // The end of a peer that was seen during an earlier wait does not shorten the time of the next wait.
   store_ended_.reset();
   if (questions_ == 0) first_.ended.reset();
   if (published_.empty()) return;
@@ -536,8 +538,8 @@ void CallWatch::take_back() {
 }
 
 void CallWatch::end_with(const absl::Status& verdict) {
-  // A call of another library does not end with the mesh. A program that is told that the mesh ended may close the
-  // objects that the other library's call waits for.
+  // A call of another library does not end when the mesh ends. A program that hears that the mesh has ended may close
+  // objects for which the other library's call waits.
   const bool is_own = waits_;
   const auto end = Clock::now() + (is_own ? kForTheProgram : kForOutside);
   if (is_own) report_(verdict);

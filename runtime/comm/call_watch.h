@@ -33,15 +33,16 @@ struct GroupRanks {
   int first = 0, count = 1, stride = 1;
 };
 
-/// The reason for which ranks that wait for each other are ended, once it is known. It is thread-safe.
+/// The reason for which waiting ranks are ended, if they wait for each other. It is empty until the reason is known. It
+/// is thread-safe.
 class CallVerdict {
  public:
   void set(const absl::Status& verdict) {
     const MutexLock lock(mutex_);
     if (verdict_.ok()) verdict_ = verdict;
   }
-  /// Returns the cause of a call's `failure`. A failure that comes after the verdict only shows that another rank has
-  /// ended, so the verdict is the cause of that failure.
+  /// Returns the cause of a call's `failure`. A failure after the verdict only shows that another rank has ended, so
+  /// the verdict is the cause of that failure.
   absl::Status cause_of(const absl::Status& failure) const {
     const MutexLock lock(mutex_);
     return failure.ok() || verdict_.ok() ? failure : verdict_;
@@ -52,11 +53,11 @@ class CallVerdict {
   absl::Status verdict_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// Records what the program does with one group, for CallWatch, which looks from another thread. It is an observer of
+/// Records a program's use of one group for CallWatch, which looks at it from another thread. It is an observer of
 /// ObservedCollectives. A call writes some 20 words that no other rank reads, and takes no lock.
 class GroupCalls {
  public:
-  /// The rank begins to make the group; it counts as being in call 0 until `leaves` of call 0.
+  /// The rank begins to make the group. It counts as being in call 0 until `leaves` of call 0.
   GroupCalls(std::string name, std::string family, const GroupRanks& ranks, std::shared_ptr<const CallVerdict> verdict);
 
   std::uint64_t begins(CallSignature call);
@@ -66,17 +67,18 @@ class GroupCalls {
   void aborted(const absl::Status&) {}
   void ends() { is_made_of(nullptr); }
 
-  /// `group`: the group whose calls this object records; null when that group ends.
+  /// `group`: the group whose calls this object records. It is null when that group ends.
   void is_made_of(Collectives* group);
 
-  /// Returns a number for the group's call in which the program, or the device that makes its calls, is now; 0 means no
-  /// call. An unchanged number means that it is still in the same call.
+  /// Returns a number for the group's call in which the program, or the device that makes its calls, is now. 0 means no
+  /// call. An unchanged number means that the program is still in the same call.
   std::uint64_t place() const;
-  /// Returns the call at `place`; if the program has left it meanwhile, another call of the group.
+  /// Returns the call at `place`. If the program has left that call meanwhile, returns another call of the group.
   WaitReport::Wait describe(std::uint64_t place) const;
   WaitReport::Group report() const;
   bool lives() const;
-  /// Ends the call if a rank of the group has failed (Collectives::end_if_left_alone), and returns whether it did.
+  /// Ends the call if a rank of the group has failed (Collectives::end_if_left_alone). Returns whether it ended the
+  /// call.
   bool end_if_left_alone(Collectives::HasKey has_key);
   const std::string& name() const { return name_; }
 
@@ -101,9 +103,9 @@ class GroupCalls {
   Collectives* group_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
-/// The known facts about calls that this process makes through another library, by which the same ranks communicate:
-/// how far it is in that library's groups, and in which calls threads have waited for CallWatch::kLong. The Python
-/// package looks at torch.distributed.
+/// The known facts about calls that this process makes through another library, by which the same ranks communicate.
+/// They say how far the process is in that library's groups, and in which calls threads have waited for
+/// CallWatch::kLong. The Python package gets these facts from torch.distributed.
 struct OutsideCalls {
   std::map<std::string, WaitReport::Group> groups;
   std::vector<WaitReport::Wait> waits;
@@ -119,8 +121,9 @@ struct OutsideCalls {
 /// this verdict: `report` is called with the error of this rank. A rank whose call has ended removes its report from
 /// the store. A rank that computes reports nothing, and is never accused.
 ///
-/// The store may hang with the rank that serves it; nobody waits for it longer than ask_in_time does. If the program
-/// does not leave its call after `report`, because its transport cannot be ended, the process ends with the error.
+/// The store may hang with the rank that serves it. No thread waits for the store longer than ask_in_time does. If the
+/// program does not leave its call after `report`, because its transport cannot be ended, the process ends with the
+/// error.
 ///
 /// A call may also take long because a rank has failed and the network library has lost the end of its connection.
 /// CallWatch therefore ends a group if one of its ranks has said in the store that it failed
@@ -151,10 +154,10 @@ class CallWatch {
 
   static constexpr std::chrono::seconds kLong{3};  ///< ranks communicate about waits that take this long
 
-  /// Returns whether this rank has waited for kLong in a watched call, so that another library's calls are of interest.
-  /// Any thread may ask.
+  /// Returns whether this rank has waited for kLong in a watched call. If so, the calls of another library matter. Any
+  /// thread may call it.
   bool waits() const { return waits_; }
-  /// Tells the ranks that watch this one that its program ends well. Any thread may call.
+  /// Tells the ranks that watch this rank that its program ends well. Any thread may call.
   void tell_end() const;
   /// Asks `store` what `questions` asks, outside of any call, as ask_in_time does within `limit`. `store` is a
   /// connection to the job's store. If that does not answer, and its host has vanished, the wait ends before the limit,
@@ -177,28 +180,29 @@ class CallWatch {
   struct Exchange;
 
   void run();
-  /// Returns false once there is nothing more to look for.
+  /// Returns false after there is nothing more to look for.
   bool look();
   bool waits_long();
   bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Connects to the next rank once it listens, and tells the store when its process has ended, or its host vanished.
+  /// Connects to the next rank after it listens. Tells the store when the process of that rank has ended, or its host
+  /// has vanished.
   void look_after_next();
   /// Goes on with the rank behind the next one, since that has ended well.
   void pass_over_next();
-  /// Connects to rank 0 likewise, and tells nobody.
+  /// Connects to rank 0 in the same way as look_after_next does to the next rank, but tells the store nothing.
   void look_after_first();
   /// Learns from a rank that has ended well how many calls it has begun, and tells the others. Returns false if the
   /// rank has not said that.
   bool hear_end(const NextRank& rank);
   struct WatchedRank;
   void find(WatchedRank& watched);
-  /// Returns whether rank 0 has told that it ends well, or whether its host has not answered for some seconds.
+  /// Returns whether rank 0 has said that it ends well, or whether its host has not answered for some seconds.
   bool first_has_ended_well() const;
   bool first_has_vanished();
-  /// Asks the store for `key` over the watch's connection, as Collectives::HasKey says. If neither the store nor the
-  /// next rank's host answers, all keys count as existing, since this rank waits for a host that has vanished.
+  /// Asks the store whether it has `key`, over the watch's connection (Collectives::HasKey). If neither the store nor
+  /// the next rank's host answers, all keys count as existing, since this rank waits for a host that has vanished.
   absl::StatusOr<bool> has_key(const std::string& key);
-  /// Ends calls that have taken long and that a failed rank has left alone.
+  /// Ends calls that have taken long because a rank in them has failed.
   void end_lonely_calls();
   void forget_old_groups() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   WaitReport report();
@@ -207,7 +211,7 @@ class CallWatch {
   bool connect();
   bool ask(const std::shared_ptr<Exchange>& exchange);
   void end_with(const absl::Status& verdict);
-  /// Returns false if the watch ends meanwhile.
+  /// Returns false if the watch ends during the pause.
   bool pause(std::chrono::milliseconds time);
   std::vector<int> others() const;
 
@@ -234,16 +238,16 @@ class CallWatch {
   std::chrono::milliseconds silence_ = kLong;  ///< time without an answer after which a silent host is gone
   struct WatchedRank {
     std::unique_ptr<NextRank> rank;               ///< null: nobody is watched
-    bool is_done = false;                         ///< true: the rank's end was told, or it cannot be watched
-    bool has_gone_on = false;                     ///< it is watched in the place of one that has ended well
-    int tries = 0;                                ///< how often the watch has asked where the rank listens
-    std::optional<Clock::time_point> ended = {};  ///< since when the watched rank seems to have ended
+    bool is_done = false;                         ///< true: its end was published, or it cannot be watched
+    bool has_gone_on = false;                     ///< it is watched instead of a rank that has ended well
+    int tries = 0;                                ///< how often the watch asked where this rank listens
+    std::optional<Clock::time_point> ended = {};  ///< time from which the watched rank seemed to have ended
   };
   WatchedRank next_;                ///< no rank is watched unless the network library may lose ends of connections
   WatchedRank first_;               ///< rank 0, unless rank 0 is the next rank
   bool host_has_vanished_ = false;  ///< whether the host of a rank that is gone did not answer
   std::optional<Clock::time_point> store_ended_;
-  std::map<std::string, Clock::time_point> gone_since_;  ///< when this rank heard that others are gone, by key
+  std::map<std::string, Clock::time_point> gone_since_;  ///< when this rank learned that a rank is gone, by key
   std::map<int, WaitReport> ended_;                      ///< ranks that have told this one that they end well
   std::string published_, found_;
   std::optional<Clock::time_point> exchanging_since_;

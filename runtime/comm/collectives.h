@@ -24,41 +24,41 @@ enum class TransportKind {
   kThread,        ///< ranks that are threads of this process
   kHierarchical,  ///< one transport inside hosts, another between them
   kOwn,           ///< the user's own c10d::Backend
-// All transports that comm.transport can name follow.
+// all transports that comm.transport can name follow
 #define TESSERA_ENUMERATOR(enumerator, ...) enumerator,
   TESSERA_TRANSPORTS(TESSERA_ENUMERATOR)
 #undef TESSERA_ENUMERATOR
 };
 
-/// Returns the kind of the groups of a transport. REQUIRES: it is not kAuto, which has no kind of its own.
+/// Returns the kind of the groups of a transport. REQUIRES: `choice` is not kAuto, which has no kind of its own.
 TransportKind kind_of(TransportChoice choice);
 
 /// Returns whether groups of this kind move the memory of GPUs, and not that of the host.
 bool is_of_gpus(TransportKind kind);
 
-/// An operation that was started and can be waited for. A default-made Work is done and succeeded. Waiting twice
-/// returns the same status. One thread at a time uses a Work.
+/// An operation that was started and can be waited for. A default-constructed Work is done and has succeeded. Waiting
+/// twice returns the same status. One thread at a time uses a Work.
 class Work {
  public:
   struct State {
     virtual ~State() = default;
     virtual absl::Status advance() { return absl::OkStatus(); }
     virtual absl::Status wait() = 0;
-    /// The Work calls this when it no longer needs the state, whether it was waited for or not.
+    /// The Work calls this function when it no longer needs the state, whether the Work was waited for or not.
     virtual void release() { delete this; }
   };
 
   Work() = default;
   explicit Work(absl::Status done) : status_(std::move(done)) {}
   explicit Work(std::unique_ptr<State> state) : state_(state.release()) {}
-  /// Makes a Work of a state that it does not own; it calls State::release when it is done with the state.
+  /// Makes a Work of a state that it does not own. The Work calls State::release when it no longer needs the state.
   explicit Work(State* state) : state_(state) {}
 
   /// Returns whether the operation has ended, so that `wait` returns at once.
   bool done() const { return state_ == nullptr; }
 
-  /// Does what this rank has to do before its peers can finish the operation; blocks until all have started it. `wait`
-  /// does it too. If it is called some time before `wait`, peers need not wait for this rank.
+  /// Does the work of this rank that its peers need to finish the operation. It blocks until all ranks have started the
+  /// operation. `wait` does the same first. If it is called some time before `wait`, peers need not wait for this rank.
   absl::Status advance() { return state_ ? state_->advance() : status_; }
 
   /// Blocks until the caller may read the operation's outputs and overwrite its inputs.
@@ -80,7 +80,7 @@ class Work {
 
 /// Memory that the transport reaches without a copy: a shared mapping that every rank of the group maps on `host`,
 /// plain memory on `thread`, registered memory on `nccl`. Collectives accept any pointer, and are fast on this memory.
-/// It is freed with the object, which must not outlive its Collectives.
+/// It is freed with the object. The object must not outlive its Collectives.
 class CommBuffer {
  public:
   virtual ~CommBuffer() = default;
@@ -88,13 +88,14 @@ class CommBuffer {
   virtual std::size_t bytes() const = 0;
 };
 
-/// Sees a sum while it is still in cache, to add up its squares or to add it to something else.
+/// Sees a sum while the sum is still in cache, to add up its squares or to add it to something else.
 class SumVisitor {
  public:
-  /// `values[0, numel)` are `output[offset, offset + numel)` of the call, final (but perhaps not at that address). It
-  /// is called with consecutive pieces in ascending order that cover the output; each begins at a multiple of
-  /// `kAlignment` elements. The calls of `visit` come between the start of the reduction and the end of its Work::wait,
-  /// on the thread that makes these two calls. If the reduction fails, only some pieces may have come.
+  /// `values[0, numel)` are the final values of `output[offset, offset + numel)` of the call, but perhaps not at that
+  /// address. It is called with consecutive pieces in ascending order that cover the output. Each piece begins at a
+  /// multiple of `kAlignment` elements. The calls of `visit` come between the start of the reduction and the end of its
+  /// Work::wait, on the thread that makes these two calls. If the reduction fails, the visitor may have seen only some
+  /// of the pieces.
   virtual void visit(std::size_t offset, const float* values, std::size_t numel) = 0;
 
   static constexpr std::size_t kAlignment = 256;
@@ -119,22 +120,23 @@ struct ReduceOptions {
       : waits(waits), visitor(visitor) {}
 
   Waits waits = Waits::kAtOnce;
-  /// Sees the output, and must live until the Work is waited for. (`nccl` has no sums that the host could see, and
+  /// It sees the output, and must live until the Work was waited for. (`nccl` has no sums that the host could see, and
   /// refuses a visitor.) Null means none.
   SumVisitor* visitor = nullptr;
   /// Codecs on the wire, for transports that send over a network; other transports ignore them. A lossy codec rounds a
-  /// rank's own contribution too, and all_reduce returns the same on all ranks. kLossless changes no bit; only `gloo`
-  /// packs.
+  /// rank's own contribution too, and all_reduce returns the same values on all ranks. kLossless changes no bit; only
+  /// `gloo` packs.
   WireForm contributions = WireForm::kPlain;
-  WireForm sums = WireForm::kPlain;  ///< codec in which a rank of all_reduce sends its sums to the others
-  /// Error feedback: the rounding error of this rank's earlier contributions is added to this one, and replaced by the
-  /// new error (runs that are not finite do not change it). It has as many elements as this rank sends
-  /// (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. Null: no feedback.
+  WireForm sums = WireForm::kPlain;  ///< codec in which a rank of all_reduce sends its sums to the other ranks
+  /// Memory for error feedback: the rounding error of this rank's earlier contributions is added to this contribution.
+  /// The new error replaces the old one (runs that are not finite do not change it). It has as many elements as this
+  /// rank sends (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. Null: no
+  /// feedback.
   float* feedback = nullptr;
   /// A compressor (sum/sum_method.h) that makes the sums of fp32 in place of the transport, if compressed_part() is not
-  /// 0. The codecs and `feedback` then have no effect, and the whole input of reduce_scatter becomes sums. It must live
-  /// until the Work is waited for. Null means that there is none. Transports do not read this member:
-  /// summing_by_methods makes these calls.
+  /// 0. The codecs and `feedback` then have no effect, and the whole input of reduce_scatter becomes sums.
+  /// The compressor must live until the Work was waited for. Null means that there is no compressor. Transports do not
+  /// read this member: summing_by_methods makes these calls.
   SumMethod* method = nullptr;
 };
 
@@ -159,7 +161,7 @@ struct ReduceCall {
 struct GatherOptions {
   DType dtype = DType::kU8;  ///< dtype of the elements; those that are not fp32, bf16 or fp16 are sent unchanged
   /// Codec on the wire, for transports that send over a network; other transports ignore it. A lossy codec gives every
-  /// rank the same rounded elements, of its own part too, so `full` must not be the memory that keeps the exact
+  /// rank the same rounded elements, also those of its own part. `full` must therefore not be the memory with the exact
   /// elements. kLossless changes no bit; only `gloo` packs.
   WireForm form = WireForm::kPlain;
 };
@@ -177,15 +179,16 @@ struct GatherCall {
 ///
 /// These rules hold for all transports:
 ///  1. Every rank of the group makes the same calls in the same order with the same sizes, dtypes and labels. A
-///     transport that notices a difference fails on all ranks with both calls and both ranks in the message.
+///     transport that notices a difference fails on all ranks. The message has both calls and both ranks.
 ///  2. One call at a time is made per object, from any thread (advancing a Work and waiting for it are calls too). Two
-///     objects are independent: neither waits behind the other.
-///  3. Sums accumulate in fp32, over ranks in a *pairwise tree*: neighbours are added (0+1, 2+3, ...; an odd last one
-///     is carried up unchanged), then neighbours of those, until one is left. The order depends on nothing but
-///     `size()`, so results have the same bits on every transport that adds by itself (all but `nccl`); and sums over
-///     aligned blocks of 2^k ranks followed by a sum over the blocks equal the sum over all.
-///  4. `label` names the unit (at most 63 bytes are kept); messages and the signature of the call hold it.
-///  5. After the first failure every later call returns that same status at once (sticky), on this rank; `abort` does
+///     objects are independent: a call of one never waits for a call of the other.
+///  3. Sums accumulate in fp32, over ranks in a *pairwise tree*. Neighbours are added (0+1, 2+3, ...; an odd last
+///     addend is carried up unchanged), then neighbours of those sums, until one sum is left. The order depends on
+///     nothing but `size()`. Results therefore have the same bits on every transport that adds by itself (all but
+///     `nccl`). A sum over aligned blocks of 2^k ranks, followed by a sum over the blocks, equals the sum over all
+///     ranks.
+///  4. `label` names the unit (at most 63 bytes of it are used); messages and the signature of the call have it.
+///  5. After the first failure every later call returns that same status at once (sticky), on this rank. `abort` does
 ///     this on all ranks.
 ///
 /// Errors carry exit code 75 (peer lost, timeout), or 70 (ranks disagree), and name rank, label and operation:
@@ -203,21 +206,22 @@ class Collectives {
   /// Returns the transport's name for people: "host", "thread", "gloo", "nccl", "fake", "hierarchical(host, gloo)", ...
   virtual std::string transport() const = 0;
 
-  /// The memory on which calls work: the memory of the host, or that of the GPU with this index. Calls on a GPU are
-  /// ordered on the current stream, and Work::wait makes the current stream wait, not the host.
+  /// The memory on which calls work: the memory of the host, or the memory of the GPU with this index. Calls on a GPU
+  /// are ordered on the current stream, and Work::wait makes the current stream wait, not the host.
   static constexpr int kHostMemory = -1;
   virtual int gpu() const { return kHostMemory; }
 
-  /// Returns whether reductions with Waits::kLater go on by themselves, phase after phase, while the caller computes.
-  /// Work::advance then does nothing.
+  /// Returns whether reductions with Waits::kLater continue by themselves, phase after phase, while the caller
+  /// computes. Work::advance then does nothing.
   virtual bool reduces_in_background() const { return false; }
 
-  /// Returns whether all_gather, broadcast and all_to_all go on by themselves between the call and the wait for it,
-  /// while the caller computes.
+  /// Returns whether all_gather, broadcast and all_to_all continue by themselves while the caller computes, between the
+  /// call and the wait for it.
   virtual bool gathers_in_background() const { return false; }
 
-  /// Returns how much of a reduction's input this rank rounds if ReduceOptions say so. 1: all of it; L: 1 / L of it,
-  /// rounded up, since the L ranks of a host were summed before; 0: nothing, since the transport ignores these options.
+  /// Returns which part of a reduction's input this rank rounds if ReduceOptions ask for it. 1: all of it; L: 1 / L of
+  /// it, rounded up, since the L ranks of a host were summed before; 0: nothing, since the transport ignores these
+  /// options.
   virtual int compressed_part() const { return 0; }
 
   /// Allocates zero-filled memory. The call is collective: every rank makes it with the same `bytes`, in the same order
@@ -227,13 +231,14 @@ class Collectives {
   /// Returns whether `allocate_common` can succeed: true on `host` and `thread`, and for a group of one rank.
   virtual bool shares_memory() const { return false; }
 
-  /// Allocates *common memory*: the same bytes on all ranks, though not at the same address. Peers see what a rank
-  /// wrote after the next collective. The memory is freed when the last rank gives up its CommBuffer. The call is
-  /// collective, like `allocate`.
+  /// Allocates *common memory*: the same bytes on all ranks, though perhaps not at the same address. After the next
+  /// collective, peers see the values that a rank wrote there. The memory is freed when the last rank gives up its
+  /// CommBuffer. The call is collective, like `allocate`.
   ///
-  /// Inputs may lie anywhere in it. `all_gather` with `full` in this memory, and `broadcast` with `data` in it (at the
-  /// same place on every rank), do not move data that is there already. Such a call in place costs a barrier, and no
-  /// rank writes another rank's part. All other outputs in it must not overlap those of other ranks.
+  /// Inputs may lie anywhere in common memory. `all_gather` with `full` in this memory, and `broadcast` with `data` in
+  /// it (at the same place on every rank), do not move data that lie there already. Such a call in place costs a
+  /// barrier, and no rank writes another rank's part. All other outputs in common memory must not overlap those of
+  /// other ranks.
   ///
   /// Error: 69 if ranks cannot share memory.
   virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes);
@@ -246,22 +251,22 @@ class Collectives {
   }
   Work all_gather(const GatherCall& call) { return do_all_gather(call); }
 
-  /// `output[i] = sum over ranks q of input_q[rank * numel_per_rank + i]`, fp32, for i < numel_per_rank.
-  /// `input` holds `size() * numel_per_rank` elements of `dtype` (fp32, bf16, fp16). `output` may alias this rank's
-  /// slice of `input` when dtype is fp32. The caller gives up `input`: its content is undefined afterwards, except for
-  /// an aliased `output` (`nccl` adds narrow types in `input`).
+  /// `output[i] = sum over ranks q of input_q[rank * numel_per_rank + i]`, fp32, for i < numel_per_rank. `input` holds
+  /// `size() * numel_per_rank` elements of `dtype` (fp32, bf16, fp16). `output` may alias this rank's slice of `input`
+  /// if dtype is fp32. The caller gives up `input`: its content is undefined afterwards, except for an aliased `output`
+  /// (`nccl` adds narrow types in `input`).
   ///
-  /// `options.waits` is kAtOnce if the caller waits next. Every rank with kLater starts, advances and waits for its
-  /// calls (of all groups) in the same order, so that no two ranks wait for each other. A Work that is dropped without
-  /// a wait ends the group, except Works that a device runs on its own.
+  /// `options.waits` is kAtOnce if the caller waits for the Work right after the call. Every rank with kLater starts,
+  /// advances and waits for its calls (those of all groups) in the same order, so that no two ranks wait for each
+  /// other. A Work that is dropped without a wait ends the group, except Works that a device runs on its own.
   Work reduce_scatter(std::string_view label, void* input, DType dtype, float* output, std::size_t numel_per_rank,
                       const ReduceOptions& options = {}) {
     return do_reduce({true, label, input, dtype, output, numel_per_rank, options});
   }
 
-  /// `output[i] = sum over ranks of input_q[i]`, fp32, for i < numel; the same bits on every rank.
-  /// `output` may be `input` when dtype is fp32. `input` and `options` are those of reduce_scatter: the visitor
-  /// sees all of `output` on every rank.
+  /// `output[i] = sum over ranks of input_q[i]`, fp32, for i < numel. All ranks get the same bits. `output` may be
+  /// `input` when dtype is fp32. `input` and `options` are those of reduce_scatter: the visitor sees all of `output` on
+  /// every rank.
   Work all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                   const ReduceOptions& options = {}) {
     return do_reduce({false, label, input, dtype, output, numel, options});
@@ -276,31 +281,33 @@ class Collectives {
   /// Exchanges: `output[q * bytes_per_rank ...] = input_q[rank * bytes_per_rank ...]`.
   virtual Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) = 0;
 
-  /// Returns once all ranks have called it.
+  /// Returns after all ranks have called it.
   virtual Work barrier(std::string_view label) = 0;
 
-  /// Ends the group: calls under way and to come, on every rank, fail with `reason` and this rank's number.
+  /// Ends the group: calls on every rank, both those under way and later ones, fail with `reason` and this rank's
+  /// number.
   virtual void abort(const absl::Status& reason) = 0;
 
-  /// Says that this rank makes no more calls. Peers that need it for a call are told so at once, if the transport can
-  /// tell them. The destructor does the same.
+  /// Says that this rank makes no more calls. Peers that need this rank for a call learn of the error immediately, if
+  /// the transport can inform them. The destructor does the same.
   virtual void leave() {}
 
   /// Returns OK, or the failure of a call that was queued and failed when it ran. Work::wait on a GPU returns before
-  /// the call has run, so code that reads a result from the GPU must ask here afterwards whether the result is valid.
+  /// the call has run. Code that reads a result from the GPU must therefore ask here, after it has read the result,
+  /// whether the result is valid.
   virtual absl::Status status() const { return absl::OkStatus(); }
 
-  /// If a device makes the calls: returns the number of the call that it has reached and not finished, counted from 1
-  /// without `allocate`; 0 means none.
+  /// If a device makes the calls: returns the number of the call that the device has reached and not finished. The
+  /// number counts from 1, without `allocate`. 0 means that there is none.
   virtual std::uint64_t stands_in() const { return 0; }
 
-  /// Tells whether the store has this key; false if it does not answer in time. An error means that the process which
-  /// serves the store has been gone for some seconds.
+  /// Tells whether the store has this key. It is false if the store does not answer in time. An error means that the
+  /// process that serves the store has been gone for some seconds.
   using HasKey = absl::FunctionRef<absl::StatusOr<bool>(const std::string& key)>;
-  /// Ends a call that waits for a rank which has failed meanwhile; the call's caller gets its error (75). CallWatch
-  /// calls it from its own thread once a call takes long: a network library may lose the end of a connection. It
-  /// returns false, and does nothing, unless a rank of the group has said in the store that it failed, or was seen to
-  /// be gone (NextRank). Transports that notice a failed rank by themselves always return false.
+  /// Ends a call that waits for a rank that has failed meanwhile. The call's caller gets the call's error (75).
+  /// CallWatch calls this from its own thread after a call has taken long, since a network library may not notice the
+  /// end of a connection. It does nothing and returns false, unless a rank of the group has said in the store that it
+  /// failed, or was seen to be gone (NextRank). Transports that notice a failed rank by themselves always return false.
   virtual bool end_if_left_alone(HasKey) { return false; }
 
  protected:

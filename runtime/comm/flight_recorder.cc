@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// Notes the calls of one group (ObservedCollectives).
+/// Records the calls of one group (ObservedCollectives).
 class RecordedGroup {
  public:
   RecordedGroup(std::shared_ptr<FlightRecorder> recorder, std::size_t number)
@@ -80,7 +80,7 @@ void FlightRecorder::end(std::size_t group, std::uint64_t call, const absl::Stat
   if (!status.ok()) failed(status);
 }
 
-/// Writes the record. A file that cannot be written is a warning: the failure itself is reported anyway.
+/// Writes the record. If the file cannot be written, only a warning is logged: the failure itself is reported anyway.
 void FlightRecorder::failed(const absl::Status& why) {
   const MutexLock lock(mutex_);
   if (std::exchange(is_written_, true)) return;

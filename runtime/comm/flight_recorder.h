@@ -13,8 +13,8 @@
 namespace tessera {
 
 /// Records the latest calls of a rank's groups, for use after a failure. When a rank of a job hangs, the files of all
-/// ranks say which call each one was in, in every group. It is on if the environment variable TESSERA_FLIGHT_RECORDS
-/// names a folder; a call then costs one lock and one allocation more. Groups of GPUs have c10d's recorder instead.
+/// ranks show the last calls of each rank in every group. It is on if the environment variable TESSERA_FLIGHT_RECORDS
+/// names a folder. Each call then costs one lock and one more allocation. Groups of GPUs use c10d's recorder instead.
 ///
 /// The first call that fails, or an abort, writes FOLDER/rank-00001.json:
 ///
@@ -23,17 +23,18 @@ namespace tessera {
 ///         {"number": 412, "operation": "all_gather", "label": "blocks.3", "count": 4096, "dtype": "bf16",
 ///          "began_s": 12.031, "ended_s": null}, ...]}, ...]}
 ///
-/// The file has the last kCalls calls of each group. Seconds count from the moment when the rank made its first group;
+/// The file has the last kCalls calls of each group. Seconds count from the moment when the rank made its first group.
 /// `ended_s` is null for a call that has not ended. It is thread-safe.
 class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
  public:
   static constexpr std::size_t kCalls = 64;
 
-  /// Returns null if nothing is to be recorded.
+  /// Returns null if the environment does not ask for a record.
   static std::shared_ptr<FlightRecorder> from_environment(int rank, int world_size);
   FlightRecorder(std::string folder, int rank, int world_size);
 
-  /// Returns a group that records its calls and passes them on to `group`. Memory of one group is memory of the other.
+  /// Returns a group that records its calls and passes them on to `group`. Memory of either group is memory of the
+  /// other group too.
   std::shared_ptr<Collectives> record(const std::string& name, std::shared_ptr<Collectives> group);
 
  private:

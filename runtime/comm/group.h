@@ -7,7 +7,7 @@ namespace tessera {
 
 /// The uses of a group of ranks.
 enum class GroupUse {
-  kGather,  ///< all-gathers: all ranks gather from and into the same offsets of their memories of the group
+  kGather,  ///< all-gathers: each rank gathers from and into the same offsets of its memory of the group
   kOther,   ///< all other calls, such as reductions: each rank chooses the offsets of its buckets
   kOnHost,  ///< compressed sums of a GPU's ranks: the group is for the memory of their hosts (MeshGroups::on_host)
 };
@@ -29,7 +29,7 @@ struct Group {
   std::string who(int member) const { return "rank " + std::to_string(world_ranks[member]); }
   /// Returns this rank's name as messages begin with it: "rank 1/4".
   std::string self() const { return who(rank) + "/" + std::to_string(world_size); }
-  /// Returns the name and ranks, which tell this group from every other: "gather.0[0,1]".
+  /// Returns the name and ranks. They distinguish this group from every other group: "gather.0[0,1]".
   std::string key() const {
     std::string text = name + "[";
     for (std::size_t i = 0; i < world_ranks.size(); ++i) text += (i ? "," : "") + std::to_string(world_ranks[i]);

@@ -67,7 +67,7 @@ bool ask_in_time(const std::shared_ptr<KeyValueStore>& store, std::function<void
   if (ends_in_time(ask, limit, in_vain)) return true;
   ++store->unanswered;
   if (question->exchange(Question::kLeftBehind) != Question::kAnswered) return false;
-  --store->unanswered;  // the answer came just now
+  --store->unanswered;  // the answer has just arrived
   return true;
 }
 

@@ -9,25 +9,26 @@
 
 namespace tessera {
 
-/// Time that the store's server may take to answer a question.
+/// Time that the store's server may take to answer a request.
 constexpr std::chrono::milliseconds kForTheStore{2000};
 
 /// Says whether a wait is in vain, and may therefore end before its limit.
 using InVain = std::function<bool()>;
 
-/// Runs each of `tasks` on a thread of its own and waits no longer than `limit`. Returns true if all returned true. A
-/// task that is not over by then is left behind, so it must own everything that it uses. Tasks must not throw. The
+/// Runs each of `tasks` on a thread of its own and waits no longer than `limit`. Returns true if all tasks returned
+/// true in time. A task that is not over by then is left behind, so it must own everything that it uses. Tasks must not
+/// throw. The
 /// wait also ends where `in_vain`, which may be null, returns true; it is asked only after kForTheStore.
 bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::milliseconds limit,
                      const InVain& in_vain = nullptr);
 
-/// Does for one task, which cannot fail, what succeed_in_time does for several tasks.
+/// Does for one task, which cannot fail, the same as succeed_in_time for several tasks.
 bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit, const InVain& in_vain = nullptr);
 
-/// Asks `store` what `questions` asks, on a thread of its own, since the process that serves the store may hang.
-/// Returns true if the store has answered or failed within `limit`. Otherwise returns false and leaves `questions`
-/// behind, so it must own everything that it uses. While one question is left behind, nobody of this process waits for
-/// the same store: the next call returns false at once. `in_vain` is that of succeed_in_time.
+/// Runs `questions` with `store`, on a thread of its own, since the process that serves the store may hang. Returns
+/// true if the store has answered or failed within `limit`. Otherwise returns false and leaves `questions` behind, so
+/// it must own everything that it uses. While `questions` of an earlier call are left behind, no thread of this process
+/// waits for the same store: the next call returns false at once. `in_vain` is that of succeed_in_time.
 bool ask_in_time(const std::shared_ptr<KeyValueStore>& store, std::function<void(KeyValueStore&)> questions,
                  std::chrono::milliseconds limit = kForTheStore, const InVain& in_vain = nullptr);
 

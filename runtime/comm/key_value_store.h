@@ -22,23 +22,23 @@ class KeyValueStore {
   virtual absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) = 0;
   /// Returns whether `key` exists now.
   virtual absl::StatusOr<bool> has(const std::string& key) = 0;
-  /// Adds to a counter (an absent one counts as 0) and returns the new value.
+  /// Adds to a counter and returns its new value. A counter that does not exist counts as 0.
   virtual absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) = 0;
 
-  /// Returns the same store over another connection, if a connection answers only one question at a time. A caller that
-  /// waits on the new one then holds up nobody here. Null means that a new connection would be no better, or that none
-  /// can be made. The call sends a request to the server.
+  /// Returns the same store over another connection, if a connection answers only one request at a time. A caller that
+  /// waits on the new connection then blocks no other caller here. Null means that a new connection would be no better,
+  /// or that none can be made. The call sends a request to the server.
   virtual std::shared_ptr<KeyValueStore> connected_anew() { return nullptr; }
 
-  /// Returns the numeric address at which users of the store on other hosts reach this host; "" if none is known, or if
-  /// all are in one process.
+  /// Returns the numeric address at which users of the store on other hosts reach this host. It is "" if none is known,
+  /// or if all users are in one process.
   virtual std::string own_address() const { return ""; }
 
-  /// Number of questions that nobody waits for any more, since the server did not answer in time (ask_in_time).
+  /// Number of requests that no thread waits for any more, since the server did not answer in time (ask_in_time).
   std::atomic<int> unanswered = 0;
 };
 
-/// Returns a store inside this process, for ranks on threads.
+/// Returns a store inside this process, for ranks that are threads.
 std::shared_ptr<KeyValueStore> memory_store();
 
 }  // namespace tessera

@@ -14,8 +14,8 @@
 
 // Finds the launcher that started this rank. Each launcher is a Dialect, a table of variable names. `read_candidates`
 // reads every dialect whose variables are set, with special rules for Slurm. `choose` then drops candidates that agree
-// with another one, and launchers that only started an agent; one candidate must be left, or else an error shows the
-// disagreement.
+// with another candidate, and launchers that only started an agent. One candidate must remain, or else an error shows
+// the disagreement.
 
 namespace tessera {
 
@@ -84,7 +84,7 @@ std::optional<std::vector<int>> parse_ranks_of_hosts(std::string_view text) {
 
 // ---------------------------------------------------------------------------------------------- one launcher's set
 
-/// Returns the candidate's place in the job if `hosts` are the numbers of ranks on the hosts, which add up to its world
+/// Returns the candidate's place in the job. `hosts`: the numbers of ranks on the hosts, which add up to the world
 /// size.
 Topology on_hosts(const Candidate& c, const std::vector<int>& hosts) {
   Topology topology;
@@ -100,8 +100,8 @@ bool fit(const std::vector<int>& hosts, const Candidate& c) {
          std::accumulate(hosts.begin(), hosts.end(), std::int64_t{0}) == std::int64_t{c.world_size};
 }
 
-/// Takes the list of each host's ranks that agrees with what the launcher says of this rank, if there is one. Most
-/// launchers themselves tell a rank only the number of ranks on its own host.
+/// Takes the list of each host's ranks, if there is one that agrees with the launcher's facts about this rank. Most
+/// launchers tell a rank only the number of ranks on its own host.
 absl::Status take_hosts(const LauncherVariables& variables, Candidate& c) {
   for (const char* name : {kHostsVariable, kProcessGroupHosts}) {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<int> hosts, variables.ranks_of_hosts(name));
@@ -147,8 +147,8 @@ absl::StatusOr<Candidate> read_numbers(const LauncherVariables& variables, const
   return c;
 }
 
-/// Reads rank and size, or neither. Another source may give the local numbers: Slurm's PMI plug-in leaves them out, and
-/// so do programs that set RANK and WORLD_SIZE for init_process_group.
+/// Reads rank and size, or neither of them. Another source may give the local numbers: Slurm's PMI plug-in leaves them
+/// out, and so do programs that set RANK and WORLD_SIZE for init_process_group.
 absl::StatusOr<std::optional<Candidate>> read_dialect(const LauncherVariables& variables, const Dialect& d) {
   const bool rank = variables.has(d.rank), size = variables.has(d.world_size);
   if (!rank && !size) return std::optional<Candidate>();
@@ -178,15 +178,15 @@ absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& 
 
 // ------------------------------------------------------------------------------------------------------------ Slurm
 
-/// The variable in which srun says how many tasks the step has. SLURM_NTASKS says the same in most steps, but the job's
-/// number in others: the shell that salloc gives is a step of one task in a job of many.
+/// The variable in which srun says how many tasks the step has. SLURM_NTASKS has the same number in most steps, but the
+/// job's number in other steps. For example, the shell that salloc gives is a step of one task in a job of many tasks.
 constexpr const char* kTasksOfStep = "SLURM_STEP_NUM_TASKS";
 
 const char* tasks_variable(const LauncherVariables& variables) {
   return variables.has(kTasksOfStep) ? kTasksOfStep : kSlurm.world_size;
 }
 
-/// Reads the step's own list first: sbatch's request does not bind a smaller srun inside it.
+/// Reads the step's own list first, since the list that sbatch asked for does not hold for a smaller srun inside it.
 absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate& c) {
   std::string other;  // lists whose numbers do not add up to this step's tasks
   for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
@@ -201,7 +201,7 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
     }
     c.local_world_size = tasks->front();
     c.local_origin = name;
-    if (!fit(*tasks, c)) return absl::OkStatus();  // rank >= world size, which check_ranges refuses
+    if (!fit(*tasks, c)) return absl::OkStatus();  // rank >= world size: check_ranges refuses this
     const Topology said = on_hosts(c, *tasks);
     c.local_world_size = said.local_world_size;
     c.ranks_of_hosts = said.ranks_of_hosts;
@@ -221,7 +221,7 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
 }
 
 /// Returns whether this process is a batch script. A process is a Slurm task if srun started it. An allocation alone
-/// (salloc) sets no SLURM_PROCID; the batch script is rank 0 of a step of its own, which SLURM_NTASKS does not count.
+/// (salloc) sets no SLURM_PROCID. The batch script is rank 0 of a step of its own, which SLURM_NTASKS does not count.
 bool is_batch_script(const LauncherVariables& variables) {
   return variables.text("ENVIRONMENT") == "BATCH" && !variables.has("SLURM_STEP_ID") && !variables.has("SLURM_STEPID");
 }
@@ -250,7 +250,7 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
 // ------------------------------------------------------------------------------------------- which launcher counts
 
 /// Returns whether two launchers see the same process in the same way. A process group has found out which ranks share
-/// a host; a launcher may give other hosts, as `tessera launch --pretend-hosts 2` does.
+/// a host. A launcher may give different hosts, as `tessera launch --pretend-hosts 2` does.
 bool agree(const Candidate& a, const Candidate& b) {
   const bool of_group = a.dialect == &kProcessGroup || b.dialect == &kProcessGroup;
   const bool locals = of_group || !a.knows_locals() || !b.knows_locals() ||
@@ -277,7 +277,7 @@ bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_a
   }
   if (outer.local_world_size != 1 || !inner.knows_locals()) return false;
   const bool trusted = inner.dialect == &kTorchrun && torchrun_agent;
-  // Open MPI's daemons on the other hosts are a Slurm step that leaves out the first host.
+  // Open MPI's daemons on the other hosts are a Slurm step without the first host.
   const int hosts = inner.topology().num_hosts();
   return trusted || outer.world_size == hosts || (inner.dialect != &kTorchrun && outer.world_size == hosts - 1);
 }

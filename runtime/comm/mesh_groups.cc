@@ -54,8 +54,8 @@ MeshGroups::MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory,
   known.meshes.insert(this);
 }
 
-/// A program that gives its mesh back without a failure ends well, whether it has said so (`leave`) or not. So does one
-/// that ends with exit code 0 and never gives it back.
+/// A program that destroys its mesh without a failure ends well, whether it has called `leave` or not. A program that
+/// ends with exit code 0 and never destroys its mesh ends well, too.
 MeshGroups::~MeshGroups() {
   {
     Living& known = living();
@@ -67,7 +67,7 @@ MeshGroups::~MeshGroups() {
 
 MeshGroups::Living& MeshGroups::living() {
   static Living* const living = [] {
-    auto* const known = new Living;  // it is never deleted: threads may give meshes back until the process has ended
+    auto* const known = new Living;  // it is never deleted: threads may destroy meshes until the process has ended
     ::on_exit(
         [](int code, void* given) {
           Living& known = *static_cast<Living*>(given);
@@ -142,7 +142,7 @@ absl::StatusOr<MeshAxes> MeshGroups::within_replica(const MeshAxes& axes) {
 }
 
 absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::secondary(const MeshAxes& axes, int ranks) {
-  // If replicas train apart, their axes do not say which replica this is.
+  // If replicas train apart, the axes do not show which replica this rank belongs to.
   const int first = topology_.rank - axes.shard_index % ranks;
   return make_group(unique_name(axes.replicate_size, axes.shard_size), "secondary", GroupUse::kGather,
                     {first, ranks, 1});
@@ -210,7 +210,7 @@ void MeshGroups::abort(const absl::Status& reason) {
 
 void MeshGroups::leave() {
   if (topology_.world_size == 1) return;
-  // Ranks that find no other cause read in the store that this rank has ended.
+  // Ranks that find no other cause learn from the store that this rank has ended.
   ask_in_time(store_,
               [key = key_of_ended_rank(topology_.rank)](KeyValueStore& store) { store.set(key, "").IgnoreError(); });
   std::vector<std::shared_ptr<Collectives>> groups;

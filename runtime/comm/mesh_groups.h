@@ -20,14 +20,14 @@
 
 namespace tessera {
 
-/// Makes groups of ranks. There is one per process (or per rank, on threads); it knows which transport connects which
-/// ranks.
+/// Makes groups of ranks. There is one per process (or per rank, if ranks are threads). It knows which transport
+/// connects which ranks.
 class GroupFactory {
  public:
   virtual ~GroupFactory() = default;
   /// Makes a group. The call is collective over `world_ranks` (ascending; this rank among them): each member calls with
-  /// the same name, ranks and use. Group rank i is world rank `world_ranks[i]`. Names are used once. Errors are those
-  /// of the transport.
+  /// the same name, ranks and use. Group rank i is world rank `world_ranks[i]`. A name is used only once. Errors are
+  /// those of the transport.
   virtual absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name,
                                                             const std::vector<int>& world_ranks, GroupUse use) = 0;
   /// Returns a group for host memory over the ranks of `group`, which `make` made: the group itself, unless it moves a
@@ -47,23 +47,23 @@ struct MeshAxes {
   std::shared_ptr<Collectives> world;      ///< all ranks
   /// All ranks, for host memory: `world` itself, unless it moves a GPU's memory.
   std::shared_ptr<Collectives> control;
-  /// The ranks that read this rank's gradients where they lie, in one memory ("sync" backups); null if no rank does.
+  /// The ranks that read this rank's gradients directly from its memory ("sync" backups); null if no rank does.
   std::shared_ptr<Collectives> readers = nullptr;
-  /// The neighbours on the shard axis that hold a second copy of the parameters together ("secondary"), for
-  /// all-gathers; null where there is none.
+  /// The neighbours on the shard axis that together hold a second copy of the parameters ("secondary"), for
+  /// all-gathers; null if there is no second copy.
   std::shared_ptr<Collectives> secondary = nullptr;
 
   /// Returns OK, or the first failure among the groups (Collectives::status).
   absl::Status status() const;
 };
 
-/// Groups of the axes along which a GPU's ranks sum gradients, for the memory of their hosts; null for an axis of one
-/// rank, and for an axis that nobody asked for. These groups compress (Collectives::compressed_part).
+/// Groups of the axes along which a GPU's ranks sum gradients, for the memory of their hosts. A group is null for an
+/// axis of one rank, and for an axis that was not asked for. These groups compress (Collectives::compressed_part).
 struct HostAxes {
   std::shared_ptr<Collectives> reduce, replicate;
 };
 
-/// What a Mesh owns; all copies of the Mesh share it. It makes groups of ranks and ends them. It is thread-safe.
+/// The members of a Mesh; all copies of the Mesh share them. It makes groups of ranks and ends them. It is thread-safe.
 class MeshGroups {
  public:
   ~MeshGroups();
@@ -74,7 +74,7 @@ class MeshGroups {
   KeyValueStore& store() const { return *store_; }
 
   /// Makes the axes of a mesh shape. It is collective over the world. Error: 78 unless `replicate * shard` is the world
-  /// size. A second request for a shape (by a second Engine) gets groups of its own.
+  /// size. If a second Engine asks for the same shape, it gets new groups.
   absl::StatusOr<MeshAxes> axes(int replicate, int shard);
 
   /// Returns the axes of this rank's replica, as if there were no other replica. It is collective over the world.
@@ -85,12 +85,13 @@ class MeshGroups {
   /// parameters (MeshAxes::secondary). It is collective over the world. REQUIRES: `ranks` divides the shard axis.
   absl::StatusOr<std::shared_ptr<Collectives>> secondary(const MeshAxes& axes, int ranks);
 
-  /// Makes the groups over which ranks with GPUs compress what they send, on the axes that are asked for. These groups
-  /// use Gloo. The call is collective over the world. `axes` are the mesh's. Errors: those of gloo_collectives.
+  /// Makes the groups over which ranks with GPUs compress their messages, on the axes that are asked for. These groups
+  /// use Gloo. The call is collective over the world. `axes` are the axes of the mesh. Errors: those of
+  /// gloo_collectives.
   absl::StatusOr<HostAxes> on_host(const MeshAxes& axes, bool on_shard, bool on_replicate);
 
-  /// Makes a new group of all ranks for host memory. No other code uses the group. The call is collective. Its name
-  /// contains `purpose`.
+  /// Makes a new group of all ranks for host memory. No other code uses the group. The call is collective. The name of
+  /// the group contains `purpose`.
   absl::StatusOr<std::shared_ptr<Collectives>> world(const std::string& purpose);
   /// Makes the group of this rank and its neighbours in the world: the first `ranks` ranks are one group, the next
   /// `ranks` another. It is for host memory, and no other code uses it. The call is collective over the world.
@@ -98,17 +99,16 @@ class MeshGroups {
   absl::StatusOr<std::shared_ptr<Collectives>> neighbours(const std::string& purpose, int ranks);
   /// Returns the group of a purpose. The first call makes it and is collective; the group lives as long as the mesh.
   absl::StatusOr<std::shared_ptr<Collectives>> shared_world(const std::string& purpose);
-  /// Returns the group of the program's own messages (tessera/collectives.h).
+  /// Returns the group for the messages that the program itself sends (tessera/collectives.h).
   absl::StatusOr<std::shared_ptr<Collectives>> user_group() { return shared_world(kUser); }
 
-  /// Returns the watch that names ranks which wait for each other.
+  /// Returns the watch that names ranks that wait for each other.
   CallWatch& watch() { return watch_; }
 
-  /// Tells every rank of every group made through this mesh that this rank gives up, and why. Only the first reason
-  /// counts.
+  /// Tells every rank of every group of this mesh that this rank gives up, and why. Only the first reason counts.
   void abort(const absl::Status& reason);
-  /// Says that this rank's program ends well. Ranks that still need this rank for a call, since their data were longer,
-  /// are told that. The program's own group stays usable (user_group), so that ranks can wait for each other.
+  /// Says that this rank's program ends well. Ranks that have more data and still need this rank for a call are told
+  /// that it has ended. The program's own group stays usable (user_group), so that ranks can wait for each other.
   void leave();
   /// Returns OK, or the reason that this rank gave to `abort`.
   absl::Status status() const;
@@ -116,10 +116,10 @@ class MeshGroups {
   /// has its cause at the peer.
   bool told_by_peer() const;
 
-  /// Says that an exception that ends this rank will be reported through `abort`, with its text. tessera::run and
+  /// Says that an exception that ends this rank will be reported, with its text, by a call of `abort`. tessera::run and
   /// run_ranks call it.
   void expect_report();
-  /// Keeps the groups of an object that an exception destroys, so that the report can still reach the peers. Returns
+  /// Stores the groups of an object that an exception destroys, so that the report can still reach the peers. Returns
   /// false if no report is expected: the caller then has to tell the peers.
   bool keep_for_report(const MeshAxes& axes);
 
@@ -139,7 +139,7 @@ class MeshGroups {
 
   std::string unique_name(int replicate, int shard);
   absl::StatusOr<std::shared_ptr<Collectives>> make_world(const std::string& purpose);
-  /// `family` is that of WaitReport::Group.
+  /// `family` has the meaning of WaitReport::Group::family.
   absl::StatusOr<std::shared_ptr<Collectives>> make_group(const std::string& family, const std::string& name,
                                                           GroupUse use, const GroupRanks& ranks);
 

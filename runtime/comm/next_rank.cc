@@ -37,8 +37,8 @@ std::string new_word() {
   return word;
 }
 
-/// Lets the kernel ask the other end for a sign of life, and end the connection about nine seconds after the last one.
-/// A system that refuses these limits keeps its own, which are hours.
+/// Makes the kernel ask the other end for a sign of life, and end the connection about nine seconds after the last
+/// sign. A system that refuses these limits keeps its own, which are hours.
 void ask_for_life(int socket) {
   const auto set = [socket](int level, int option, int value) {
     ::setsockopt(socket, level, option, &value, sizeof value);
@@ -113,7 +113,7 @@ bool NextRank::is_watched() const {
   return connection_ >= 0 || (!vanished_address_.empty() && address_of(place_) == vanished_address_);
 }
 
-// The other end sends nothing before its end, so only an end can be read.
+// The other end sends nothing before it ends, so only the end of the connection can be read.
 bool NextRank::has_ended() {
   pollfd readable{connection_, POLLIN, 0};
   return (connection_ < 0 || ::poll(&readable, 1, 0) > 0) && (has_ended_well() || !connect(std::string(place_)));
@@ -177,8 +177,8 @@ void NextRank::tell_end(const std::string& report) {
     ::close(each.socket);
   }
   watchers_.clear();
-  // The process may need seconds for the rest of its exit. A rank that connected during that time would never be told
-  // of this rank's end.
+  // The process may need seconds for the rest of its exit. A rank that connected during that time would never learn
+  // that this rank has ended.
   ::shutdown(listener_, SHUT_RD);
 }
 

@@ -14,9 +14,9 @@ namespace tessera {
 /// connects says a word that only the store's users know, and hears nothing until the other end is about to end well
 /// (tell_end). Whoever has not said the word is a stranger, and strangers' connections are bounded (take_watchers).
 ///
-/// A host that vanishes says nothing, so the kernel asks for a sign of life every few seconds (TCP's keepalive), and
-/// ends the connection about nine seconds after the last one. The process of the next rank does nothing for this, so a
-/// process that computes, or that was stopped, does not count as gone.
+/// A host that vanishes sends nothing. The kernel therefore asks for a sign of life every few seconds (TCP's
+/// keepalive), and ends the connection about nine seconds after the last sign. The process of the next rank does
+/// nothing for this, so a process that computes, or that was stopped, is not taken to be gone.
 ///
 /// CallWatch makes a NextRank where ranks talk over Gloo, which may lose the end of a connection. Only the end of a
 /// connection that was once made counts, so a network that refuses the port means that nobody is watched, and never
@@ -43,19 +43,20 @@ class NextRank {
     std::string next_key, next;
     void exchange(KeyValueStore& store);
   };
-  /// Returns what to exchange with the other ranks. `own` is "" if this rank has no port.
+  /// Returns the addresses to exchange with the other ranks. `own` is "" if this rank has no port.
   Places places() const;
 
   /// Connects, or connects again, to `place`, the next rank's address, port and word. It takes a second at most.
   /// Returns false if that failed.
   bool connect(const std::string& place);
   bool is_connected() const { return connection_ >= 0; }  ///< true also for a connection that has ended
-  /// Returns whether the next rank was connected to, or is on a host that has vanished (go_on).
+  /// Returns whether a connection to the next rank was made, or whether that rank is on a host that has vanished
+  /// (go_on).
   bool is_watched() const;
   /// Returns whether the connection has ended, and no new one to the next rank can be made. It takes a second at most.
   /// REQUIRES: is_watched().
   bool has_ended();
-  /// Returns whether the rank that was connected to has told that it ends well.
+  /// Returns whether the rank at the other end of the connection has said that it ends well.
   bool has_ended_well() const;
   /// Returns the report that the rank gave to `tell_end`; "" if it gave none, or if not all of it has come.
   std::string end_report() const;
@@ -66,11 +67,11 @@ class NextRank {
   /// Tells those that watch this rank that it ends well, so that nobody counts it as gone, and what they need to know
   /// then: `report`, a text without line ends. It accepts no more connections. Any thread may call it.
   void tell_end(const std::string& report);
-  /// Returns whether the next rank's host did not answer at all when it was last connected to.
+  /// Returns whether the next rank's host did not answer at all at the last attempt to connect.
   bool is_silent() const { return is_silent_; }
-  /// Watches the rank after the next one from now on, since the next one is gone or has ended well. If its host was
-  /// silent, other ranks of that host are gone as soon as they do not answer either, without a connection to them.
-  /// Returns false if no other rank is left.
+  /// Watches the rank after the next one from now on, since the next rank is gone or has ended well. If the host of the
+  /// next rank was silent, other ranks of that host count as lost as soon as they do not answer either. No connection
+  /// to them is needed. Returns false if no other rank is left.
   bool go_on();
 
  private:
@@ -88,15 +89,15 @@ class NextRank {
   const std::string address_;
   const std::string word_;        ///< what a rank that watches this one says
   std::string place_;             ///< the next rank's place, once it is known
-  std::string vanished_address_;  ///< address of a silent host of which a rank was gone; "": none
+  std::string vanished_address_;  ///< address of a silent host that had a rank that is gone; "": none
   bool is_silent_ = false;
   int listener_ = -1, port_ = 0, connection_ = -1;
   Mutex mutex_;
   std::vector<Watcher> watchers_ ABSL_GUARDED_BY(mutex_);  ///< the oldest first
 };
 
-/// These return the key that the store has once this rank's process was seen to be gone, and the key that it has once
-/// any rank's process was.
+/// The first function returns the key that the store gets after this rank's process was seen to be gone. The second
+/// returns the key that the store gets after any rank's process was.
 std::string key_of_gone_rank(int world_rank);
 inline constexpr const char* kAnyGoneRank = "gone";
 

@@ -16,18 +16,18 @@ namespace tessera {
 
 /// A group that reports its calls to an observer, on the thread that makes them:
 ///
-///     std::uint64_t begins(CallSignature call);   // the program makes a call, and is in it; gives the call a number
-///     void waits(std::uint64_t call);             // the program calls again, to advance the work or to wait
-///     void leaves(std::uint64_t call, const absl::Status& status, bool is_over);   // the program goes on
-///     absl::Status cause_of(const absl::Status& failure) const;   // any thread: what the program is told of it
+///     std::uint64_t begins(CallSignature call);   // the program begins a call; gives the call a number
+///     void waits(std::uint64_t call);             // the program advances the work, or waits for it
+///     void leaves(std::uint64_t call, const absl::Status& status, bool is_over);   // the program leaves the call
+///     absl::Status cause_of(const absl::Status& failure) const;   // any thread: the error for the program
 ///     void aborted(const absl::Status& reason);   // any thread: the group is about to fail
 ///     void ends();                                // the group is about to be destroyed
 ///
-/// `is_over` means that the call is complete or has failed. `begins` and `waits` are each followed by a `leaves`. Calls
-/// on a GPU's memory begin and end for the observer before the device has reached them. `allocate` is reported only if
-/// ranks share memory, since it is a barrier only then.
+/// `is_over` means that the call is complete or has failed. Each `begins` and each `waits` is followed by a `leaves`.
+/// Calls on a GPU's memory begin and end for the observer before the device has reached them. `allocate` is reported
+/// only if ranks share memory, since it is a barrier only then.
 ///
-/// A call costs the observer's time, and no allocation if at most kMostStarted are under way.
+/// A call costs only the observer's time. It allocates nothing if at most kMostStarted calls are under way.
 template <class Observer>
 class ObservedCollectives final : public ForwardingCollectives {
  public:
@@ -74,7 +74,7 @@ class ObservedCollectives final : public ForwardingCollectives {
  private:
   static constexpr std::size_t kMostStarted = 2 * kMostUnderWay;
 
-  /// The time of the program in a call. It ends with the object, also by an exception.
+  /// The time that the program spends in a call. It ends when the object is destroyed, also by an exception.
   class Stay {
    public:
     Stay(Observer& observer, std::uint64_t call) : observer_(observer), call_(call) {}
@@ -146,7 +146,7 @@ class ObservedCollectives final : public ForwardingCollectives {
       work = start();
       if (work.done()) return Work(stay.ends_with(work.wait(), /*is_over=*/true));
     }
-    // The caller makes one call at a time, so an entry that is free stays free.
+    // The caller makes one call at a time, so a free entry stays free until this call takes it.
     for (std::size_t tried = 0; tried < kMostStarted; ++tried) {
       Started& place = started_[next_++ % kMostStarted];
       if (place.is_held.load(std::memory_order_acquire)) continue;

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// A CallSignature that may be read while it is written, word by word. A reader that is late or early (it asks what a
-/// missing rank was last doing) gets a mixture of two calls at worst.
+/// A CallSignature that may be read while it is written, word by word. A reader gets the last known state of a missing
+/// rank. If it reads at the wrong moment, it gets at worst a mixture of two calls.
 class PublishedCall {
  public:
   void store(const CallSignature& call) {

@@ -79,7 +79,7 @@ absl::Status name_launcher(const LauncherVariables& variables, Topology& topolog
   return absl::OkStatus();
 }
 
-/// Finds a number that differs between jobs and is the same on all ranks of a job, if the launcher has one.
+/// Finds an identifier that differs between jobs and is the same on all ranks of a job, if the launcher has one.
 void find_run_id(const LauncherVariables& variables, Topology& topology) {
   const auto take = [&](const char* name) { topology.run_id = variables.text(name).value_or(""); };
   if (topology.launcher == "torchrun" || topology.launcher == "tessera") take("TORCHELASTIC_RUN_ID");
@@ -155,7 +155,7 @@ std::vector<int> ranks_of_hosts(const Topology& topology) {
   return std::vector<int>(static_cast<std::size_t>(topology.num_hosts()), topology.local_world_size);
 }
 
-/// Reads TESSERA_HOSTS: the ranks of each host. A number alone is the number of hosts, which then have equally many
+/// Reads TESSERA_HOSTS: the ranks of each host. A single number is the number of hosts, which then have equally many
 /// ranks.
 absl::StatusOr<std::vector<int>> read_hosts(const LauncherVariables& variables, const Topology& topology) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<int> list, variables.ranks_of_hosts(kHostsVariable));
@@ -232,7 +232,7 @@ absl::StatusOr<Topology> resolve_topology(const Environment& environment) {
   const LauncherVariables variables(environment);
   TESSERA_ASSIGN_OR_RETURN(const auto launcher, find_launcher(variables));
   Topology topology;
-  const Dialect& dialect = launcher ? *launcher->dialect : kTorchrun;  // its launcher sets MASTER_ADDR and MASTER_PORT
+  const Dialect& dialect = launcher ? *launcher->dialect : kTorchrun;  // this launcher sets MASTER_ADDR and MASTER_PORT
   if (launcher) TESSERA_RETURN_IF_ERROR(place(variables, *launcher, topology));
   TESSERA_RETURN_IF_ERROR(name_launcher(variables, topology));
   find_run_id(variables, topology);

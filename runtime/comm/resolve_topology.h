@@ -16,25 +16,26 @@ using Environment = std::function<std::optional<std::string>(const std::string&)
 /// Looks variables up in this process's environment.
 std::optional<std::string> process_environment(const std::string& name);
 
-/// Names under which Python gives host and port of the store of torch.distributed's process group. Ranks meet at this
-/// store if the process group alone says who they are.
+/// Names under which Python gives the host and the port of the store of torch.distributed's process group. Ranks meet
+/// at this store if they know their numbers only from the process group.
 constexpr const char* kProcessGroupStoreHost = "host of torch.distributed's store";
 constexpr const char* kProcessGroupStorePort = "port of torch.distributed's store";
 
-/// The name under which Python gives the ranks of each host of a process group, as in "2,3", where they are unequal.
+/// The name under which Python gives the ranks of each host of a process group, as in "2,3", if hosts have unequal
+/// numbers of ranks.
 constexpr const char* kProcessGroupHosts = "ranks of each host of torch.distributed";
-/// The variable that says the ranks of each host, as in "2,3". A number alone is the number of hosts, for tests.
+/// The variable with the number of ranks of each host, as in "2,3". A single number is the number of hosts, for tests.
 constexpr const char* kHostsVariable = "TESSERA_HOSTS";
 
 /// Reads the launcher's variables and every other source that says who this process is, and compares them
 /// (runtime/comm/launcher_variables.h has the order). If no source says anything, the job has one rank. If the hosts of
 /// a process group are unknown, its ranks count as those of one host. Error 78, naming variable, value and launcher:
-/// incomplete sets, texts that are no numbers, rank >= world size, two sources whose values disagree, ranks that do not
-/// fill hosts evenly where nothing says the ranks of each host: Slurm does, and so does TESSERA_HOSTS=2,3.
+/// sets are incomplete, texts are no numbers, rank >= world size, two sources have different values, or ranks do not
+/// fill hosts evenly and no source says the ranks of each host. Slurm is such a source, and so is TESSERA_HOSTS=2,3.
 absl::StatusOr<Topology> resolve_topology(const Environment& environment = process_environment);
 
-/// Returns rank and world size alone. The rank and world size of a process group are known even before its hosts are;
-/// the launcher tells a rank only the number of ranks on its own host. Errors are those of resolve_topology.
+/// Returns only the rank and the world size. The rank and world size of a process group are known even before its hosts
+/// are known. The launcher tells a rank only the number of ranks on its own host. Errors are those of resolve_topology.
 absl::StatusOr<std::pair<int, int>> resolve_rank(const Environment& environment = process_environment);
 
 }  // namespace tessera

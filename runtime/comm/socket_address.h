@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-/// An address of IPv4 or IPv6 with a port, as the system takes it. `length` is 0 where there is none.
+/// An address of IPv4 or IPv6 with a port, in the form in which the system takes it. `length` is 0 if there is no
+/// address.
 struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
@@ -20,13 +21,13 @@ struct SocketAddress {
   SocketAddress with_port(int port) const;
 };
 
-/// Returns the address that a number means: "10.0.0.1", "::1". It has no length if the text is no such number.
+/// Returns the address for a numeric text: "10.0.0.1", "::1". It has no length if the text is not a numeric address.
 SocketAddress numeric_address(const std::string& text, int port);
 
 /// Returns the time that is left, at least 0.
 std::chrono::milliseconds left_until(std::chrono::steady_clock::time_point deadline);
 
-/// A connection that was tried.
+/// The result of an attempt to connect.
 struct Connected {
   int socket = -1;  ///< the caller closes it; it is non-blocking, and exec closes it
   int error = 0;    ///< errno if there is no connection; ETIMEDOUT after the limit

@@ -8,9 +8,9 @@
 
 #include "runtime/base/text.h"
 
-// Reads JSON with positions. nlohmann's lexer does the reading; CountingIterator counts the characters that it takes,
-// and TreeBuilder, its handler, computes each token's place from that count. If the text is not JSON, the functions
-// behind TreeBuilder find what was probably meant (`hint_for`) and shorten nlohmann's message (`reason_in`).
+// Reads JSON with positions. nlohmann's lexer does the reading. CountingIterator counts the characters that the lexer
+// takes, and TreeBuilder, its handler, computes each token's place from that count. If the text is not JSON, functions
+// further below guess the intended text (`hint_for`) and shorten nlohmann's message (`reason_in`).
 
 namespace tessera {
 namespace {
@@ -42,8 +42,8 @@ class CountingIterator {
   std::size_t* taken_;
 };
 
-// Builds the tree. nlohmann calls it right after it has read a token, when the position in the text is the token's end.
-// The token begins behind the end of the token before and the separators that follow that one.
+// Builds the tree. nlohmann calls this class right after it has read a token, so the position in the text is the
+// token's end. The token begins after the end of the previous token and the separators between the two.
 class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   TreeBuilder(std::string_view text, const std::size_t& taken, Diagnostics& diagnostics, std::size_t most_values)
@@ -88,7 +88,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     std::unordered_map<std::string, std::size_t> keys;  // an object's keys, and where each was first given
   };
 
-  // Returns the offset of the token just taken.
+  // Returns the offset of the token that was read last.
   std::size_t take_token() {
     const std::size_t start = std::min(text_.find_first_not_of(kBetweenTokens, token_end_), text_.size());
     token_end_ = taken_;
@@ -173,8 +173,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Returns a hint for words and signs that other formats have and JSON has not, by the beginning of the offending token;
-// "" if the token is none of these.
+// Returns a hint for words and signs that other formats have and JSON has not, by the beginning of the offending token.
+// It is "" if the token is none of these.
 std::string hint_for_token(std::string_view rest) {
   if (rest[0] == '/' || rest[0] == '#') return "[T0499] hint: comments are not allowed";
   if (rest[0] == '\'') return "[T0500] hint: strings stand in double quotes";
@@ -186,7 +186,7 @@ std::string hint_for_token(std::string_view rest) {
   return "";
 }
 
-// Returns what is probably meant by text that is not JSON at `at`; "" if that is unknown. `reason` is nlohmann's text.
+// Returns the probable meaning of text that is not JSON at `at`; "" if that is unknown. `reason` is nlohmann's text.
 std::string hint_for(std::string_view text, std::size_t at, const std::string& reason) {
   const std::string_view rest = text.substr(at), before = text.substr(0, at);
   const std::size_t last = before.find_last_not_of(" \t\r\n");
@@ -228,7 +228,7 @@ std::string reason_in(const std::string& what) {
 bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::json::exception& error) {
   const std::string reason = reason_in(error.what());
   std::size_t at = std::min(text_.find_first_not_of(kBetweenTokens, token_end_), text_.size());
-  // Stray commas and brackets are skipped above, but the lexer stopped right behind them. The position of a bad byte
+  // Stray commas and brackets are skipped above, but the lexer stopped right after them. The position of a bad byte
   // says more than the beginning of the string that is not UTF-8.
   const std::size_t last_taken = taken_ == 0 ? 0 : taken_ - 1;
   if (at > last_taken || reason.find("UTF-8") != std::string::npos) at = last_taken;
@@ -244,7 +244,7 @@ bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::j
 }  // namespace
 
 std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics, std::size_t most_values) {
-  // nlohmann's lexer takes a NUL for the end of the text and would not see what follows.
+  // nlohmann's lexer takes a NUL for the end of the text, and would not see the rest.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     diagnostics.add(nul, "",
                     "a NUL byte: this is not a text file. [T0511] hint: name the right file; this one is binary");

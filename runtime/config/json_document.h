@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// A value of a JSON text that knows its position. nlohmann's own tree keeps neither positions nor keys that are given
+/// A value of a JSON text, with its position. nlohmann's own tree keeps neither positions nor keys that are given
 /// twice, and messages need both.
 struct JsonNode {
   std::string key;             ///< key of a member of an object; else empty
@@ -26,8 +26,8 @@ struct JsonNode {
 
 /// Reads RFC 8259 JSON, strictly: no comments, no trailing commas, no NaN, no number that a double cannot hold, valid
 /// UTF-8 (a byte order mark is skipped), nothing after the value, and lists and objects nested at most kMaxJsonDepth
-/// deep. Every break of these rules, and every key given twice in one object, goes to `diagnostics`; the result is
-/// empty if the text could not be read to its end. Deeper nesting needs no more stack. A text of more than
+/// deep. Every break of these rules, and every key given twice in one object, is reported to `diagnostics`. The result
+/// is empty if the text could not be read to its end. Deeper nesting does not use more stack. A text of more than
 /// `most_values` values (some 200 bytes of memory each) is not read to its end either.
 std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics,
                                    std::size_t most_values = static_cast<std::size_t>(-1));
@@ -35,7 +35,7 @@ std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnosti
 /// Deepest nesting that parse_json reads.
 inline constexpr std::size_t kMaxJsonDepth = 32;
 
-/// Returns `pointer` + "/" + `key`, escaped as RFC 6901 says and cut if the key is absurdly long.
+/// Returns `pointer` + "/" + `key`. The key is escaped as RFC 6901 says, and cut if it is absurdly long.
 std::string json_pointer(const std::string& pointer, std::string_view key);
 
 /// Returns how messages name the value that they got: "the string \"fast\"", "0.5", "true", "a list of 3", ...

@@ -18,7 +18,7 @@ struct OldKey {
   const char* name;
   bool chooses;        ///< true if the key turned a method on; false if it was a number of a method
   const char* off;     ///< JSON: the value that had no effect
-  const char* types;   ///< types of compression.method: one, or "this or that"; "sign" means all names that begin so
+  const char* types;   ///< types of compression.method, with blanks between; "sign": all that begin so
   const char* member;  ///< the member that has the value; null: the value chooses the type
 };
 constexpr OldKey kOldKeys[] = {{"power_sgd_rank", true, "0", "power_sgd", "rank"},
@@ -129,7 +129,7 @@ class Renewal {
   JsonNode method_;
 };
 
-/// "delay_compensation" of "sync" was a number, its lambda.
+/// Rewrites "delay_compensation" of "sync", which once was a number: its lambda.
 std::optional<std::string> renew_delay_compensation(JsonNode& root, const std::string& file) {
   const auto sync = std::ranges::find(root.children, std::string("sync"), &JsonNode::key);
   if (!root.is_object() || sync == root.children.end() || !sync->is_object()) return std::nullopt;

@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-/// Returns the type's row. If the type is none, it is the first row.
+/// Returns the type's row. Returns the first row if `type` is no valid type.
 const OptimizerRow& row_of(OptimizerType type) {
   for (const OptimizerRow& row : optimizer_rows()) {
     if (row.type == type) return row;

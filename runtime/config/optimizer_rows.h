@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-/// The words with which a row of TESSERA_OPTIMIZER_TYPES (tessera/optimizer_types.h) says what a rule reads of
-/// OptimizerConfig, and how it updates.
+/// The traits with which a row of TESSERA_OPTIMIZER_TYPES (tessera/optimizer_types.h) says which numbers of
+/// OptimizerConfig a rule reads, and how the rule updates.
 namespace optimizer_traits {
 
 enum OptimizerTrait : unsigned {
-  // The numbers that the rule reads.
+  // The numbers of OptimizerConfig that the rule reads.
   kBetas = 1u << 0,
   kEps = 1u << 1,
   kMomentum = 1u << 2,
@@ -28,15 +28,15 @@ enum OptimizerTrait : unsigned {
   kOnlyMomentum = 1u << 10,   ///< without momentum the rule keeps no state
   kLayers = 1u << 11,         ///< the norms of each parameter adapt its rate
   kGradientNorms = 1u << 12,  ///< for kLayers: they are norms of the gradient, not of a direction
-  kMatrices = 1u << 13,       ///< the rule updates matrices, except those of embeddings; adamw updates all else
+  kMatrices = 1u << 13,       ///< the rule updates matrices except embeddings; adamw updates all others
   kTensors = 1u << 14,        ///< the rule updates every parameter as a whole tensor
-  kTensorStates = 1u << 15,   ///< kMatrices, kTensors: its states are of whole tensors (TensorRule::states_of)
+  kTensorStates = 1u << 15,   ///< with kMatrices, kTensors: states are whole tensors (TensorRule::states_of)
   kOwnElements = 1u << 16,    ///< the rule updates element by element, by a formula of the user's program
 };
 
 }  // namespace optimizer_traits
 
-/// The values of a rule that a strategy may leave out, and that differ between rules or between versions of Tessera.
+/// The values of a rule that a strategy may leave out. They differ between rules or between versions of Tessera.
 struct OptimizerDefaults {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   MuonLrAdjustment adjust_lr = MuonLrAdjustment::kOriginal;
@@ -46,9 +46,9 @@ struct OptimizerDefaults {
 struct OptimizerRow {
   OptimizerType type;
   std::string word;  ///< "adamw"
-  std::string text;  ///< what docs/strategy.md says about it
+  std::string text;  ///< text about the type in docs/strategy.md
   unsigned traits;
-  OptimizerDefaults defaults;  ///< those of torch.optim, or of timm for rules that PyTorch does not have
+  OptimizerDefaults defaults;  ///< the defaults of torch.optim, or of timm if PyTorch lacks the rule
 };
 
 /// Returns all rows, in their order.
@@ -64,7 +64,7 @@ std::string types_with(unsigned traits);
 /// version counts as this program's.
 OptimizerDefaults defaults_of(OptimizerType type, std::int64_t version = OptimizerConfig::kDefaultsVersion);
 
-/// A key that a strategy leaves out and that had another default before.
+/// A key that a strategy leaves out and that had another default in version 1.
 struct ChangedDefault {
   std::string key;          ///< "optimizer.weight_decay"
   std::string now, before;  ///< default values as JSON, of this version and of version 1

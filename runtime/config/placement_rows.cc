@@ -16,7 +16,8 @@ bool has_all(const CutAxes& axes, const CutAxes& others) {
 
 std::string text_of(const CutAxes& axes) { return "[" + joined(names_of_axes(axes)) + "]"; }
 
-/// Returns the names whose rows have these axes and give parameters up after use, as every "placement" does.
+/// Returns the names of the rows that have these axes and free gathered parameters after use, as every "placement"
+/// does.
 std::string names_with(const PlacementAxes& axes) {
   std::vector<std::string> names;
   for (const PlacementRow& row : placement_rows()) {

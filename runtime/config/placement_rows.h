@@ -23,15 +23,15 @@ struct PlacementRow {
   bool keeps_gathered = false;  ///< sharded parameters stay gathered from forward to the end of backward
 };
 
-/// All names of placements. This table alone says what a name means: `placement_of` (sharding/layout/placement.h) and
-/// the rules of the strategy file read it.
+/// All names of placements. This table alone defines the meaning of a name: `placement_of`
+/// (sharding/layout/placement.h) and the rules of the strategy file read it.
 const std::vector<PlacementRow>& placement_rows();
 
 /// Returns the row of a name. `over_world` counts only for HYBRID_SHARD.
 const PlacementRow& placement_row(ShardingStrategy strategy, bool over_world);
 
-/// Returns the axes that a strategy gives: those of its "placement", or else those of its name's row. Axes of a
-/// "placement" that are not given count as none.
+/// Returns the axes that a strategy gives: the axes in its "placement", or else those of the row with its name. Axes
+/// that a "placement" leaves out count as none.
 PlacementAxes placement_axes(const Strategy& strategy);
 
 /// Returns the names of the axes, as the strategy file has them: "host", "rank".
@@ -40,25 +40,25 @@ std::vector<std::string> names_of_axes(const CutAxes& axes);
 /// Returns whether parameters stay gathered from forward to the end of backward. It is false for every "placement".
 bool keeps_gathered(const Strategy& strategy);
 
-/// Returns whether parameters are cut, and gathered unit by unit into memory that is given up after use.
+/// Returns whether parameters are cut, and gathered unit by unit into memory that is freed after use.
 bool releases_parameters(const Strategy& strategy);
 
 /// Returns whether several ranks may hold the same part of some state. A mesh whose "host" axis is left open may have
 /// several hosts.
 bool holds_copies(const Strategy& strategy);
 
-/// Returns whether the strategy's placement is that of a name, as "strategy" or as "placement".
+/// Returns whether the strategy has the axes of `name`, given as "strategy" or as "placement".
 bool is_placed_as(const Strategy& strategy, ShardingStrategy name);
 
-/// Returns what is wrong with a "placement", and the remedy; empty if it is legal. REQUIRES: the "placement" gives all
-/// kinds of state.
+/// Returns a text that says what is wrong with a "placement", with the remedy. It is empty if the placement is legal.
+/// REQUIRES: the "placement" gives all kinds of state.
 std::string problem_of(const PlacementAxes& axes);
 
 /// Returns the strategy's name for messages, or "placement by axes".
 std::string name_of_placement(const Strategy& strategy);
 
 /// Returns a line such as "parameters [], gradients [rank], optimizer [host, rank] (as SHARD_OPTIMIZER)". The names in
-/// parentheses are those of the rows with the same axes, where a "placement" has such rows.
+/// parentheses are those of the rows with the same axes, if there are such rows.
 std::string describe_placement(const Strategy& strategy);
 
 }  // namespace tessera

@@ -11,8 +11,8 @@
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
 
-// Makes the schema and the reference page from the table of keys. The first half writes JSON schema, one function for
-// each kind of value; the second half writes Markdown: sections with one table row for each key, the rules, and the
+// Makes the schema and the reference page from the table of keys. The first half writes JSON schema, with one function
+// for each kind of value. The second half writes Markdown: sections with one table row for each key, the rules, and the
 // introduction.
 
 namespace tessera {
@@ -96,7 +96,7 @@ void add_type(Json& schema, const StrategyKey& key) {
 
 std::string code(const std::string& text) { return "`" + text + "`"; }
 
-/// Returns a text such as "`0.01` (adamw, lamb), `0.0` (adam, sgd)" for the types with which the key has an effect.
+/// Returns a text such as "`0.01` (adamw, lamb), `0.0` (adam, sgd)". It has all types with which the key has an effect.
 std::string defaults_of_types(const StrategyKey& key) {
   std::vector<std::pair<Json, std::vector<std::string>>> defaults;
   for (const Named<OptimizerType>& type : optimizer_types()) {
@@ -144,7 +144,7 @@ void add_properties(Json& schema, const std::vector<StrategyKey>& members) {
   for (const StrategyKey& member : members) schema["properties"][member.name()] = schema_of(member);
 }
 
-// Returns the place "/properties/a/properties/b" of "/a/b" in the schema.
+// Returns the place of a key in the schema: "/properties/a/properties/b" for "/a/b".
 Json::json_pointer place_in_schema(const std::string& pointer) {
   std::string place;
   for (const char c : pointer) place += c == '/' ? std::string("/properties/") : std::string(1, c);
@@ -252,7 +252,7 @@ std::string strategy_schema() {
   root.update(object_schema("How a model is trained. Contradictions between keys: see docs/strategy.md."));
   root["properties"][kSchemaKey] = {{"description", "Where an editor finds this schema."}, {"type", "string"}};
   for (const StrategyKey& key : strategy_keys()) {
-    // Groups enter before their first key, so that the schema has the order of the table.
+    // A group is added before its first key, so that the schema has the order of the table.
     for (const StrategyGroup& group : strategy_groups()) {
       const bool holds_key = key.pointer.starts_with(group.pointer + "/");
       if (holds_key && !root.contains(place_in_schema(group.pointer))) {

@@ -152,7 +152,7 @@ StrategyField names_field(At at) {
   return plain_field<ValueKind::kNames, std::vector<std::string>>(at);
 }
 
-/// A list of two numbers, which go to two members.
+/// A list of two numbers, which are stored in two members.
 template <typename First, typename Second>
 StrategyField number_pair_field(First first, Second second) {
   return made_field(
@@ -196,8 +196,8 @@ struct TypeRow {
   std::vector<StrategyKey> members = {};
 };
 
-/// A std::variant as an object with a "type". The compiler refuses rows that are not those of its alternatives, in
-/// their order.
+/// A std::variant as an object with a "type". The compiler refuses the rows unless they are those of the variant's
+/// alternatives, in the same order.
 template <typename At, typename... T>
 StrategyField variant_field(At at, const TypeRow<T>&... rows) {
   static_assert(std::is_same_v<std::remove_reference_t<decltype(at(std::declval<Strategy&>()))>, std::variant<T...>>,

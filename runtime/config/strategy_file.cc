@@ -18,13 +18,13 @@
 namespace tessera {
 namespace {
 
-/// The last line of an error whose problems have no hint of their own.
+/// The last line of an error if none of its problems has its own hint.
 constexpr const char kStrategyHint[] = "[T0512] hint: docs/strategy.md lists every key and what it may be";
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 
-/// Returns whether this process is rank 0, or no launcher has given it a rank. All ranks read the same file, and one of
-/// them warns.
+/// Returns whether this process is rank 0, or no launcher has given it a rank. All ranks read the same file, but only
+/// one of them warns.
 bool is_first_rank() {
   const char* const rank = std::getenv("RANK");
   return !rank || std::string_view(rank) == "0";

@@ -14,12 +14,12 @@ absl::StatusOr<Strategy> read_strategy(const std::filesystem::path& path);
 absl::StatusOr<Strategy> parse_strategy(const std::string& text, const std::string& name = "strategy");
 
 /// Checks a strategy that a program has set field by field against the ranges and rules of the file. The status (exit
-/// code 78) lists every value that breaks one of them, by its JSON pointer.
+/// code 78) lists every value that breaks a range or a rule, by its JSON pointer.
 absl::Status check_strategy(const Strategy& strategy);
 
 /// Returns `strategy`, changed if the environment variable TESSERA_STRICT is "1" (`tessera launch --strict`). Each rank
-/// then has private copies, as on separate hosts, and "check.values" is set on the CPU. So the ranks of one machine
-/// show the errors that the ranks of two machines would. Readers of files and makers of Engines call it.
+/// then has private copies, as on separate hosts, and "check.values" is set on the CPU. The ranks of one machine then
+/// show the same errors as the ranks of two machines. Code that reads files or makes Engines calls it.
 Strategy as_launched(Strategy strategy);
 
 }  // namespace tessera

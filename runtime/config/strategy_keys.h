@@ -24,17 +24,19 @@ std::vector<StrategyKey> noise_keys();
 std::vector<StrategyKey> durable_keys();
 std::vector<StrategyKey> compression_keys();
 std::vector<StrategyKey> sync_keys();
-/// Returns the rules of "sync" and of keys that it excludes; strategy_rules.cc has all others.
+/// Returns the rules of "sync" and of the keys that it excludes. The other functions, and strategy_rules.cc, have the
+/// other rules.
 std::vector<StrategyRule> sync_rules();
-/// Returns the rules about what "compression" needs and excludes.
+/// Returns the rules about keys that "compression" needs or excludes.
 std::vector<StrategyRule> compression_rules();
 /// Returns the rules for an asynchronous "sync".
 std::vector<StrategyRule> asynchronous_rules();
-/// Returns the rules about what "noise_scale" excludes.
+/// Returns the rules about keys that "noise_scale" excludes.
 std::vector<StrategyRule> noise_rules();
-/// Returns the rules about what "placement" allows and excludes, and about placements that go with "secondary".
+/// Returns the rules about axes that "placement" allows, keys that it excludes, and placements that are allowed with
+/// "secondary".
 std::vector<StrategyRule> placement_rules();
-/// Returns the rules about what "reproducible" excludes.
+/// Returns the rules about keys that "reproducible" excludes.
 std::vector<StrategyRule> reproducible_rules();
 std::vector<StrategyRule> deal_rules();
 

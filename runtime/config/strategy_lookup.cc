@@ -12,7 +12,7 @@ namespace {
 std::string holder_of(const std::string& pointer) { return pointer.substr(0, pointer.rfind('/')); }
 std::string last_name_of(const std::string& pointer) { return pointer.substr(pointer.rfind('/') + 1); }
 
-// Writes whole numbers in full ("1000000") up to a thousand million, and others as short as possible ("1e-30", "1e12").
+// Writes whole numbers up to 10^9 in full ("1000000"), and other numbers as short as possible ("1e-30", "1e12").
 std::string number(double x) {
   const bool whole = x < 1e10 && x == static_cast<double>(static_cast<std::int64_t>(x));
   std::string text = whole ? fmt::format("{}", static_cast<std::int64_t>(x)) : fmt::format("{:g}", x);
@@ -51,7 +51,7 @@ bool is_strategy_group(const std::string& pointer) {
 
 std::vector<std::string> names_in_group(const std::string& group) {
   std::vector<std::string> names;
-  // A group stands where its first key does, so the order is that of the table.
+  // A group is listed at its first key, so the order is that of the table.
   for (const StrategyKey& key : strategy_keys()) {
     if (!key.pointer.starts_with(group + "/")) continue;
     const std::string rest = key.pointer.substr(group.size() + 1);

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// The strategy file's word for an enumerator, and what it does. Parsing, printing and the reference all come from
-/// these lists.
+/// The strategy file's word for an enumerator, and a description of the enumerator's effect. Parsing, printing and the
+/// reference all come from these lists.
 template <typename Enum>
 struct Named {
   Enum value;
@@ -54,20 +54,21 @@ std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index);
 
 /// Returns whether the rule adapts rates by the norms of each parameter.
 bool adapts_layers(OptimizerType type);
-/// Returns whether the rule updates whole matrices, or all tensors whole, each on the rank that it is assigned to.
+/// Returns whether the rule updates whole matrices, or all tensors as a whole. Each of them is then assigned to one
+/// rank.
 bool updates_whole_tensors(OptimizerType type);
-/// Returns whether the method or error feedback keeps residuals of gradients from step to step.
+/// Returns whether the method or error feedback has residuals of gradients, which stay from step to step.
 bool keeps_gradients(const CompressionConfig& compression);
 /// Returns whether the method draws random numbers, so that it has a seed.
 bool draws_gradients(const CompressionMethod& method);
-/// Returns b for a method in which ranks send momentum b m + (1 - b) g in place of gradients g, and keep residuals. It
-/// is 0 otherwise.
+/// Returns b for a method in which ranks send the momentum b m + (1 - b) g instead of gradients g, and keep residuals.
+/// It is 0 otherwise.
 double momentum_of_residuals(const CompressionMethod& method);
 /// Returns the method's text for messages, such as "top_k, fraction 0.01, momentum 0.9".
 std::string describe(const CompressionMethod& method);
 /// Returns whether ranks get whole sums of gradients from each other; otherwise every sum has one owner.
 bool gets_whole_sums(const Strategy& strategy);
-/// Returns whether the optimizer keeps states of each element beside the master weight.
+/// Returns whether the optimizer has states for each element, in addition to the master weight.
 bool keeps_states(const OptimizerConfig& optimizer);
 
 }  // namespace tessera

@@ -12,8 +12,8 @@
 #include "runtime/base/text.h"
 
 // Reads a strategy. ValueReader checks one value against its row: type, range, choices, the keys of a list's objects.
-// StrategyReader goes through the tree, finds the row of each key or reports an unknown one with the nearest name, and
-// at the end checks the conditions of keys that were given and the rules between keys.
+// StrategyReader goes through the tree and finds the row of each key, or reports an unknown key with the nearest name.
+// At the end it checks the conditions of keys that were given, and the rules between keys.
 
 namespace tessera {
 namespace {
@@ -24,7 +24,8 @@ std::vector<std::string> names_of_keys(const std::vector<StrategyKey>& keys) {
   return names;
 }
 
-// Returns a value that was read, or reports what is wrong with it and where; an empty optional means wrong.
+// Returns a value that was read, or reports what is wrong with it and where. An empty optional means that the value is
+// wrong.
 class ValueReader {
  public:
   ValueReader(const StrategyKey& key, Diagnostics& diagnostics) : key_(key), diagnostics_(diagnostics) {}
@@ -216,8 +217,8 @@ class ValueReader {
                        : who + hint_of_names(name, own);
   }
 
-  /// Puts one key of an object into `result`; false if something is wrong with it. `unknown` gives the error if no row
-  /// of `members` has this key.
+  /// Stores one key of an object in `result`. Returns false if something is wrong with the key. `unknown` gives the
+  /// error if no row of `members` has this key.
   template <typename Unknown>
   bool member(const JsonNode& child, const std::string& pointer, const std::vector<StrategyKey>& members,
               nlohmann::json& result, Unknown unknown) {
@@ -237,8 +238,8 @@ class ValueReader {
   Diagnostics& diagnostics_;
 };
 
-// Returns where else the file format has a key of this name: "lr" at the top belongs to "optimizer", and "durable" in
-// "offload" to the top.
+// Returns the place where the file format has a key of this name: "lr" at the top belongs to "optimizer", and "durable"
+// in "offload" to the top.
 std::string found_elsewhere(const std::string& name) {
   std::vector<std::string> places;
   const auto add = [&](const std::string& pointer) {
@@ -329,7 +330,8 @@ void StrategyReader::check_conditions() {
     if (key.only_if.text.empty() || !given_.contains(key.pointer)) continue;
     if (diagnostics_.touches(key.pointer) || any_wrong(key.only_if.reads) || key.only_if.holds(strategy_)) continue;
     const nlohmann::ordered_json value = key.field.get(strategy_);
-    // A default changes nothing, so the resolved strategy that to_json() prints can be read back.
+    // A key that has its default is accepted even without an effect, so that a resolved strategy from to_json() can be
+    // read back.
     if (key.says_nothing(value, strategy_)) continue;
     diagnostics_.add(given_.at(key.pointer), key.pointer,
                      fmt::format("{} has no effect: it needs {}. [T0518] hint: leave it out, or change that",

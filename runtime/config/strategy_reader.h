@@ -10,19 +10,20 @@
 
 namespace tessera {
 
-/// Fills a Strategy from a JSON tree by the rows of strategy_keys(); use one object for one tree. Everything that is
-/// wrong goes to `diagnostics`; the strategy is worth using only if nothing was wrong.
+/// Fills a Strategy from a JSON tree by the rows of strategy_keys(). Use one object for one tree. Everything that is
+/// wrong is reported to `diagnostics`. Use the strategy only if nothing was wrong.
 ///
-/// It works in phases. First it checks values one by one (type, range, known key). If a key's value was right, it then
-/// checks whether the key has an effect beside the others (Condition), and at last the rules between keys
-/// (StrategyRule). A rule is not tried if one of its keys was wrong already, so that one slip is one message.
+/// It works in phases. First it checks values one by one (type, range, known key). If a key's value is right, it then
+/// checks whether the key has an effect together with the other keys (Condition). At last it checks the rules between
+/// keys (StrategyRule). A rule is not checked if one of its keys was wrong already, so that one mistake gives one
+/// message.
 class StrategyReader {
  public:
   explicit StrategyReader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {}
 
   Strategy read(const JsonNode& root);
-  /// Checks a strategy that a program set field by field. Such a value may be without effect, which would be a mistake
-  /// in a file.
+  /// Checks a strategy that a program set field by field. A field that a program set may have no effect. In a file, the
+  /// same would be a mistake.
   Strategy read_from_code(const JsonNode& root);
 
  private:

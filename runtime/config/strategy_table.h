@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-/// The strategy file as a table: one row a key. Reading a file, printing the resolved strategy, the JSON schema and the
-/// reference page all come from these rows, so a key added here is added everywhere. Rules between several keys
-/// (StrategyRule) are here too.
+/// The strategy file as a table with one row for each key. Reading a file, printing the resolved strategy, the JSON
+/// schema and the reference page all come from these rows, so a key added here is added everywhere. Rules between
+/// several keys (StrategyRule) are here too.
 
 /// The kind of JSON value that a key takes.
 enum class ValueKind {
@@ -39,7 +39,7 @@ inline constexpr const char* kHostAxis = "host";
 inline constexpr const char* kRankAxis = "rank";
 inline constexpr std::array kMeshAxes = {kHostAxis, kRankAxis};
 
-/// One word that a key allows, and what it does.
+/// One word that a key allows, with a description of its effect.
 struct Choice {
   std::string name;
   std::string doc;
@@ -83,8 +83,8 @@ struct StrategyField {
   std::string unit = {};
 };
 
-/// The condition under which a key has an effect. If it does not hold, any value but the default is refused: no option
-/// is silently ignored.
+/// The condition under which a key has an effect. If it does not hold, any value except the default is refused: no
+/// option is silently ignored.
 struct Condition {
   std::string text;                ///< "optimizer.type sgd"; empty: always
   std::vector<std::string> reads;  ///< pointers of the keys that the condition reads
@@ -104,7 +104,7 @@ struct StrategyKey {
   std::string default_json = {};  ///< default; that of optimizer.type adamw if it depends on the type
   std::string example_json;
   std::string doc;   ///< one line of documentation
-  std::string cost;  ///< what raising the value (or turning the key on) costs
+  std::string cost;  ///< cost of raising the value (or of turning the key on)
   Condition only_if = {};
   RulesDefault rules_default = {};  ///< empty: the default is default_json, whatever the type
 
@@ -121,11 +121,11 @@ struct StrategyGroup {
   std::string doc;
 };
 
-/// A rule between keys, which a file can break.
+/// A rule between keys. A file can break it.
 struct StrategyRule {
   std::vector<std::string> keys;  ///< pointers of keys that the rule reads; errors are reported at the first given one
   std::string doc;                ///< the rule, as a sentence
-  /// Returns what is wrong and what to do; empty if nothing is wrong.
+  /// Returns the problem and its remedy; empty if nothing is wrong.
   std::function<std::string(const Strategy&)> problem;
 };
 

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// The words with which a row of TESSERA_TRANSPORTS (tessera/transports.h) says where its ranks are, and what its
-/// groups can do.
+/// The traits with which a row of TESSERA_TRANSPORTS (tessera/transports.h) tells the location of its ranks, and the
+/// abilities of its groups.
 namespace transport_traits {
 
 enum TransportTrait : unsigned {
@@ -25,25 +25,25 @@ enum TransportTrait : unsigned {
 struct TransportRow {
   TransportChoice choice;
   std::string word;  ///< "gloo"
-  std::string text;  ///< what docs/strategy.md says about it
+  std::string text;  ///< description in docs/strategy.md
   unsigned traits;
 };
 
-/// Returns all rows, in their order; kAuto has none.
+/// Returns all rows, in their order. kAuto has no row.
 const std::vector<TransportRow>& transport_rows();
 
-/// Returns the row of a transport. REQUIRES: it is not kAuto.
+/// Returns the row of a transport. REQUIRES: `choice` is not kAuto.
 const TransportRow& row_of(TransportChoice choice);
 
-/// Returns the transport with this word; kAuto where none has it, as for "" of an option that was not given.
+/// Returns the transport with this word; kAuto if no transport has it, as for "" of an option that was not given.
 TransportChoice transport_named(const std::string& word);
 
 /// Returns whether the transport has one of `traits` (transport_traits, joined by |); false for kAuto, which trains on
 /// the CPU.
 bool has(TransportChoice choice, unsigned traits);
 
-/// These return the words of all transports that have one of `traits`, and of those that have none of them: "nccl or
-/// cuda_host".
+/// The first function returns the words of all transports that have one of `traits`. The second function returns the
+/// words of all transports that have none of `traits`: "nccl or cuda_host".
 std::string transports_with(unsigned traits);
 std::string transports_without(unsigned traits);
 

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// Counts tokens: small ones in a table, the rest (a corrupt file may hold any number) in a map.
+/// Counts tokens: small numbers in a table, and all other tokens in a map (a corrupt file may have any number).
 class Histogram {
  public:
   void add(std::int64_t token) {

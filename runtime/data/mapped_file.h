@@ -11,12 +11,12 @@ namespace tessera {
 /// A regular file, mapped read-only and private. It owns the mapping and nothing else: the descriptor is closed, so any
 /// number of files can be open. It is move-only.
 ///
-/// The size is that at the time of opening. If a file is cut short while it is mapped, the next read beyond its end
-/// kills the process by SIGBUS, as with every mapped file; growing it changes nothing.
+/// Its size is the size of the file when it was opened. If a file is cut short while it is mapped, the next read beyond
+/// its end kills the process with SIGBUS, as with every mapped file. Growing the file changes nothing.
 class MappedFile {
  public:
-  /// Errors: 66 missing, 77 no permission, 65 not a regular file (a pipe or a device could block or never end),
-  /// 71 no memory or too many mappings, 74 other.
+  /// Errors: 66 if the file is missing, 77 if permission is missing, 65 if it is not a regular file (a pipe or a device
+  /// could block or never end), 71 if memory or mappings ran out, 74 for everything else.
   static absl::StatusOr<MappedFile> open(const std::filesystem::path& path);
 
   MappedFile(MappedFile&& other) noexcept;

@@ -30,7 +30,7 @@ constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
 constexpr std::int64_t kVersionAt = 9, kTypeAt = 17, kSequencesAt = 18, kDocumentsAt = 26, kIndexHeaderBytes = 34;
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 59;  // the number of bytes then fits 63 bits
 
-/// Codes of the type byte. 6 and 7 are float64 and float32, which are no tokens.
+/// Codes of the type byte. 6 and 7 are float64 and float32, and tokens are never of these types.
 constexpr std::optional<TokenType> kTypes[] = {std::nullopt,    TokenType::kU8,  TokenType::kI8,
                                                TokenType::kI16, TokenType::kI32, TokenType::kI64,
                                                std::nullopt,    std::nullopt,    TokenType::kU16};
@@ -76,7 +76,7 @@ absl::StatusOr<Index> read_header(const MappedFile& file) {
                                      code == 6 || code == 7 ? ", a floating-point type" : ""));
   const auto sequences = load<std::uint64_t>(first + kSequencesAt);
   const auto documents = load<std::uint64_t>(first + kDocumentsAt);
-  // Numbers are bounded by the file's size before anything is multiplied.
+  // Numbers are compared with the file's size before anything is multiplied.
   const auto room = static_cast<std::uint64_t>(file_bytes - kIndexHeaderBytes);
   if (sequences > room / 12)
     return corrupt_index(
@@ -163,7 +163,7 @@ class MegatronDataset : public TokenDataset {
   }
 
  private:
-  /// Tokens that follow `offset` in the .bin file without a jump.
+  /// Consecutive tokens of the .bin file, beginning at byte `offset`.
   struct Run {
     std::int64_t offset;
     std::int64_t tokens;

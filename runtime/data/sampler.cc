@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kMostSamples = std::int64_t{1} << 60;
 
-/// Says where the number of a step's microbatches comes from.
+/// Returns a text that says which setting gives the number of a step's microbatches.
 std::string source_of_step(const SamplerOptions& options) {
   return options.microbatches > 0 ? "the sampler's microbatches"
                                   : fmt::format("accumulation {} x {} ranks", options.accumulation, options.world_size);

@@ -15,8 +15,8 @@
 namespace tessera {
 
 /// Returns the number of samples. Sample i of a dataset is the window of tokens [i * seq_len, i * seq_len + seq_len +
-/// 1): seq_len inputs and, one further, as many targets. Neighbours share one token, and every token but the first is a
-/// target once.
+/// 1). It has seq_len inputs and equally many targets, which are the inputs shifted by one token. Neighbouring samples
+/// share one token. Every token but the first is a target once.
 std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len);
 
 /// The order of the samples of an epoch, which depends on nothing but its arguments. The samplers of all kinds take
@@ -35,60 +35,60 @@ class EpochOrder {
 };
 
 /// Deals the samples of an epoch out to the ranks. Each rank has one sampler, with its own `rank`, and one thread at a
-/// time uses it; samplers never communicate.
+/// time uses it. Samplers never communicate.
 ///
 /// Invariants:
 ///  1. An epoch has one *global order* (EpochOrder): position p holds sample Permutation(num_samples, seed, epoch)(p).
-///  2. Microbatch m of the epoch takes positions [m * batch * world_size, (m + 1) * batch * world_size); rank r has
-///     the r-th run of `batch` of them. If `runs` is set, rank r instead has the r-th run of `batch * accumulation` of
-///     a step's positions, one microbatch after the other. With `deal`, it has the run that it was dealt. Step k
-///     therefore consumes the positions [k * G, (k + 1) * G) for every number of ranks and microbatches with the same
-///     global batch G, and in the same order if `batch` is the same.
+///  2. Microbatch m of the epoch takes positions [m * batch * world_size, (m + 1) * batch * world_size), and rank r has
+///     the r-th run of `batch` of these positions. If `runs` is set, rank r instead has the r-th run of `batch *
+///     accumulation` of a step's positions, one microbatch after the other. If `deal` was called, the rank has the run
+///     of microbatches that `deal` gave it. Step k therefore takes the positions [k * G, (k + 1) * G) for every number
+///     of ranks and microbatches with the same global batch G. The order is the same too if `batch` is the same.
 ///  3. No sample is given twice within an epoch, to one rank or two, except for the `padded_samples()` of Tail::kPad.
-///  4. Every rank gets the same number of microbatches, a multiple of `accumulation`, unless they are dealt.
+///  4. Every rank gets the same number of microbatches, a multiple of `accumulation`, unless `deal` was called.
 class DistributedSampler {
  public:
-  /// Errors: 78 for options that make no sense, 65 if the samples do not fill a single step under Tail::kDrop.
+  /// Errors: 78 if options make no sense, 65 if the samples do not fill a single step under Tail::kDrop.
   static absl::StatusOr<DistributedSampler> create(const SamplerOptions& options);
 
   /// Writes this rank's next samples and moves on. Returns false, and writes nothing, at the end of the epoch.
   /// REQUIRES: samples.size() == batch.
   bool next(std::span<std::int64_t> samples);
-  /// Returns how many of the samples that `next` wrote last are no repetition (Tail::kPad); these samples come first.
+  /// Returns how many of the samples that `next` wrote last are no repetition (Tail::kPad). These samples come first.
   std::int64_t counted() const { return counted_; }
 
-  /// Writes the samples of microbatch number `microbatch` of the step under way, whichever rank it is for. The step
-  /// stays under way until `end_step`. Returns false, and writes nothing, at the end of the epoch. Errors: 78 for a
-  /// number that no step has, and where `next` has begun the step. REQUIRES: samples.size() == batch.
+  /// Writes the samples of microbatch number `microbatch` of the step under way, for whichever rank they are. The step
+  /// stays under way until `end_step`. Returns false, and writes nothing, at the end of the epoch. Errors: 78 if the
+  /// step has no microbatch of this number, or if `next` has already begun the step. REQUIRES: samples.size() == batch.
   absl::StatusOr<bool> take(std::int64_t microbatch, std::span<std::int64_t> samples);
-  /// Goes on to the next step. If this epoch is over, that is the first step of the next epoch. `take` must have given
+  /// Moves to the next step. If this epoch is over, that is the first step of the next epoch. `take` must have given
   /// all samples of the step under way.
   void end_step();
 
-  /// This rank takes from now on the microbatches of `run` in each step, whatever the options say. Call it between two
-  /// steps. `consumed` increases when a run is over. Errors: 78 for a run that is empty or reaches beyond a step's
-  /// microbatches, or for a call within a step.
+  /// From now on, this rank takes the microbatches of `run` in each step, whatever the options say. Call it between two
+  /// steps. `consumed` increases when all microbatches of a run were taken. Errors: 78 if a run is empty or reaches
+  /// beyond a step's microbatches, or if the call is made within a step.
   absl::Status deal(const MicrobatchRun& run);
-  /// Returns the run that this rank takes; an empty one if the options say which microbatches it takes.
+  /// Returns the run of microbatches that this rank takes. It is empty if the options say which microbatches it takes.
   const MicrobatchRun& run() const { return dealt_; }
-  /// Returns whether no microbatch of the step under way was given by `next`.
+  /// Returns whether `next` has given no microbatch of the step under way.
   bool is_between_steps() const { return taken_ == 0 && (consumed_ - begin_) % options_.global_batch() == 0; }
 
   /// Starts `epoch` from its first sample.
   void set_epoch(std::int64_t epoch);
-  /// Goes to the beginning of a step, counted from 0 over all epochs. Error: 78 for a number below 0.
+  /// Moves to the beginning of a step, counted from 0 over all epochs. Error: 78 if the number is below 0.
   absl::Status go_to_step(std::int64_t step);
   std::int64_t epoch() const { return epoch_; }
   /// Returns whether this epoch has no further step.
   bool is_over() const { return consumed_ >= end_; }
 
   std::int64_t steps_per_epoch() const;
-  /// Returns the samples seen twice (kPad) or not at all (kDrop) in a whole epoch.
+  /// Returns the number of samples that are seen twice (kPad) or not at all (kDrop) in a whole epoch.
   std::int64_t padded_samples() const;
   std::int64_t dropped_samples() const;
 
   SamplerCursor cursor() const;
-  /// Continues after `cursor`, which may come from another number of ranks or another batch: the global order continues
+  /// Continues after `cursor`, which may come from another number of ranks or another batch. The global order continues
   /// where it stopped, provided that `cursor` was taken between two steps. Error: 78 if seed, shuffling or samples
   /// differ.
   absl::Status resume(const SamplerCursor& cursor);
@@ -106,14 +106,14 @@ class DistributedSampler {
   std::int64_t consumed_ = 0;
   std::int64_t begin_ = 0;  ///< consumed_ when the epoch began or was resumed, between two steps
   std::int64_t counted_ = 0;
-  MicrobatchRun dealt_;     ///< empty: as the options say
+  MicrobatchRun dealt_;     ///< empty: microbatches as the options say
   std::int64_t taken_ = 0;  ///< microbatches of the dealt run that were taken in this step
   std::int64_t end_ = 0;    ///< end of this epoch's last whole step, counted like consumed_
 };
 
 /// Writes windows of tokens: `tokens[s * (seq_len + 1) ...] = window of samples[s]`. REQUIRES: tokens.size() ==
-/// samples.size() * (seq_len + 1). Errors: 70 for a sample that the dataset does not have; 65, naming file and offset,
-/// for a token outside of [0, vocab_size) if `vocab_size` > 0.
+/// samples.size() * (seq_len + 1). Errors: 70 if the dataset does not have a sample; 65, with file and offset, if a
+/// token is outside of [0, vocab_size) and `vocab_size` > 0.
 absl::Status copy_windows(const TokenDataset& dataset, std::span<const std::int64_t> samples, std::int64_t seq_len,
                           std::span<std::int64_t> tokens, std::int64_t vocab_size = 0);
 

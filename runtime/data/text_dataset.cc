@@ -52,7 +52,8 @@ class TextDataset : public TokenDataset {
   }
 
  private:
-  /// Returns the file that holds byte `position`; the number of files for the end.
+  /// Returns the index of the file that holds byte `position`. The index is the number of files if `position` is the
+  /// end.
   std::size_t file_of(std::int64_t position) const {
     return static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), position) - starts_.begin()) - 1;
   }
@@ -69,7 +70,7 @@ bool wanted(const fs::path& path, const std::vector<std::string>& extensions) {
          std::find(extensions.begin(), extensions.end(), path.extension().string()) != extensions.end();
 }
 
-/// Returns all files below `root`, in the order of their paths' bytes, which is the same on every machine.
+/// Returns all files below `root`, in the order of their paths' bytes. This order is the same on every machine.
 absl::StatusOr<std::vector<fs::path>> walk(const fs::path& root, const std::vector<std::string>& extensions) {
   std::vector<fs::path> found;
   std::error_code error;

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 constexpr std::int32_t kLlmcMagics[] = {20240520, 20240801};
 constexpr std::string_view kMegatronMagic{"MMIDIDX\0\0", 9};
 
-/// Files that are surely not text, and what to do with them.
+/// Kinds of files that are surely not text, with a hint for each.
 struct Foreign {
   std::string_view start;
   const char* what;
@@ -56,13 +56,13 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
-/// Returns `x` for `x.idx`, `x.bin` or `x`.
+/// Returns the prefix `x` for the paths `x.idx`, `x.bin` or `x`.
 fs::path megatron_prefix(const fs::path& path) {
   const auto extension = path.extension();
   return extension == ".idx" || extension == ".bin" ? fs::path(path).replace_extension() : path;
 }
 
-/// Returns `prefix.idx`; `prefix` itself may hold dots.
+/// Returns the path `prefix.idx`. `prefix` itself may contain dots.
 fs::path index_of(const fs::path& prefix) { return fs::path(prefix) += ".idx"; }
 
 absl::StatusOr<TokenFormat> detect_file(const fs::path& path) {

@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// A long row of tokens on disk, read through mapped memory: opening reads no tokens, and ranks of one host share the
+/// A long row of tokens on disk, read through mapped memory. Opening reads no tokens, and ranks of one host share the
 /// page cache. It is immutable and thread-safe.
 ///
 /// The factory has checked a dataset against its files' sizes, so `copy` cannot run past a file. Values are *not*
@@ -25,16 +25,16 @@ class TokenDataset {
   virtual ~TokenDataset() = default;
 
   virtual std::int64_t num_tokens() const = 0;  ///< > 0
-  /// Returns the vocabulary that the format implies: 256 for bytes, 50257 for llm.c's GPT-2 files; 0 if it implies
+  /// Returns the vocabulary size that the format implies: 256 for bytes, 50257 for llm.c's GPT-2 files; 0 if it implies
   /// none.
   virtual std::int64_t vocab_size_hint() const = 0;
-  /// Returns whether its tokens are the bytes of text, from which a tokenizer would make other tokens.
+  /// Returns whether the dataset's tokens are the bytes of a text. A tokenizer would make other tokens of this text.
   virtual bool is_text() const { return false; }
-  /// Writes tokens [begin, begin + out.size()) to `out`. Error: 70 for a window outside of [0, num_tokens()], which is
-  /// the caller's mistake.
+  /// Writes tokens [begin, begin + out.size()) to `out`. Error: 70 if the window reaches outside of [0, num_tokens()],
+  /// which is the caller's mistake.
   virtual absl::Status copy(std::int64_t begin, std::span<std::int64_t> out) const = 0;
-  /// Returns where token `position` lies, for messages: "corpus.bin at byte 1024". REQUIRES: 0 <= position <
-  /// num_tokens().
+  /// Returns the place of token `position` in its file, for messages: "corpus.bin at byte 1024". REQUIRES: 0 <=
+  /// position < num_tokens().
   virtual std::string location_of(std::int64_t position) const = 0;
   /// Returns one line: "corpus.bin: llm.c version 1, 12345 tokens of uint16".
   virtual std::string describe() const = 0;
@@ -43,12 +43,13 @@ class TokenDataset {
 /// Reads "auto", "text", "llmc" or "megatron"; error 64 for anything else.
 absl::StatusOr<TokenFormat> parse_token_format(std::string_view name);
 
-/// Opens `path`. Errors name file, offset, wanted and got: 66 missing, 65 wrong content or no tokens at all, 77 no
-/// permission. `kAuto` refuses archives and pickles (.pt, .npy, .parquet, .gz, ...) instead of reading them as text.
+/// Opens `path`. Errors name the file, the offset, and the wanted and the found value: 66 if the file is missing, 65 if
+/// its content is wrong or it has no tokens, 77 if permission is missing. `kAuto` refuses archives and pickles (.pt,
+/// .npy, .parquet, .gz, ...) instead of reading them as text.
 absl::StatusOr<std::unique_ptr<TokenDataset>> open_dataset(const std::filesystem::path& path,
                                                            const DatasetOptions& options = {});
 
-/// Openers of each format; `open_dataset` chooses between them.
+/// Functions that open each format. `open_dataset` chooses between them.
 ///
 /// Text: files (text_files.h) follow one another without a separator.
 absl::StatusOr<std::unique_ptr<TokenDataset>> open_text(const std::filesystem::path& path,
@@ -59,7 +60,7 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> open_llmc(const std::filesystem::p
 /// order of the index, without a separator (Megatron's tools write end-of-document tokens themselves).
 absl::StatusOr<std::unique_ptr<TokenDataset>> open_megatron(const std::filesystem::path& prefix);
 
-/// Returns error 70 unless [begin, begin + n) is inside [0, num_tokens]; the formats share it.
+/// Returns error 70 unless [begin, begin + n) is inside [0, num_tokens]. All formats use it.
 absl::Status check_window(std::int64_t begin, std::size_t n, std::int64_t num_tokens, std::string_view file);
 
 }  // namespace tessera

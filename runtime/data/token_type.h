@@ -54,7 +54,7 @@ constexpr std::string_view name_of(TokenType type) {
   return "?";
 }
 
-/// Calls `body` with a zero of the C++ type that `type` stands for.
+/// Calls `body` with a zero of the C++ type for `type`.
 template <typename Body>
 auto with_token_type(TokenType type, Body&& body) {
   switch (type) {

@@ -7,7 +7,8 @@
 #include <vector>
 
 /// Calls of c10d::Backend that LibTorch 2.14 gave new names; it keeps the old ones as deprecated aliases. Each name
-/// forwards to the other, so a backend of the user may override either one. Tessera calls them through these functions.
+/// forwards to the other one, so a user's backend may override either of them. Tessera calls them through these
+/// functions.
 ///
 /// The macro is 1 if c10d::Backend has the new names.
 #define TESSERA_TORCH_HAS_SINGLE_NAMES \
@@ -15,7 +16,7 @@
 
 namespace tessera {
 
-/// Gathers; `output` is [size * input.numel()].
+/// Gathers. `output` has the shape [size * input.numel()].
 inline c10::intrusive_ptr<c10d::Work> all_gather_single(c10d::Backend& backend, at::Tensor& output, at::Tensor& input) {
 #if TESSERA_TORCH_HAS_SINGLE_NAMES
   return backend.all_gather_single(output, input);
@@ -24,7 +25,7 @@ inline c10::intrusive_ptr<c10d::Work> all_gather_single(c10d::Backend& backend, 
 #endif
 }
 
-/// Reduces and scatters; `input` is [size * output.numel()].
+/// Reduces and scatters. `input` has the shape [size * output.numel()].
 inline c10::intrusive_ptr<c10d::Work> reduce_scatter_single(c10d::Backend& backend, at::Tensor& output,
                                                             at::Tensor& input) {
 #if TESSERA_TORCH_HAS_SINGLE_NAMES
@@ -34,7 +35,7 @@ inline c10::intrusive_ptr<c10d::Work> reduce_scatter_single(c10d::Backend& backe
 #endif
 }
 
-/// Exchanges equal parts; both tensors are [size * part].
+/// Exchanges equal parts. Both tensors have the shape [size * part].
 inline c10::intrusive_ptr<c10d::Work> all_to_all_single(c10d::Backend& backend, at::Tensor& output, at::Tensor& input) {
   std::vector<std::int64_t> equal_parts;
 #if TESSERA_TORCH_HAS_SINGLE_NAMES

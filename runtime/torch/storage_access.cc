@@ -3,7 +3,7 @@
 namespace tessera {
 namespace {
 
-/// StorageImpl has no function that takes a refusal back, so its two flags are set here. The language allows naming a
+/// StorageImpl has no function that allows access again, so its two flags are set here. The language allows naming a
 /// private member in an explicit instantiation ([temp.spec.general]/6); LibTorch's version is pinned.
 template <bool c10::StorageImpl::*kThrows, bool c10::StorageImpl::*kChecks>
 struct Flags {

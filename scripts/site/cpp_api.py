@@ -1,7 +1,8 @@
-"""Makes a page of each public header from what Doxygen read: cpp_api.py XML OUT.
+"""Makes a page for each public header from Doxygen's output: cpp_api.py XML OUT.
 
-A page shows the header's classes, enums and functions in the order of the header, each as its declaration and its comment. Private
-members, and names with `detail` in them, are left out. OUT/index.md lists the headers with their declarations.
+A page shows the header's classes, enums and functions in the order of the header, each with its declaration and its
+comment. Private members, and names with `detail` in them, are left out. OUT/index.md lists the headers with their
+declarations.
 """
 
 import itertools
@@ -73,7 +74,7 @@ def block(element):
 
 
 def blocks(element):
-    """Returns a description: paragraphs, and blocks among their text."""
+    """Returns a description as Markdown: paragraphs, and blocks among their text."""
     out = []
     for para in element:
         if para.tag in BLOCKS:
@@ -111,7 +112,7 @@ def template(element):
 
 
 def declaration(member):
-    """Returns a declaration as the header writes it, without its body."""
+    """Returns a declaration as it stands in the header, without its body."""
     kind, name = member.get("kind"), words(member.find("name"))
     if kind == "enum":
         values = ", ".join(words(value.find("name")) for value in member.findall("enumvalue"))
@@ -151,7 +152,8 @@ def table_of(variables):
 
 
 def of_members(members):
-    """Returns Markdown of members: neighbouring data members are a table, and each other member has a block of code."""
+    """Returns Markdown for members. Neighbouring data members become a table, and each other member gets a block of
+    code."""
     for is_data, together in itertools.groupby(members, lambda one: one.get("kind") == "variable"):
         yield table_of(list(together)) if is_data else "\n\n".join(map(of_member, together))
 
@@ -171,7 +173,7 @@ def of_header(xml, file):
     path = file.find("location").get("file").removeprefix("include/")
     for inner in file.findall("innerclass"):
         compound = ElementTree.parse(xml / f"{inner.get('refid')}.xml").find("compounddef")
-        # A header that only forward-declares a class lists it too, and a nested class comes with its outer class.
+        # A header that only forward-declares a class lists the class too. A nested class is shown with its outer class.
         name = words(compound.find("compoundname"))
         if compound.find("location").get("file").endswith(path) and re.fullmatch(r"tessera::\w+", name):
             yield line_of(compound), of_class(xml, inner.get("refid"), 2)

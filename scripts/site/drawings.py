@@ -1,7 +1,7 @@
-"""Draws the pictures of docs/concepts.md from what `tessera plan` says of a small model.
+"""Draws the pictures of docs/concepts.md from the output of `tessera plan` for a small model.
 
   drawings.py build/release/app/tessera           writes docs/pictures/{units,slots,memory}.svg
-  drawings.py build/release/app/tessera --check   says which of them differ from what the plan says now
+  drawings.py build/release/app/tessera --check   names the pictures that differ from the current plan
 """
 
 import json
@@ -15,7 +15,7 @@ MODEL = {"model": "gpt", "vocab_size": 256, "seq_len": 64, "layers": 4, "width":
 STRATEGY = {"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "mixed_precision": {"param": "bf16"}, "host_sharing": False}
 RANKS, HOSTS = 4, 2
 STRATEGIES = ["NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"]
-# Categories of the plan that a picture of memory shows separately, and their names in the picture.
+# Categories of the plan that a picture of memory shows separately, with their names in the picture.
 CATEGORIES = {"parameters": "parameters", "slots": "slots", "gradients": "gradients", "buckets": "buckets", "masters": "masters",
               "optimizer": "moments"}
 LIGHT = {"a": ("#b6d7ff", "#0969da"), "b": ("#c6ecc9", "#1a7f37"), "c": ("#ffd8b5", "#bc4c00"), "d": ("#e3d4fb", "#8250df"),

@@ -1,12 +1,12 @@
-"""Gives MkDocs what mkdocs.yml cannot express: pages and files outside of docs/, and links to them.
+"""Does for MkDocs what mkdocs.yml cannot express: it adds pages and files from outside of docs/, and links to them.
 
-Pages are written for a reader of the repository: a link may lead out of docs/, to SECURITY.md say. On the site
+Pages are written for a reader of the repository: a link may lead out of docs/, for example to SECURITY.md. The rules on
+the site are:
 - a page of Markdown that a link names is a page below project/, and what it links to comes with it,
 - a public header is its page of the C++ API (cpp_api.py has made that),
 - a source is a page below project/ that shows it,
-- any other file is copied below project/.
-A link whose text is the file name of its page shows that page's title.
-A link to a folder, or to a file that is not there, is a warning, which ends the build.
+- any other file is copied below project/. If the text of a link is the file name of its page, the site shows that
+page's title. A link to a folder, or to a missing file, is a warning, which ends the build.
 """
 
 import os
@@ -28,7 +28,7 @@ HEADER = re.compile(r"include/tessera/(\w+)\.h")
 
 
 def in_site(path):
-    """Returns the address on the site of the file at `path`, a path from the root of the repository."""
+    """Returns the address on the site of the file at `path`. `path` begins at the root of the repository."""
     header = HEADER.fullmatch(path)
     if header:
         return f"cpp/{header[1]}.md"
@@ -40,7 +40,7 @@ def in_site(path):
 
 
 def language_of(path):
-    """Returns the language of a source that is shown on a page of its own; else None."""
+    """Returns the language of a source that has its own page on the site; otherwise None."""
     name = pathlib.PurePosixPath(path)
     if name.suffix:
         return LANGUAGES.get(name.suffix)
@@ -49,7 +49,7 @@ def language_of(path):
 
 
 def in_repository(uri):
-    """Returns the path of a page of the site, from the root of the repository."""
+    """Returns the path of a page of the site, beginning at the root of the repository."""
     return uri.removeprefix(OUTSIDE) if uri.startswith(OUTSIDE) else f"docs/{uri}"
 
 
@@ -59,7 +59,8 @@ def page_of_source(path):
 
 
 def links_of(page, text):
-    """Yields (match, path from the root of the repository) for each link to a file of this project, outside of code."""
+    """Yields (match, path from the root of the repository) for each link to a file of this project. Links in code are
+    left out."""
     code = [match.span() for match in CODE.finditer(text)]
     for match in LINK.finditer(text):
         if re.match(r"[a-z]+:", match[2]) or any(begin <= match.start(2) < end for begin, end in code):

@@ -1,8 +1,9 @@
-"""Looks at the site in Chromium: look.py SITE PICTURES.
+"""Checks the site in Chromium: look.py SITE PICTURES.
 
-Every page is opened at the width of a desktop and of a phone. It must not scroll sideways, all its pictures must load, no script may
-fail, and nothing may come from another machine. Search must find a word. Ten pages are drawn at both widths, light and dark, into PICTURES,
-to be looked at by a person. Ends with 69 where there is no Chromium.
+Every page is opened at the width of a desktop and of a phone. It must not scroll sideways, all its pictures must load,
+no script may fail, and nothing may come from another machine. Search must find a word. Ten pages are drawn into
+PICTURES at both widths, light and dark, so that a person can look at them. It ends with exit code 69 if there is no
+Chromium.
 """
 
 import functools
@@ -19,7 +20,7 @@ WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 PATIENCE_S = 900
 DRAWN = ["index.html", "install.html", "start-python.html", "concepts.html", "guide/strategies.html", "recipes.html", "coming-from.html",
          "strategy.html", "errors.html", "cpp/engine.html"]
-# Opens page by page in a frame of a given width, and sends what it sees as JSON.
+# Opens page by page in a frame of a given width, and sends its findings as JSON.
 EYE = """<!doctype html><meta charset="utf-8"><body style="margin:0"><script>
 const pages = PAGES, widths = WIDTHS_, seen = [];
 const say = (page, width, text) => seen.push(`${page} (${width}): ${text}`);
@@ -114,7 +115,8 @@ def main(site, pictures):
             for name, (width, height) in WIDTHS.items():
                 for colours, number in (("light", 1), ("dark", 0)):
                     file = pictures / f"{page.removesuffix('.html').replace('/', '-')}-{name}-{colours}.png"
-                    # A phone's page in a frame of its width, since a window of Chromium is 500 columns wide at least.
+                    # A phone's page is shown in a frame of a phone's width, since a window of Chromium is at least 500
+                    # columns wide.
                     frame = site / "frame.html"
                     frame.write_text(f'<body style="margin:0"><iframe src="{page}" style="border:0;width:{width}px;height:{height}px">')
                     chromium(f"--blink-settings=preferredColorScheme={number}", f"--window-size={width},{height}", "--virtual-time-budget=3000",

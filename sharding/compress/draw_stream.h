@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-/// The random numbers that a GradientMethod draws for one group. Each reduction has a key of its own, made of the seed,
-/// the group, the step and how many reductions the step had before. So a run draws the same numbers again, even if it
-/// goes on from a checkpoint of the same kNoiseVersion.
+/// The random numbers that a GradientMethod draws for one group. Each reduction has a separate key, made from the seed,
+/// the group, the step, and the number of earlier reductions in the step. So a run draws the same numbers again, even
+/// if it continues from a checkpoint of the same kNoiseVersion.
 class DrawStream {
  public:
   /// `group`: the number of the group's first parameter. `of_rank`: the rank, if each rank draws separately; else -1.

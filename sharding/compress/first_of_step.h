@@ -5,15 +5,15 @@
 
 namespace tessera {
 
-/// Tells the first reduction of a step from later ones, for work that a method does once a step.
+/// Distinguishes the first reduction of a step from later reductions, for work that a method does once in each step.
 class FirstOfStep {
  public:
-  /// Call it where GradientMethod::begin_step is called.
+  /// Call it in GradientMethod::begin_step.
   void begin_step(std::int64_t step) {
     if (step != step_) is_next_ = true;
     step_ = step;
   }
-  /// Returns whether the reduction that begins now is the first of its step; the one after it is not.
+  /// Returns whether the reduction that begins now is the first of its step. Call it once for each reduction.
   bool take() { return std::exchange(is_next_, false); }
 
  private:

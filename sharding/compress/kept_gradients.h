@@ -17,9 +17,9 @@ struct KeptGradients {
   enum class What {
     kContributions,         ///< residual of this rank's contributions to sums over the shard axis
     kReplicaContributions,  ///< residual of this rank's contributions to sums over the replicate axis
-    kSums,                  ///< residual of the sums that this rank made and sent to all (OneBit)
-    /// a momentum instead of a residual: of this rank's gradients (TopK), or this rank's share of the momentum of all
-    /// ranks' gradients (OneBit)
+    kSums,                  ///< residual of the sums that this rank made and sent to all ranks (OneBit)
+    /// a momentum instead of a residual: the momentum of this rank's gradients (TopK), or this rank's share of the
+    /// momentum of all ranks' gradients (OneBit)
     kMomentum,
   };
   struct Residual {
@@ -42,8 +42,8 @@ struct KeptGradients {
 };
 
 /// Returns the runs of a reduction's input that a rank rounds, in order, if it rounds one of `part` parts
-/// (Collectives::compressed_part). `scatters`: the reduction is a reduce_scatter. Nobody rounds the last elements
-/// (fewer than `part`), which an all-reduce leaves over.
+/// (Collectives::compressed_part). `scatters`: whether the reduction is a reduce_scatter. If the input of an all-reduce
+/// is not a multiple of `part`, no rank rounds the last elements.
 std::vector<Extent> rounded_runs(int rank, int ranks, int part, std::int64_t numel, bool scatters);
 
 }  // namespace tessera

@@ -12,7 +12,8 @@ namespace tessera {
 namespace {
 
 /// QSGD and TernGrad: each rank's contribution is rounded stochastically to a few levels (LevelForm), so that its
-/// expected value does not change. Ranks gather all contributions and add them rank by rank, in fp32. Nothing is kept.
+/// expected value does not change. Ranks gather all contributions and add them rank by rank, in fp32. There is no
+/// residual.
 class LevelMethod final : public GradientMethod {
  public:
   /// `draws`: this rank's random numbers. `work` has the shape [1 + ranks, words of a message].

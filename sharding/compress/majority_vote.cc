@@ -11,14 +11,14 @@
 namespace tessera {
 namespace {
 
-/// signSGD with majority vote (Bernstein et al., arXiv 1810.05291, algorithm 1): each rank sends the signs of its
-/// contribution, a bit an element, to the rank that counts these votes. That rank sends the majority's signs to all,
-/// also a bit an element. Nothing is kept. Each element of the sum is the number of all ranks, with the majority's
-/// sign, so the mean gradient is 1 or -1 everywhere.
+/// signSGD with majority vote (Bernstein et al., arXiv 1810.05291, algorithm 1). Each rank sends the signs of its
+/// contribution, one bit for each element, to the rank that counts these votes. That rank sends the signs of the
+/// majority to all ranks, also one bit for each element. There is no residual. Each element of the sum is the number of
+/// ranks with the majority's sign, so each element of the mean gradient is 1 or -1.
 ///
-/// A value of 0 votes + and - by turns. A tie is decided so: + in an even step at even places of the flat buffer, and
-/// in an odd step at odd places. So an element for which no rank has a gradient goes up and down by turns, and no
-/// further.
+/// A value of 0 votes + and - alternately. A tie is + if the step and the element's index in the flat buffer are both
+/// even or both odd; otherwise it is -. So an element for which no rank has a gradient moves up and down alternately,
+/// and does not drift.
 class MajorityVote final : public GradientMethod {
  public:
   /// `work`: memory for the messages, of the shape [2 * ranks, words of an owner's message].
@@ -33,7 +33,7 @@ class MajorityVote final : public GradientMethod {
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
     const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
     const std::size_t bytes = words_ * sizeof(std::uint32_t);
-    // This clears the words behind a shorter message.
+    // This also clears the words behind messages that are shorter.
     std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
     for (int q = 0; q < ranks_; ++q)
       cast_votes(data + part(q).offset, static_cast<std::size_t>(part(q).numel), turn_, out_ + q * words_);

@@ -15,24 +15,25 @@
 namespace tessera {
 namespace {
 
-/// The compression of 1-bit Adam (Tang et al., arXiv 2102.02888, section 4 and figure 3), for gradients. A message has
-/// a bit an element and the mean magnitude of each run of 256 elements, in both directions, with error feedback. Each
-/// rank adds to its contribution what its earlier ones lacked, and sends each owner that owner's part of the result.
-/// The owner adds what it gets rank by rank, in fp32, adds what its earlier sums lacked, and sends the sum to all in
-/// the same form.
+/// The compression of 1-bit Adam (Tang et al., arXiv 2102.02888, section 4 and figure 3), for gradients. In both
+/// directions, a message has one bit for each element and the mean magnitude of each run of 256 elements, with error
+/// feedback. Each rank adds to its contribution the part that its earlier messages left out, and sends each owner that
+/// owner's part of the result. The owner adds the messages rank by rank, in fp32. It adds the part that its earlier
+/// sums left out, and sends the sum to all ranks in the same form.
 ///
 /// 1-bit Adam itself compresses momentum, which is less noisy than gradients, and freezes the variance when compression
-/// begins (OptimizerConfig::freeze_step). With momentum b this class does so: if M is the last sum, a rank sends b M /
-/// ranks + (1 - b) g, and the new sum M' makes the gradients (M' - b M) / (1 - b). An optimizer whose first moment is b
-/// m + (1 - b) g then moves it as M moves, and never by the rounding of one gradient alone. The optimizer's second
-/// moments would square a gradient's rounding error, which is 1 / (1 - b) times that of M. b counts once a step: in
-/// further reductions of a step it is
-/// 1. M begins at 0, and begins anew when the residuals do: it decides what is rounded, and not what is summed. If
-/// gradients are scaled or dropped after the sum (clipping), M does not follow this, and the optimizer's momentum does.
+/// begins (OptimizerConfig::freeze_step). With momentum b, this class compresses momentum too. If M is the last sum, a
+/// rank sends b M / ranks + (1 - b) g. From the new sum M' the gradients are computed as (M' - b M) / (1 - b). If the
+/// optimizer's first moment is b m + (1 - b) g, it then changes as M changes, and never by the rounding of a single
+/// gradient. (The optimizer's second moments would square a gradient's rounding error, which is 1 / (1 - b) times that
+/// of M.) The factor b is used once in each step; further reductions of a step use a factor of one. M begins at 0, and
+/// begins anew when the residuals do, since it has an effect on rounding but not on the sum. If gradients are scaled or
+/// dropped after the sum (clipping), M does not follow this, but the optimizer's momentum does.
 class OneBit final : public GradientMethod {
  public:
-  /// `kept` [numel in whole lines, elements that a rank owns in whole lines; numel more with momentum], `work` [2
-  /// ranks, words of an owner's message; elements that a rank owns]. `momentum`: 0 to below 1.
+  /// `kept` has `numel` elements and the elements that a rank owns, each rounded up to whole cache lines; with
+  /// momentum, `numel` elements more. `work` has 2 * ranks messages of an owner, and the elements that a rank owns.
+  /// `momentum`: 0 or more, and below 1.
   OneBit(const Layout& layout, int rank, int ranks, float momentum, float* kept, float* work)
       : gaps_(layout.gaps().begin(), layout.gaps().end()),
         ranks_(ranks),
@@ -69,7 +70,7 @@ class OneBit final : public GradientMethod {
   absl::Status sum_values(Collectives& group, std::string_view label, float* data, std::size_t numel) {
     const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
     const std::size_t bytes = words_ * sizeof(std::uint32_t), own_numel = static_cast<std::size_t>(own_.numel);
-    // This clears the words behind a shorter message.
+    // This also clears the words behind messages that are shorter.
     std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
     for (int q = 0; q < ranks_; ++q)
       encode_signs(kept_.data() + part(q).offset, data + part(q).offset, static_cast<std::size_t>(part(q).numel),
@@ -112,7 +113,7 @@ class OneBit final : public GradientMethod {
 
 }  // namespace
 
-/// The sums that this rank makes lie behind the messages; what the sent sums lacked is kept, too.
+/// The sums that this rank makes lie behind the messages. The residual of these sums is kept, too.
 MethodLayout layout_of(const OneBitConfig& method, const GroupShape& group, int ranks) {
   const std::int64_t numel = group.layout.numel(), part = owned_by_each(numel, ranks);
   MethodLayout layout = layout_by_owners((method.momentum > 0 ? 2 : 1) * in_lines(numel) + in_lines(part),

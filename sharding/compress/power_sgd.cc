@@ -16,15 +16,15 @@ LowRankShape low_rank(MatrixShape shape, std::int64_t rank) {
   return {size(shape.rows), size(shape.columns), size(rank)};
 }
 
-/// PowerSGD (Vogels et al., arXiv 1905.13727, algorithms 1 and 2), for each matrix M, to which is added what this
-/// rank's last contribution lacked:
+/// PowerSGD (Vogels et al., arXiv 1905.13727, algorithms 1 and 2). Each matrix M includes the residual of this rank's
+/// last contribution:
 ///
 ///   P = sum over ranks of M Q;  orthonormalize P
 ///   Q = sum over ranks of M^T P;  the sum is P Q^T;  kept: M - P Q^T / ranks
 ///
 /// Q is kept, and the next reduction begins with it. The first Q is random, and so are columns of Q that became zeros;
-/// they are the same on all ranks. All matrices of the group go in two all-reduces of fp32; elements that are in no
-/// matrix go with the first.
+/// they are the same on all ranks. All matrices of the group are sent in two fp32 all-reduces. Elements that belong to
+/// no matrix are sent in the first one.
 class PowerSgd final : public GradientMethod {
  public:
   PowerSgd(const MethodSite& at, std::int64_t rank)

@@ -16,13 +16,13 @@
 namespace tessera {
 namespace {
 
-/// Random-k: each rank adds to its contribution what its earlier ones lacked, and sends some elements of the sum. These
-/// elements are drawn anew for each reduction, the same on all ranks. So no indices are sent, and values are summed by
-/// an ordinary all-reduce of fp32; the other elements are kept.
+/// Random-k: each rank adds the residual of earlier contributions to its contribution, and sends some elements of the
+/// result. These elements are drawn anew for each reduction, the same on all ranks. So no indices are sent, and values
+/// are summed by an ordinary all-reduce of fp32. The other elements are kept as the residual.
 ///
-/// The buffer is cut into as many pieces as elements are sent, with lengths that differ by one at most. One element
-/// of each piece is drawn. If the drawn element lies in a gap, it is sent as zero. An element waits for 1 / share
-/// reductions on average.
+/// The buffer is cut into as many pieces as elements are sent; the lengths of the pieces differ by at most one. One
+/// element of each piece is drawn. If the drawn element lies in a gap, it is sent as zero. An element waits for 1 /
+/// share reductions on average.
 class RandomK final : public GradientMethod {
  public:
   /// Sends `count` elements of a flat buffer of `numel`. `kept` has the shape [numel], and `work` [2 count].
@@ -39,7 +39,7 @@ class RandomK final : public GradientMethod {
     auto* const places = reinterpret_cast<std::uint32_t*>(values_ + count_);
     draw(places);
     for (std::size_t i = 0; i < count_; ++i) values_[i] = std::exchange(kept_[places[i]], 0.0f);
-    // Without this, a value that is not finite might stay in the residual, and no sum would show it.
+    // Without this, a value that is not finite might stay in the residual without ever being noticed in a sum.
     if (!all_finite(kept_.data(), numel)) values_[0] = std::numeric_limits<float>::quiet_NaN();
     TESSERA_RETURN_IF_ERROR(group.all_reduce(label, values_, DType::kF32, values_, count_).wait());
     std::fill_n(data, numel, 0.0f);
@@ -72,7 +72,7 @@ class RandomK final : public GradientMethod {
 
 }  // namespace
 
-/// The indices of the elements lie behind the values, and are not sent.
+/// The indices of the elements lie behind the values in `work`. Indices are not sent.
 MethodLayout layout_of(const RandomKConfig& method, const GroupShape& group, int) {
   const std::int64_t count = count_of(group, method.fraction);
   return {{in_lines(group.layout.numel()), in_lines(2 * count)}, {{Exchange::kAllReduce, count}}};

@@ -12,9 +12,9 @@
 namespace tessera {
 namespace {
 
-/// EF-signSGD (Karimireddy et al., arXiv 1901.09847, algorithm 1). Each rank adds to its contribution what its earlier
-/// ones lacked, and sends the signs of the sum times the mean magnitude of each run of 256 elements. It keeps what the
-/// message lacks. Ranks gather all messages and add them rank by rank, in fp32.
+/// EF-signSGD (Karimireddy et al., arXiv 1901.09847, algorithm 1). Each rank adds the residual of earlier contributions
+/// to its contribution. It sends the signs of the result, and the mean magnitude of each run of 256 elements. It keeps
+/// the part that the message left out as the residual. Ranks gather all messages and add them rank by rank, in fp32.
 class SignFeedback final : public GradientMethod {
  public:
   /// `kept` has the shape [numel], and `work` [1 + ranks, words of a message].

@@ -18,18 +18,18 @@
 namespace tessera {
 namespace {
 
-/// Top-k: each rank adds to its contribution what its last one lacked, and sends the elements of largest magnitude of
-/// the sum. Ranks gather all messages (indices, then values) and add them rank by rank, in fp32. A rank keeps what it
-/// did not send.
+/// Top-k: each rank adds the residual of its last contribution to its contribution, and sends the elements of the
+/// result with the largest magnitude. Ranks gather all messages (indices, then values) and add them rank by rank, in
+/// fp32. A rank keeps the elements that it did not send as the residual.
 ///
-/// Ranks also keep the momentum u of their own gradients g where there is a momentum m (Deep Gradient Compression, Lin
-/// et al., arXiv 1712.01887, section 3.2 and equation 4). They add u = m u + g instead of g to what is kept; elements
-/// that are sent are 0 afterwards in u and in what is kept (momentum factor masking). m counts once a step: further
-/// reductions of a step add their g to u and to what is kept.
+/// With a momentum m, ranks also keep the momentum u of their own gradients g (Deep Gradient Compression, Lin et al.,
+/// arXiv 1712.01887, section 3.2 and equation 4). They add u = m u + g instead of g to the residual. Elements that are
+/// sent are set to 0 in u and in the residual (momentum factor masking). The factor m is used once in each step:
+/// further reductions of a step add their g to u and to the residual.
 class TopK final : public GradientMethod {
  public:
-  /// Sends `count` elements of a flat buffer of `numel`. `kept` has `numel` elements, rounded up to whole cache lines,
-  /// and twice as many with momentum. `work` has 2 count (ranks + 1) elements.
+  /// Makes a method that sends `count` elements of a flat buffer of `numel` elements. `kept` has `numel` elements,
+  /// rounded up to whole cache lines, and twice as many with momentum. `work` has 2 count (ranks + 1) elements.
   TopK(std::int64_t numel, std::int64_t count, float momentum, float* kept, float* work)
       : count_(static_cast<std::size_t>(count)),
         kept_(kept, static_cast<std::size_t>(numel)),

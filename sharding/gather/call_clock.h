@@ -15,24 +15,25 @@ class QueueTimes {
  public:
   /// Notes that a call begins here in the queue. Returns the call's number, above 0.
   virtual std::uint64_t begin() = 0;
-  /// Notes that the queue has waited here for the end of call `number`. The call's time is added to `latencies` once
-  /// the device has come to this place; `latencies` must live until then.
+  /// Notes that the queue has waited here for the end of call `number`. The call's time is added to `latencies` when
+  /// the device has reached this point; `latencies` must live until then.
   virtual void end(std::uint64_t number, LatencyHistogram& latencies) = 0;
 
  protected:
   ~QueueTimes() = default;
 };
 
-/// The beginning of a call that is timed. The default stands for a call that is not timed.
+/// The beginning of a call that is timed. A default-constructed object is for a call that is not timed.
 struct CallBegin {
   std::chrono::steady_clock::time_point time = {};
-  std::uint64_t number = 0;  ///< what QueueTimes::begin returned; 0: timed by the host's clock
+  std::uint64_t number = 0;  ///< result of QueueTimes::begin; 0 if the call is timed by the host's clock
 };
 
-/// Times calls by the host's clock, or by a queue's clock. Residency and Reducer have one each.
+/// Times calls by the host's clock, or by a queue's clock. Residency and Reducer each have a CallClock.
 class CallClock {
  public:
-  /// Makes `queue` time calls from now on; it must outlive this object's last call. null: the host's clock times them.
+  /// Makes `queue` time calls from now on; `queue` must outlive this object's last call. If it is null, the host's
+  /// clock times calls.
   void use(QueueTimes* queue) { queue_ = queue; }
 
   CallBegin begin() const {

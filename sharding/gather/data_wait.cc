@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// A wait for data. Times are counts of Clock. The thread that began the wait may still see it while another thread
+/// A wait for data. Times are counts of Clock. The thread that began the wait may still access it while another thread
 /// drives the Engine, so members are atomic.
 struct DataWait::Stretch {
   void end(Clock::time_point now) {

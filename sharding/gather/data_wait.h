@@ -8,11 +8,11 @@ namespace tessera {
 /// Measures how long a program waits for data: from the end of a step, or of a microbatch, to the next operator that
 /// reads a parameter. A Training owns one, and begins a wait at the end of each step or microbatch.
 ///
-/// A wait ends with the first operator, on the thread that began it, that reads a parameter of any Engine. A thread
-/// that computes with parameters does not wait for data. OpWatch tells it of that operator (parameter_is_read). Where
-/// no OpWatch lives, nothing is
-/// measured unless `look` was called: then the thread looks at its operators' inputs from the beginning of a wait to
-/// its end, and not beyond. LibTorch then allocates a few times. Otherwise only the first wait of a thread allocates.
+/// A wait ends with the first operator, on the thread that began the wait, that reads a parameter of any Engine. A
+/// thread that computes with parameters does not wait for data. OpWatch notifies it of that operator
+/// (parameter_is_read). If no OpWatch lives, nothing is measured unless `look` was called. In that case the thread
+/// looks at the inputs of its operators during a wait, for which LibTorch allocates a few times. Otherwise only the
+/// first wait of a thread allocates.
 class DataWait {
  public:
   using Clock = std::chrono::steady_clock;
@@ -26,14 +26,14 @@ class DataWait {
   /// From now on, this thread's waits are measured even if no OpWatch lives.
   void look();
   bool looks() const;
-  /// Begins a wait: this thread is without data from `now` on. It does nothing during a wait.
+  /// Begins a wait: this thread is without data from `now` on. If a wait is already under way, it does nothing.
   void begin(Clock::time_point now);
   /// Ends the wait that is under way, if there is one.
   void end();
   /// Returns the seconds of all waits that ended since the last call; NaN if none was measured.
   double take();
 
-  /// OpWatch calls it: an operator on this thread is about to read a parameter.
+  /// OpWatch calls it when an operator on this thread is about to read a parameter.
   static void parameter_is_read();
 
  private:

@@ -18,14 +18,14 @@ struct Key {
   bool operator==(const Key&) const = default;
 };
 
-/// Holds storages and not units, since a graph may outlive its Engine.
+/// The inputs of an applied function. It holds storages instead of units, since a graph may outlive its Engine.
 struct Applied {
   Key key;
   c10::SmallVector<c10::weak_intrusive_ptr<c10::StorageImpl>, 4> storages;
 };
 
-/// The latest functions that were applied. A function is forgotten after very many later ones. A forgotten function
-/// pins nothing, so its reads in backward are refused, and the error names the unit.
+/// The latest functions that were applied. A function is forgotten after a very large number of later functions. A
+/// forgotten function pins no units, so its reads in backward are refused, and the error names the unit.
 class AppliedFunctions {
  public:
   void add(const Key& key, const Units& units) {
@@ -75,7 +75,7 @@ void on_end(const at::RecordFunction&, at::ObserverContext*) {}  // the destruct
 
 void note_function(const at::RecordFunction& function, const Units& units) {
   if (function.seqNr() < 0 || !at::GradMode::is_enabled()) return;
-  // A program without such functions does not pay for a check of each node.
+  // The callback is added only now, so a program without such functions has no cost for each node.
   static const at::CallbackHandle watching = at::addGlobalCallback(
       at::RecordFunctionCallback(&on_backward, &on_end).scopes({at::RecordScope::BACKWARD_FUNCTION}));
   static_cast<void>(watching);

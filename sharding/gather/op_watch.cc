@@ -23,7 +23,7 @@
 namespace tessera {
 namespace {
 
-/// Appends the units that `value` belongs to.
+/// Appends the units to which `value` belongs.
 void find_units(const c10::IValue& value, Units& found) {
   if (value.isTensor()) {
     if (Unit* const unit = unit_of(value.toTensor())) found.push_back(unit);
@@ -46,12 +46,12 @@ bool returns_views(const c10::FunctionSchema& schema) {
 
 /// The kinds of functions that RecordFunction shows.
 enum class Seen : std::uint8_t {
-  /// An operator that returns views and reads no memory. Some of these operators (to, contiguous, reshape) copy where
-  /// they cannot view, by calling other operators. Nothing is gathered for a view: otherwise `state_dict()`, which one
-  /// rank may call alone, would wait for the other ranks.
+  /// An operator that returns views and reads no memory. If some of these operators (to, contiguous, reshape) cannot
+  /// return a view, they copy by calling other operators. Nothing is gathered for a view. Otherwise `state_dict()`,
+  /// which a single rank may call, would wait for the other ranks.
   kView,
   kOperator,  ///< an operator that reads its inputs
-  kFunction,  ///< this is an autograd function of Python, which has no schema
+  kFunction,  ///< an autograd function of Python, which has no schema
 };
 
 Seen what_is(const at::RecordFunction& function) {
@@ -88,7 +88,7 @@ std::atomic<bool> is_watched = false;  // whether there are watchers, for reader
 
 thread_local at::CallbackHandle first_read = at::INVALID_CALLBACK_HANDLE;
 
-/// This is called like on_start, but pins no units, since these units have no UnitKeeper that gathers them.
+/// It is called like on_start, but pins no units, since these units have no UnitKeeper that gathers them.
 std::unique_ptr<at::ObserverContext> on_first_read(const at::RecordFunction& function) {
   Units units;
   for (const c10::IValue& input : function.inputs()) find_units(input, units);

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// Blocks of `kBytes` that a thread reuses. It asks the heap only when operators nest deeper than before.
+/// Blocks of `kBytes` that a thread reuses. A block is allocated only when operators nest deeper than before.
 template <std::size_t kBytes>
 class SpareBlocks {
  public:

@@ -15,8 +15,8 @@ namespace tessera {
 /// The units among the inputs of one operator or function. Up to four units need no heap memory.
 using Units = c10::SmallVector<Unit*, 4>;
 
-/// The units that a running operator or function reads; they are pinned while this lives. Every operator that reads a
-/// unit makes one, so its memory comes from blocks that the thread reuses.
+/// The units that a running operator or function reads; they are pinned while this object lives. Every operator that
+/// reads a unit makes a PinnedUnits, so its memory comes from blocks that the thread reuses.
 struct PinnedUnits : at::ObserverContext {
   ~PinnedUnits() override;
   static void* operator new(std::size_t);
@@ -25,8 +25,8 @@ struct PinnedUnits : at::ObserverContext {
   Units units;
 };
 
-/// Gathers and pins those of `units` that have a keeper, and notes the use of the others. Returns null where nothing is
-/// pinned. It does not throw: a gather that fails poisons its unit (UnitKeeper::use_or_poison).
+/// Gathers and pins those of `units` that have a keeper, and notes the use of the other units. Returns null if no unit
+/// is pinned. It does not throw: a gather that fails poisons its unit (UnitKeeper::use_or_poison).
 std::unique_ptr<PinnedUnits> pin(const Units& units);
 
 }  // namespace tessera

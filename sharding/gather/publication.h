@@ -15,17 +15,17 @@
 namespace tessera {
 
 /// An asynchronous all-gather of updated values. It sends them to the ranks of the shard axis that hold copies of them,
-/// while the rest of the update and the next forward go on. It needs a transport that carries gathers by itself
+/// while the rest of the update and the next forward run. It needs a transport that makes gathers in the background
 /// (Collectives::gathers_in_background).
 ///
-/// The engine starts a group when the group has been updated. The group's storage refuses access until all parts of the
-/// group have come, and the first operator that reads it waits. All ranks have begun the gathers by then, in their
-/// steps, so one rank may also read a group alone.
+/// The engine starts the gather of a group when the group has been updated. The group's storage refuses access until
+/// all parts of the group have arrived, and the first operator that reads the group waits. By then all ranks have begun
+/// the gather, in their steps, so a single rank may also read a group.
 class Publication final : public UnitKeeper {
  public:
   /// `form`: the codec on the wire, which must not be lossy.
   Publication(std::vector<Unit*> units, Collectives& group, WireForm form, OnFailure on_failure);
-  /// Waits for all gathers under way. A group whose values did not come cannot be read afterwards.
+  /// Waits for all gathers under way. A group whose values did not arrive cannot be read afterwards.
   ~Publication();
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
@@ -35,15 +35,15 @@ class Publication final : public UnitKeeper {
   void start(FlatGroup& group);
   /// Waits until all started gathers have ended.
   void finish();
-  /// This is called in a forked process. Gathers under way never end in that process, so their units are poisoned.
+  /// It is called in a forked process. In that process, gathers under way never end, so their units are poisoned.
   void give_up();
 
   void use(Unit& unit) override;
   void hold(Unit& unit) override { use(unit); }
   void drop(Unit& unit) override { finish(unit); }
 
-  /// From now on, notes in `latencies` how long each group's values take from `start` until they have arrived and
-  /// somebody has waited for them. `latencies` [unit] must outlive this object.
+  /// From now on, records in `latencies` how long each group's values take: from `start` until they have arrived and a
+  /// caller has waited for them. `latencies` [unit] must outlive this object.
   void time_gathers(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
   /// Returns the seconds spent so far on starting and waiting.
@@ -54,7 +54,7 @@ class Publication final : public UnitKeeper {
     FlatGroup* group;
     std::byte* memory;
     Work work;
-    std::chrono::steady_clock::time_point begun;  ///< the epoch of the clock where gathers are not timed
+    std::chrono::steady_clock::time_point begun;  ///< the default value if gathers are not timed
   };
   void finish(const Unit& unit);
 
@@ -64,7 +64,7 @@ class Publication final : public UnitKeeper {
   std::deque<Coming> coming_;  ///< ordered by their starts
   bool is_forked_ = false;
   double seconds_ = 0;
-  std::span<LatencyHistogram> latencies_;  ///< empty where gathers are not timed
+  std::span<LatencyHistogram> latencies_;  ///< empty if gathers are not timed
 };
 
 }  // namespace tessera

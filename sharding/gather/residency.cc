@@ -25,12 +25,12 @@ void expect_values_of(const Unit& unit, c10::Device device) {
 }  // namespace
 // Gathers units, and releases them.
 //
-// `use` and `hold` gather a released unit (`gather`): they choose a slot for it (`find_slot`; `add_overflow_slot` if
-// none is free), let a Carrier bring this rank's part if there is one (`bring_part`), and start the all-gathers of
-// its groups (`start_all_gather`). `wait` ends them and attaches the parameters. `release` takes the memory away again,
-// which happens when another unit takes the slot, after a step (`release_all`), or where an exact unit must be rounded
-// again. `prefetch` gathers the units that the schedule says come next, if a slot can be had without evicting a unit
-// that is needed earlier.
+// `use` and `hold` gather a released unit (`gather`). They choose a slot for it (`find_slot`; `add_overflow_slot` if no
+// slot is free). If there is a Carrier, it brings this rank's part (`bring_part`). Then they start the all-gathers of
+// the unit's groups (`start_all_gather`). `wait` waits for these all-gathers and attaches the parameters. `release`
+// takes the memory away again: when another unit takes the slot, after a step (`release_all`), or if an exact unit must
+// be rounded again. `prefetch` gathers the units that the schedule says come next, if a slot can be had without
+// evicting a unit that is needed earlier.
 
 Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, SlotMemory memory,
                      GatherLog& log, OnFailure on_failure)
@@ -56,8 +56,8 @@ Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectiv
   for (Unit* unit : units_) unit->watch(this, /*lends=*/true);
 }
 
-/// Waits for gathers that were begun ahead of use, since they may still be writing into the slots. During an exception
-/// it waits only for work that does not depend on other ranks, since they may never make those gathers.
+/// Waits for gathers that were begun ahead of use, since they may still be writing to the slots. During an exception it
+/// waits only for work that does not depend on other ranks, since other ranks perhaps never make those gathers.
 Residency::~Residency() {
   for (const Unit* unit : units_) {
     if (!of(*unit).is_coming) continue;
@@ -79,8 +79,8 @@ void Residency::use(Unit& unit) {
   const bool is_held = unit.pins() > 0;
   unit.pin();
   if (!is_held && std::exchange(of(unit).is_exact, false) && unit.state() != Unit::State::kReleased) release(unit);
-  // It may be that only some ranks read a unit that a guard holds. So such reads must not move the schedule, by which
-  // all ranks gather ahead.
+  // Perhaps only some ranks read a unit that a guard holds. So such reads must not advance the schedule, by which all
+  // ranks gather ahead.
   if ((is_held || &unit == last_) && unit.state() == Unit::State::kGathered) {
     // The unit that an evaluation used last may be the first one of a microbatch.
     if (rounds_ && !is_held && rounds_->has_nothing()) rounds_->announce_and_add(unit.index);
@@ -145,7 +145,7 @@ void Residency::gather(Unit& unit) {
 }
 
 void Residency::bring_part(Unit& unit) {
-  // Other ranks may still read what the common slot held before.
+  // Other ranks may still read the earlier content of the common slot.
   if (plan_.placement().shared) throw_if_error(group_.barrier(unit.name).wait());
   of(unit).is_coming = true;
   const std::int64_t index = unit.index;
@@ -183,7 +183,7 @@ void Residency::wait(Unit& unit) {
   if (checks_values_) unit.gathered_hash = hash_of_gathered(unit, device_.device);
 }
 
-/// Ends a gather over the whole axis, which fills the second copy, or a gather from that copy.
+/// Completes a gather over the whole axis, which fills the second copy, or a gather from that copy.
 void Residency::fill_from_copy(Unit& unit) {
   if (!of(unit).is_from_copy) secondary_->keep(unit);
   secondary_->finish(unit);
@@ -230,8 +230,8 @@ bool Residency::fits(const Unit& unit, const Slot& slot) const {
   return slot.reserved_for >= 0 ? slot.reserved_for == unit.index : slot.bytes >= unit.gathered_bytes();
 }
 
-/// Returns an empty slot, else the slot whose unit is needed last; -1 if all are pinned. An early gather may evict only
-/// a unit that is needed later than the unit to be gathered.
+/// Returns an empty slot or, if there is none, the slot whose unit is needed last; -1 if all slots are pinned. An early
+/// gather may evict only a unit that is needed later than the unit to be gathered.
 int Residency::find_slot(const Unit& unit, bool early) {
   if (!slots_[0].holder && fits(unit, slots_[0])) return 0;
   if (!free_slots_.empty() && fits(unit, slots_[free_slots_.back()])) return free_slots_.back();
@@ -290,7 +290,8 @@ void Residency::spoil(Unit& unit) {
       .fill_(0xff);  // these bits are NaN in every floating type
 }
 
-/// The loop goes from the back, so that no slot's number changes while a unit holds it.
+/// Gives back slots beyond the plan, from the last one on, so that the number of a slot that a unit holds does not
+/// change.
 void Residency::give_back_overflow() {
   while (!checks_values_ && !slots_.empty() && slots_.back().overflow.bytes() > 0) {
     Unit* holder = slots_.back().holder;

@@ -60,7 +60,7 @@ void SecondaryShards::start(const Unit& unit, std::vector<Work>& works) {
   }
 }
 
-/// All flat groups use the same memory for their codes, so one flat group is gathered at a time.
+/// All flat groups use the same memory for their quantized values (codes), so one flat group is gathered at a time.
 void SecondaryShards::finish(const Unit& unit) {
   for (const auto& flat : unit.groups) {
     if (!is_rounded(*flat)) continue;

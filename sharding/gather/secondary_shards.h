@@ -13,18 +13,18 @@
 namespace tessera {
 
 /// This rank's parts of a second copy of the parameters, which some neighbours on the shard axis hold together
-/// (MemoryPlan::has_secondary). A unit that was gathered over the whole axis is kept here, and gathered from here until
-/// its values change. So only the first gather of a step goes over the network.
+/// (MemoryPlan::has_secondary). A unit that was gathered over the whole axis is stored in this copy, and is gathered
+/// from the copy until its values change. So only the first gather of a step goes over the network.
 ///
-/// A rounded copy holds codes of runtime/comm/sum/wire_codec.h. Then the first use of a step gets the rounded values
-/// too: what `keep` was given is replaced by what `finish` decodes.
+/// A rounded copy holds quantized values (codes of runtime/comm/sum/wire_codec.h). In this case even the first use in a
+/// step gets rounded values: `finish` replaces the values that `keep` got by the decoded values.
 ///
 /// Residency owns it and calls it, on the thread that runs forward and backward. All ranks of `group` call it for the
 /// same units in the same order.
 class SecondaryShards {
  public:
-  /// The memory that the plan says: `parts` of MemoryPlan::secondary_bytes, which the group's transport reads, and
-  /// `codes` of MemoryPlan::secondary_codes_bytes.
+  /// The memory, as large as in the plan: `parts` of MemoryPlan::secondary_bytes, which the group's transport reads,
+  /// and `codes` of MemoryPlan::secondary_codes_bytes.
   struct Memory {
     Arena parts, codes;
   };
@@ -35,16 +35,16 @@ class SecondaryShards {
   /// Returns whether the copy has the values of `unit`.
   bool has(const Unit& unit) const { return has_[static_cast<std::size_t>(unit.index)] != 0; }
   /// Keeps this rank's part of a unit whose values are all in FlatGroup::full, if the copy holds that unit. On a GPU
-  /// the part is copied on the current stream, behind the gather that was waited for. A rounded copy is for the CPU
-  /// alone.
+  /// the part is copied on the current stream, which has waited for the gather. A rounded copy is possible only on the
+  /// CPU.
   void keep(const Unit& unit);
-  /// Begins to gather a unit to FlatGroup::full, and adds to `works` what is to be waited for before `finish`.
+  /// Begins to gather a unit to FlatGroup::full, and adds to `works` the calls that must be waited for before `finish`.
   void start(const Unit& unit, std::vector<Work>& works);
-  /// Ends the gather of a unit that the copy has, also one that was just kept. A rounded copy is gathered and decoded
-  /// here. Throws tessera::Error if a call fails.
+  /// Completes the gather of a unit that the copy has, including a unit that was just kept. A rounded copy is gathered
+  /// and decoded here. Throws tessera::Error if a call fails.
   void finish(const Unit& unit);
 
-  /// The values of `unit`, or of all units, have changed: they are gathered over the whole axis next.
+  /// It is called when the values of `unit`, or of all units, have changed. Their next gather is over the whole axis.
   void forget(const Unit& unit) { has_[static_cast<std::size_t>(unit.index)] = 0; }
   void forget_all() { has_.assign(has_.size(), 0); }
 
@@ -61,7 +61,7 @@ class SecondaryShards {
   const MemoryPlan& plan_;
   Collectives& group_;
   Memory memory_;
-  std::vector<std::vector<Part>> parts_;  ///< [unit index][group]; none where the copy does not hold the unit
+  std::vector<std::vector<Part>> parts_;  ///< [unit index][group]; no entries for a unit that the copy does not hold
   std::vector<char> has_;                 ///< [unit index]: not 0 if the copy has the unit's values
 };
 

@@ -21,13 +21,13 @@ void write(std::span<float> notes, std::span<const char> used, std::uint64_t dig
 std::int64_t place_of_weight(std::int64_t parameters) { return parameters + MemoryPlan::kDigestBits; }
 std::int64_t place_of_samples(std::int64_t parameters) { return place_of_weight(parameters) + 1; }
 
-/// Returns whether all ranks have the same digest: then each bit was set by all of them or by none.
+/// Returns whether all ranks have the same digest. Then each bit was set by all ranks or by no rank.
 bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks) {
   const auto bits = sum.subspan(static_cast<std::size_t>(parameters), MemoryPlan::kDigestBits);
   return std::ranges::all_of(bits, [&](float set) { return set == 0.0F || set == static_cast<float>(ranks); });
 }
 
-/// Turns the number of ranks that set a bit into 0 if all ranks set it, or none: one of the two factors is then 0.
+/// Replaces, for each bit, the number of ranks that set it by a number that is 0 only if all ranks or no rank set it.
 void compare_digests(at::Tensor bits, int ranks) { bits.mul_(bits.sub(ranks)); }
 
 void read_used(std::span<const float> sum, std::span<char> used) {

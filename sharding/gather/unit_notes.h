@@ -9,13 +9,13 @@
 
 namespace tessera {
 
-/// Notes that ranks exchange about a unit with its reduction. The numbers are such that their fp32 sum over ranks is
-/// exact: 0 or 1 for each of the unit's trainable parameters, and 0 or 1 for each bit of a digest. Behind these numbers
-/// are a weight and a number of samples. The sums of weights and of samples are rounded to fp32; the sum of samples is
-/// exact up to 2^24.
+/// Notes about a unit, which ranks exchange together with its reduction. They begin with a 0 or 1 for each of the
+/// unit's trainable parameters, and for each bit of a digest. The fp32 sums of these numbers over ranks are exact.
+/// Behind these numbers are a weight and a number of samples. The sums of weights and of samples are rounded to fp32;
+/// the sum of samples is exact up to 2^24.
 namespace unit_notes {
 
-/// `notes`: [used.size() + 64 + 2] or longer; the rest is filled with zeros.
+/// `notes`: [used.size() + 64 + 2] or longer; further elements are filled with zeros.
 void write(std::span<float> notes, std::span<const char> used, std::uint64_t digest, double weight,
            std::int64_t samples);
 

@@ -9,7 +9,7 @@
 namespace tessera {
 
 /// Records when a program used its units, and when it reached the parts of a step. A StepProfile
-/// (planner/measured/step_profile.h) is made from it.
+/// (planner/measured/step_profile.h) is made from these times.
 class UseTimes {
  public:
   using Clock = std::chrono::steady_clock;
@@ -21,12 +21,12 @@ class UseTimes {
     Clock::time_point at;
   };
 
-  /// This is called when a unit is used.
+  /// It is called when a unit is used.
   void use(int unit) {
     if (!entries_.empty() && entries_.back().event == Event::kUse && entries_.back().unit == unit) return;
     entries_.push_back({Event::kUse, unit, Clock::now()});
   }
-  /// This is called when the program reaches another part of the step.
+  /// It is called when the program reaches another part of the step.
   void mark(Event event) { entries_.push_back({event, -1, Clock::now()}); }
   /// Returns all entries since the last call.
   std::vector<Entry> take() { return std::exchange(entries_, {}); }

@@ -15,19 +15,20 @@ struct BucketItem {
   DType dtype = DType::kF32;  ///< dtype of the parameter; a bucket is one flat buffer, so it holds one dtype
 };
 
-/// Largest bytes of a bucket. A larger item is a bucket by itself.
+/// The largest sizes of buckets, in bytes. A larger item becomes a bucket by itself.
 struct BucketLimits {
   /// limit for the first bucket of each dtype, which is small so that it is complete early
   std::int64_t first_bytes = 0;
-  /// Limit for the other buckets, and for the first if this is smaller; 0: one item a bucket.
+  /// Limit for the other buckets; also for the first bucket, if it is smaller than first_bytes. 0: each item becomes a
+  /// bucket.
   std::int64_t cap_bytes = 0;
 };
 
-/// Puts items into buckets in the order given; an item that does not fit closes its dtype's bucket and begins the next.
-/// Returns the items' numbers, bucket by bucket in the order in which buckets begin.
+/// Puts items into buckets in the given order. An item that does not fit closes the bucket of its dtype and begins the
+/// next bucket. Returns the items' indices, bucket by bucket, in the order in which buckets begin.
 ///
-/// Invariants: every item is in exactly one bucket; a dtype's items are in order across its buckets and inside them; a
-/// bucket beyond its limit holds one item.
+/// Invariants: every item is in exactly one bucket; the items of a dtype are in order, inside buckets and from bucket
+/// to bucket. A bucket that exceeds its limit holds one item.
 std::vector<std::vector<std::size_t>> fill_buckets(std::span<const BucketItem> items, const BucketLimits& limits);
 
 }  // namespace tessera

@@ -12,7 +12,8 @@ namespace tessera {
 /// offloaded, each in its own record (I/O block).
 class Chunks {
  public:
-  /// The unit in which a disk reads and writes without copies by the kernel.
+  /// The number of bytes that a disk can read and write without copies by the kernel; larger transfers are multiples of
+  /// it.
   static constexpr std::int64_t kPage = 4096;
 
   Chunks() = default;
@@ -21,7 +22,7 @@ class Chunks {
   std::int64_t numel() const { return numel_; }
   std::int64_t chunks() const { return chunks_; }
   std::int64_t chunk_numel() const { return chunk_numel_; }
-  /// Returns the elements of a chunk, counted from the run's first.
+  /// Returns the elements of a chunk, counted from the run's first element.
   Extent chunk(std::int64_t index) const;
   /// Returns the chunk that holds element `at` of the run.
   std::int64_t chunk_of(std::int64_t at) const { return at / chunk_numel_; }
@@ -32,8 +33,8 @@ class Chunks {
   /// Returns the elements in front of the first chunk that has a record.
   std::int64_t before_records() const { return numel_before(first_record_); }
 
-  /// Returns the first offloaded chunk if the share `share` of the chunks (0 to 1) is offloaded; their number is
-  /// rounded up.
+  /// Returns the first offloaded chunk if a fraction `share` of the chunks (0 to 1) is offloaded. The number of
+  /// offloaded chunks is rounded up.
   std::int64_t first_below(double share) const;
   /// Offloads the chunks from `first_record` on.
   void put_below(std::int64_t first_record) { first_record_ = first_record; }
@@ -47,9 +48,9 @@ class Chunks {
   std::int64_t numel_ = 0, chunk_numel_ = 1, chunks_ = 0, first_record_ = 0;
 };
 
-/// Cuts a rank's part of a group's parameters into chunks, where units are gathered from records. The part has `numel`
-/// elements of `element_bytes`, and `share` of it is offloaded. The part is whole pages (partition), so its records are
-/// whole pages too, and are read straight to where the unit is gathered.
+/// Cuts a rank's part of a group's parameters into chunks, if units are gathered from records. The part has `numel`
+/// elements of `element_bytes` bytes, of which the fraction `share` is offloaded. The part consists of whole pages
+/// (partition). So its records are whole pages too, and are read directly into the gathered unit.
 Chunks parameter_chunks(std::int64_t numel, std::int64_t element_bytes, std::int64_t record_bytes, double share);
 
 }  // namespace tessera

@@ -10,18 +10,18 @@ namespace tessera {
 
 /// A tensor whose gradient is sent as two factors, with the offsets at which its data begins.
 struct FactoredTensor {
-  std::size_t tensor = 0;  ///< index of the tensor in the group
+  std::size_t tensor = 0;  ///< index of the tensor in its group
   MatrixShape shape;       ///< shape of the elements as they lie in memory
   std::int64_t offset = 0, kept = 0;
   std::int64_t left = 0, right = 0;
 };
 
-/// Says how PowerSGD (Vogels et al., arXiv 1905.13727) cuts a group's gradients. It consists of integers, which are the
-/// same on every rank.
+/// The division of a group's gradients by PowerSGD (Vogels et al., arXiv 1905.13727). It consists of integers, which
+/// are the same on every rank.
 ///
-/// A tensor of two or more dimensions is a matrix [outermost dimension in memory, all others]. It is sent as factors
-/// where those are shorter than the matrix. All other elements are sent as they are. All elements are fp32; the middle
-/// column names the FactoredTensor field that says where a tensor begins:
+/// A tensor of two or more dimensions is a matrix [outermost dimension in memory, all others]. It is sent as factors if
+/// these are smaller than the matrix. All other elements are sent as they are. All elements are fp32. The middle column
+/// names the FactoredTensor field that says where a tensor begins:
 ///
 ///   gradients [layout]         offset   the flat buffer
 ///   kept      [kept_numel]     kept     matrices only: what this rank's earlier messages left out
@@ -37,7 +37,7 @@ class FactorLayout {
   std::span<const Extent> plain() const { return plain_; }
   std::int64_t plain_begin() const { return left_numel_; }  ///< index in the first message where plain() begins
   std::int64_t kept_numel() const { return kept_numel_; }
-  std::int64_t second_begin() const;  ///< Returns where the second message begins, behind the kept residuals.
+  std::int64_t second_begin() const;  ///< index at which the second message begins, behind the kept residuals
   std::int64_t first_numel() const { return first_numel_; }
   std::int64_t second_numel() const { return second_numel_; }
 
@@ -47,7 +47,7 @@ class FactorLayout {
   std::int64_t kept_numel_ = 0, left_numel_ = 0, first_numel_ = 0, second_numel_ = 0;
 };
 
-/// Returns the number of a group's gradients that a method sends: the given share of them, rounded up.
+/// Returns the number of a group's gradients that a method sends: the given fraction of all gradients, rounded up.
 std::int64_t count_of(const GroupShape& group, double fraction);
 
 }  // namespace tessera

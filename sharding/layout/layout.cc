@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-/// Returns the block size that holds each tensor, if that is less than kBlock.
+/// Returns the smallest block size into which each tensor fits, if it is less than kBlock; else kBlock.
 std::int64_t cut_for(std::span<const std::int64_t> numels, SmallTensors small) {
   if (small == SmallTensors::kOwnBlocks) return Layout::kBlock;
   std::int64_t cut = Layout::kLeastCut;
@@ -16,7 +16,7 @@ std::int64_t cut_for(std::span<const std::int64_t> numels, SmallTensors small) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(cut)));
 }
 
-/// Returns the first place at or after `from` for a tensor.
+/// Returns the first offset, at or after `from`, at which a tensor may begin.
 std::int64_t place(std::int64_t numel, std::int64_t from, std::int64_t cut, SmallTensors small) {
   if (numel >= cut || small == SmallTensors::kOwnBlocks) return rounded_up(from, cut);
   const std::int64_t start = rounded_up(from, Layout::kAlign);

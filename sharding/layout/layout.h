@@ -21,20 +21,20 @@ struct Extent {
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 
-Extent intersect(Extent a, Extent b);  ///< numel is 0 where they do not overlap
+Extent intersect(Extent a, Extent b);  ///< numel is 0 if they do not overlap
 
-/// Says whether tensors of less than a block may lie in one block together.
+/// Whether several tensors of less than a block may lie in one block.
 enum class SmallTensors {
   kShareBlocks,
-  kOwnBlocks,  ///< no: data with one value a block, such as the scales of 8-bit optimizer states, needs this
+  kOwnBlocks,  ///< no: needed by data with one value for each block, such as the scales of 8-bit optimizer states
 };
 
-/// Says where each tensor of a flat group lies in its flat buffer, and where the buffer is cut into equal shards.
-/// It consists of integers, which are the same on every rank; it has no memory and no dtype.
+/// The places of a flat group's tensors in its flat buffer, and the places at which the buffer is cut into equal
+/// shards. It consists of integers, which are the same on every rank; it has no memory and no dtype.
 ///
-/// The buffer is made of blocks of kBlock elements. A tensor of a block or more begins a block, so its own blocks of
-/// kBlock elements, counted from its start, are blocks of the buffer. The blocks are the leaves of the gradient norm's
-/// trees (optim/grad_norm.h), one tree a tensor.
+/// The buffer consists of blocks of kBlock elements. A tensor with at least a block of elements begins at a block. So
+/// the tensor's own blocks of kBlock elements, counted from its start, are blocks of the buffer. The blocks are the
+/// leaves of the gradient norm's trees (optim/grad_norm.h); there is one tree for each tensor.
 ///
 /// Invariants:
 ///  1. Tensors lie in the order given and do not overlap.
@@ -55,7 +55,8 @@ class Layout {
   static constexpr std::int64_t kBlock = 256;
 
   Layout() = default;
-  /// Lays out tensors of `numels` elements. The length of a shard is a multiple of `multiple`, a power of two.
+  /// Makes the layout of tensors with `numels` elements. The length of a shard is a multiple of `multiple`, a power of
+  /// two.
   static Layout pack(std::span<const std::int64_t> numels, int parts, SmallTensors small = SmallTensors::kShareBlocks,
                      std::int64_t multiple = 1);
 

@@ -37,7 +37,7 @@ MatrixDeal::MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer
     if (by_unit || is_even(batch)) close();
   }
   if (batch.begin == batch.end) return;
-  if (!batches_.empty()) {  // the matrices that are left are too few for an even deal
+  if (!batches_.empty()) {  // the matrices that are left are too few for an even division
     batch.begin = batches_.back().begin;
     batch.begin_unit = batches_.back().begin_unit;
     batches_.pop_back();
@@ -51,7 +51,8 @@ const MatrixBatch* MatrixDeal::batch_of(std::size_t unit) const {
   return batch != batches_.end() && batch->end_unit == unit + 1 ? &*batch : nullptr;
 }
 
-/// Deals the costliest matrix first, and deals each matrix to the rank that has the least work so far.
+/// Deals matrices to ranks, the most expensive matrix first. Each matrix goes to the rank that has the least work so
+/// far.
 void MatrixDeal::deal(MatrixBatch& batch) {
   std::vector<std::size_t> order(batch.end - batch.begin);
   std::iota(order.begin(), order.end(), batch.begin);
@@ -78,7 +79,7 @@ Extent MatrixDeal::part_of(Extent extent, std::int64_t buffer_numel, int rank) c
   return intersect(extent, owned(axes_, mesh_.of(rank), buffer_numel));
 }
 
-/// Returns whether rank `from` sends its part. Where several ranks hold the same part, only the one in the owner's
+/// Returns whether rank `from` sends its part. If several ranks hold the same part, only the rank in the owner's
 /// replica sends it.
 bool MatrixDeal::is_nearest(const DealtMatrix& matrix, int from) const {
   const MeshPosition sender = mesh_.of(from), owner = mesh_.of(matrix.owner);

@@ -12,18 +12,18 @@
 
 namespace tessera {
 
-/// The work that the owner of a matrix does with it.
+/// The work that the owner of a matrix does.
 struct MatrixWork {
-  /// Muon: the owner gets a direction and sends it back orthogonal. False: a rule of whole tensors, which gets
-  /// gradient, master and states, and sends master and states back.
+  /// True: Muon, for which the owner gets a direction, makes it orthogonal, and sends it back. False: a rule of whole
+  /// tensors, for which the owner gets gradient, master and states, and sends master and states back.
   bool is_muon = true;
   /// True: the rule multiplies matrices, so owners are balanced by the number of products. False: they are balanced by
   /// elements.
   bool multiplies = true;
 };
 
-/// A matrix whose update needs all of it, and the rank that computes that update. Rules of whole tensors take a tensor
-/// of any shape.
+/// A matrix whose update needs the whole matrix, and the rank that computes the update. Rules of whole tensors take a
+/// tensor of any shape.
 struct DealtMatrix {
   std::size_t unit = 0, group = 0, tensor = 0;
   Extent extent;  ///< part of the group's flat buffer
@@ -38,60 +38,62 @@ struct DealtMatrix {
 struct MatrixBatch {
   std::size_t begin = 0, end = 0;            ///< indices among the deal's matrices
   std::size_t begin_unit = 0, end_unit = 0;  ///< the units to which these matrices belong
-  /// The most elements that any pair of ranks exchanges, on the way to owners and on the way back; all messages are
-  /// this long. The owner's own part is not sent.
+  /// The largest numbers of elements that any pair of ranks exchanges: in messages to owners, and in messages back. All
+  /// messages have these lengths. The owner's own part is not sent.
   std::int64_t collected = 0, returned = 0;
 };
 
-/// Deals matrices to ranks, so that every rank computes about as much. The result consists of integers, which are the
-/// same on every rank.
+/// Deals matrices to ranks, so that all ranks have about the same amount of work. The result consists of integers,
+/// which are the same on every rank.
 ///
-/// Each rank holds some part of each matrix (its optimizer part), and of its states. A batch is exchanged together:
-/// ranks send owners what they hold of the owners' matrices, owners compute, and each owner sends each rank what that
-/// rank holds of the results. Where several ranks hold the same part, the rank in the owner's replica sends it. A batch
-/// takes more units until no rank computes more than kMostUneven times the mean, or all units are taken. Small batches
-/// need little memory, and large ones are dealt evenly.
+/// Each rank holds a part of each matrix (its optimizer part), and of the matrix's states. A batch is exchanged
+/// together. Ranks send owners their parts of the owners' matrices. Owners compute, and send each rank its part of the
+/// results. If several ranks hold the same part, the rank in the owner's replica sends it. Units are added to a batch
+/// until no rank has more than kMostUneven times the mean amount of work, or until all units are taken. Small batches
+/// need little memory, and large batches are dealt evenly.
 class MatrixDeal {
  public:
   static constexpr double kMostUneven = 1.1;
 
   MatrixDeal() = default;
-  /// `optimizer`: how optimizer state is cut over the mesh. `by_unit`: units are updated one by one, in backward, so a
-  /// batch has the matrices of one unit, however evenly they can be dealt.
+  /// `optimizer`: how optimizer state is cut over the mesh. `by_unit`: units are updated one by one, in backward. In
+  /// this case a batch has the matrices of one unit, even if they cannot be dealt evenly.
   MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer, const MeshPosition& mesh, MatrixWork work = {},
              bool by_unit = false);
 
   std::span<const DealtMatrix> matrices() const { return matrices_; }
   std::span<const MatrixBatch> batches() const { return batches_; }
-  /// Returns the batch of a unit's matrices; null where the unit has no matrices. REQUIRES: they were dealt by unit.
+  /// Returns the batch of a unit's matrices; null if the unit has no matrices. REQUIRES: matrices were dealt by unit.
   const MatrixBatch* batch_of(std::size_t unit) const;
   std::span<const DealtMatrix> matrices_of(const MatrixBatch& batch) const {
     return matrices().subspan(batch.begin, batch.end - batch.begin);
   }
 
-  /// Returns what `from` sends the owner of the matrix, as an extent of the group's flat buffer; numel 0: nothing.
+  /// Returns the part that rank `from` sends to the owner of the matrix, as an extent of the group's flat buffer; numel
+  /// is 0 if it sends nothing.
   Extent collected_piece(const DealtMatrix& matrix, int from) const;
-  /// Returns the part of the result that the owner sends `to`, as an extent of the group's flat buffer.
+  /// Returns the part of the result that the owner sends to rank `to`, as an extent of the group's flat buffer.
   Extent returned_piece(const DealtMatrix& matrix, int to) const;
   /// These return the same pieces of the matrix's states, as extents of the group's tensor states.
   Extent collected_states(const DealtMatrix& matrix, int from) const;
   Extent returned_states(const DealtMatrix& matrix, int to) const;
-  /// Returns how many values owners collect for each element: the gradient or direction, and under rules of whole
-  /// tensors also the master.
+  /// Returns the number of values that owners collect for each element: the gradient or direction, and under rules of
+  /// whole tensors also the master.
   int collected_values() const { return work_.is_muon ? 1 : 2; }
 
   /// Returns the elements of each of the two buffers in which a rank exchanges messages: the number of ranks times the
   /// longest message.
   std::int64_t exchange_numel() const;
-  /// The fp32 elements in which an owner works: room for everything that comes in for the largest matrix, and for
-  /// orthogonalizing it.
+  /// Returns the fp32 elements of an owner's memory: for all data that it gets for the largest matrix, and for the
+  /// scratch of orthogonalization.
   std::int64_t work_numel() const;
-  /// Returns the most elements that any rank holds of its own matrices in any batch. Each matrix begins on a cache
-  /// line.
+  /// Returns the largest number of elements, over all ranks and batches, that a rank holds of the matrices that it
+  /// owns. Each matrix begins on a cache line.
   std::int64_t own_numel() const;
-  /// Returns the fp32 elements that `numel` elements take up where each piece begins on a cache line.
+  /// Returns `numel` fp32 elements, rounded up to whole cache lines, since each piece begins on a cache line.
   static std::int64_t in_whole_lines(std::int64_t numel) { return rounded_up(numel, 16); }
-  /// Returns the work of an owner, as a number to compare: multiplications of the orthogonalization, or elements.
+  /// Returns the amount of an owner's work, as a number for comparison: the multiplications of the orthogonalization,
+  /// or the elements.
   static std::int64_t cost_of(MatrixShape shape, MatrixWork work = {});
 
  private:

@@ -9,39 +9,40 @@
 
 namespace tessera {
 
-/// Says for each mesh axis whether a kind of state is cut over its ranks, or each of them holds a copy.
+/// For each axis of the mesh: whether a kind of state is cut over the axis, or each rank along the axis holds a copy.
 struct AxisPlacement {
-  bool shard = false;      ///< cut over the shard axis
-  bool replicate = false;  ///< cut over the replicate axis
-  /// If both axes cut: true: the replicate axis cuts first, and the shard axis cuts what is left; false: the reverse.
+  bool shard = false;      ///< whether state is cut over the shard axis
+  bool replicate = false;  ///< whether state is cut over the replicate axis
+  /// It is used only if both axes cut. True: the replicate axis cuts first, and the shard axis cuts the parts. False:
+  /// the reverse.
   bool replicate_first = false;
 };
 
-/// The placement of a strategy, by its name (runtime/config/placement_rows.h) or by axes. All other code reads
-/// these fields and never asks for the strategy.
+/// The placement of a strategy, by its name (runtime/config/placement_rows.h) or by axes. All other code reads these
+/// fields and does not look at the strategy's name.
 struct Placement {
   AxisPlacement parameters;
   AxisPlacement gradients;
   AxisPlacement optimizer;
-  /// Sharded parameters stay gathered from their first use in forward to the end of backward.
+  /// Whether sharded parameters stay gathered from their first use in forward to the end of backward.
   bool keep_gathered = false;
-  /// The ranks of the shard axis hold one copy of the parameters together, in memory that all of them map. Each rank
-  /// updates its part in place, and nothing is gathered.
+  /// Whether the ranks of the shard axis hold one copy of the parameters together, in memory that all of them map. Each
+  /// rank then updates its part in place, and nothing is gathered.
   bool shared = false;
 };
 
-/// Returns the placement of a strategy. `optimizer_over_world`: HYBRID_SHARD cuts gradients and optimizer state over
-/// both axes.
+/// Returns the placement of a strategy. `optimizer_over_world`: whether HYBRID_SHARD cuts gradients and optimizer state
+/// over both axes.
 Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world);
 /// Returns the placement that a strategy gives, by its name or by axes (PlacementConfig).
 Placement placement_of(const Strategy& strategy);
 
-/// Returns `placement` for a shard axis whose ranks can share memory (Collectives::shares_memory). Where the optimizer
-/// is cut over that axis first, one copy of the parameters serves all its ranks. Otherwise nothing changes: each rank
-/// updates everything, or its parts of several replicas' shards, which do not lie beside each other.
+/// Returns `placement` for a shard axis whose ranks can share memory (Collectives::shares_memory). If the optimizer is
+/// cut over that axis first, all its ranks use one copy of the parameters. Otherwise the placement does not change,
+/// since each rank updates everything, or parts of several replicas' shards, which are not neighbours.
 Placement share_parameters(Placement placement);
 
-/// This rank's place in a mesh of replicate x shard ranks.
+/// The position of this rank in a mesh of replicate x shard ranks.
 struct MeshPosition {
   int replicate_size = 1, shard_size = 1;
   int replicate_index = 0, shard_index = 0;
@@ -50,12 +51,12 @@ struct MeshPosition {
   MeshPosition of(int rank) const { return {replicate_size, shard_size, rank / shard_size, rank % shard_size}; }
 };
 
-/// Returns the number of equal parts that a flat buffer must be divisible into for this placement.
+/// Returns the number of equal parts into which a flat buffer must be divisible for this placement.
 int parts_of(const Placement& placement, const MeshPosition& mesh);
 
 /// Returns the part of a flat buffer of `numel` elements that this rank holds. The shard axis cuts first and the
-/// replicate axis cuts what is left, unless AxisPlacement::replicate_first is set. A rank's optimizer part lies inside
-/// its gradient part, and its gradient part inside its parameter part.
+/// replicate axis cuts the parts, unless AxisPlacement::replicate_first is set. A rank's optimizer part lies inside its
+/// gradient part, and its gradient part inside its parameter part.
 Extent owned(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel);
 
 /// Calls `visit(rank, part)` for every distinct part of a flat buffer, with the first rank that holds it.

@@ -64,7 +64,7 @@ void Schedule::follow(const std::vector<int>& round) {
   for (int unit = 0; unit < static_cast<int>(next_.size()); ++unit) rank(unit);
 }
 
-/// Steps over the entry at the cursor.
+/// Moves the cursor behind its present entry.
 void Schedule::pass() {
   const std::size_t position = cursor_++;
   const int unit = record_[position];
@@ -90,13 +90,14 @@ std::size_t Schedule::distance(int unit) const {
   return next_[index(unit)] == kNowhere ? kNever : next_[index(unit)] - cursor_;
 }
 
-/// Returns a number that is higher the later a unit is used. Unlike a distance it changes only with events of the unit.
+/// Returns a number that is larger for units that are used later. Unlike a distance, it changes only with events of the
+/// unit itself.
 std::size_t Schedule::lateness(int unit) const {
   if (!record_.empty()) return next_[index(unit)];
   return last_use_[index(unit)] == 0 ? kNever : kNever - last_use_[index(unit)];
 }
 
-/// Brings the unit's score up to date.
+/// Updates the unit's score.
 void Schedule::rank(int unit) {
   if (held_.contains(unit)) return held_.put(unit, lateness(unit));
   if (next_[index(unit)] == kNowhere) return missing_.remove(unit);

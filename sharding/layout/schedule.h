@@ -13,54 +13,53 @@
 namespace tessera {
 
 /// Records the order in which units are used in one round (forward and backward of one microbatch), and predicts the
-/// next round by it. Consecutive uses of one unit are one entry of the record. It is also told which units are *held*
-/// (gathered), and it says which unit to gather next and which to evict for it. Residency owns it and calls it from one
-/// thread.
+/// next round from this record. Consecutive uses of one unit are one entry of the record. The schedule also knows which
+/// units are *held* (gathered). It says which unit to gather next, and which unit to evict for it. Residency owns a
+/// Schedule and calls it from one thread.
 ///
-/// The schedule only advises: wrong advice costs a gather, never a result, so a round that differs from the record
-/// (another branch was taken) is simply recorded anew. Passes without a backward (evaluation) belong to the round that
-/// follows them. If that round ends like the record, the record stays.
+/// The schedule only gives advice. Wrong advice costs a gather, but never changes a result. So if a round differs from
+/// the record (another branch was taken), it is simply recorded anew. Passes without a backward (evaluation) belong to
+/// the round that follows them. If that round ends like the record, the record stays.
 ///
 /// Costs: every call takes O(log units); the cost of `use` and `end_round` is amortised over the entries of a round.
-/// Nothing is allocated once rounds are alike. Memory: some words for each unit and each entry of the record, and for
-/// the round under way, of which only the last kLongestRound entries are kept.
+/// Nothing is allocated once rounds are equal. Memory: a few words for each unit, for each entry of the record, and for
+/// each entry of the round under way. Only the last kLongestRound entries of a round are kept.
 class Schedule {
  public:
   static constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
   static constexpr std::size_t kLongestRound = std::size_t{1} << 16;
 
-  /// Units are 0 ... units - 1, none of them held. `ahead`: how many distinct units `next_missing` looks at.
-  /// `uncounted`, unless it is -1, is a unit that takes no slot from others: `next_missing` looks at it in addition to
-  /// these `ahead` units.
+  /// Units are 0 ... units - 1, and at first none of them is held. `ahead`: the number of distinct units at which
+  /// `next_missing` looks. `uncounted`, unless it is -1, is a unit that takes no slot from others: `next_missing` looks
+  /// at it in addition to these `ahead` units.
   Schedule(int units, std::size_t ahead, int uncounted = -1);
 
-  /// Tells that `unit` is used now. Follows the record: the cursor moves behind this use in the record. If the record
-  /// has no such use ahead, the cursor stays. Only the record's first unit then moves it back to the beginning, since a
-  /// forward pass begins with this unit.
+  /// It is called when `unit` is used. The cursor moves behind this use in the record. If the record has no later use
+  /// of the unit, the cursor stays. In that case only the record's first unit moves the cursor, back to the beginning,
+  /// since a forward pass begins with this unit.
   void use(int unit);
-  /// Ends the round. The round that ends becomes the record if it differs from the present one.
+  /// It is called at the end of a round. The round becomes the record if it differs from the present record.
   void end_round();
 
   bool recorded() const { return !record_.empty(); }
   std::span<const int> record() const { return record_; }
-  /// The number of kept entries of the round under way.
+  /// Returns the number of entries that are kept of the round under way.
   std::size_t seen() const { return seen_.size(); }
 
-  /// Returns how many entries of the record lie between now and the next use of `unit`; kNever if it is not used again
-  /// this round. Before anything is recorded, the least recently used unit counts as farthest.
+  /// Returns the number of entries of the record between the cursor and the next use of `unit`; kNever if the unit is
+  /// not used again in this round. Before anything is recorded, the least recently used unit counts as farthest.
   std::size_t distance(int unit) const;
 
-  /// Tells that `unit` is held from now on, or is not held any more.
+  /// These are called when `unit` becomes held, and when it is no longer held.
   void hold(int unit);
   void give_up(int unit);
 
-  /// Returns the unit to prefetch: the first that is not held among the next `ahead` distinct units that the record
-  /// says will be used; -1 if all are held. `uncounted` may be returned too, if it is used before the last of these
-  /// units.
+  /// Returns the unit to prefetch. It is the first unit that is not held among the next `ahead` distinct units of the
+  /// record; -1 if all of them are held. `uncounted` may be returned too, if it is used before the last of these units.
   int next_missing();
-  /// Returns the unit to evict: of the held units that `may_go(unit)` allows, the one whose next use is farthest away.
-  /// If several have the same distance, it takes the lowest number. Returns -1 if no such unit has a distance above
-  /// `later_than`. Each held unit that may not be evicted adds to the cost of the call.
+  /// Returns the unit to evict: among the held units for which `may_go(unit)` is true, the unit whose next use is
+  /// farthest away. If several have the same distance, it is the unit with the lowest number. Returns -1 if no such
+  /// unit has a distance above `later_than`. Each held unit that may not be evicted adds to the cost of the call.
   template <class MayGo>
   int farthest_held(std::size_t later_than, const MayGo& may_go);
   /// Returns the unit to evict, without a limit on the distance.
@@ -84,19 +83,19 @@ class Schedule {
   std::vector<int> record_;     ///< the round that is followed
   std::vector<int> seen_;       ///< the round under way
   int last_ = -1;               ///< the unit used last in the round
-  bool has_tolerated_ = false;  ///< the last round differed from the record, but ended like it
-  std::size_t cursor_ = 0;      ///< entries of record_ before it were used already in this round
+  bool has_tolerated_ = false;  ///< whether the last round differed from the record, but ended in the same way
+  std::size_t cursor_ = 0;      ///< number of entries of record_ that were already used in this round
   /// [position in the record]: position of the same unit's next entry, or kNowhere
   std::vector<std::size_t> following_;
-  std::vector<std::size_t> next_;  ///< [unit]: its first position at or behind the cursor, or kNowhere
-  /// Entries [cursor_, window_end_) use window_units_ distinct units, at most `ahead_`. uncounted_ may be used there in
-  /// addition.
+  std::vector<std::size_t> next_;  ///< [unit]: position of its first entry at or behind the cursor, or kNowhere
+  /// Entries [cursor_, window_end_) use window_units_ distinct units, at most `ahead_`. The unit uncounted_ may be used
+  /// there too.
   std::size_t window_end_ = 0, window_units_ = 0;
   std::size_t uses_ = 0;               ///< number of uses before there is a record
   std::vector<std::size_t> last_use_;  ///< [unit]: the number of its last use, counted from 1, before there is a record
   Tournament held_;                    ///< held units, ranked by lateness
-  Tournament missing_;                 ///< units not held that are used again, the next one first
-  std::vector<int> aside_;             ///< held units that a search found, and that may not be evicted
+  Tournament missing_;                 ///< units that are not held and are used again, the next one first
+  std::vector<int> aside_;             ///< held units that a search found and that must not be evicted
 };
 
 template <class MayGo, class IsFar>

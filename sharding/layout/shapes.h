@@ -18,8 +18,8 @@ struct MatrixShape {
 };
 
 /// States that an optimizer keeps for whole tensors (which are dealt to owners), in addition to states of single
-/// elements. Each has a shape of its own, such as a number for each row. They lie in a flat buffer of their own: all
-/// states of the first tensor, then those of the second, ...
+/// elements. Each state has its own shape, for example a number for each row. States lie in a separate flat buffer: all
+/// states of the first tensor, then those of the second tensor, and so on.
 struct TensorStates {
   Layout layout;  ///< layout of all states
   /// [tensors + 1]: index of the first state of each tensor; empty: there are no states
@@ -31,15 +31,15 @@ struct TensorStates {
   Extent extent_of(std::size_t tensor) const;
 };
 
-/// One flat group of a unit: parameters of one dtype. All of them train, or all are frozen. All are updated element by
-/// element, or all as matrices.
+/// One flat group of a unit: parameters of one dtype. Either all of them train, or all are frozen. Either all are
+/// updated element by element, or all as matrices.
 struct GroupShape {
   DType dtype = DType::kF32;
   bool trainable = true;
   Layout layout;
-  std::vector<MatrixShape> matrices = {};  ///< shape of each tensor, where tensors are updated as matrices; else empty
-  /// Shape of each tensor as its elements lie in memory, where gradients are sent as factors; a tensor with fewer than
-  /// two dimensions has no rows. The list is empty where gradients are not sent as factors.
+  std::vector<MatrixShape> matrices = {};  ///< shape of each tensor, if tensors are updated as matrices; else empty
+  /// Shape of each tensor as its elements lie in memory, if gradients are sent as factors; a tensor with fewer than two
+  /// dimensions has no rows. The list is empty if gradients are not sent as factors.
   std::vector<MatrixShape> factored = {};
   TensorStates tensor_states = {};  ///< states of `matrices`
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(dtype)); }
@@ -51,7 +51,7 @@ struct UnitShape {
   std::string name;
   std::vector<GroupShape> groups;
   std::int64_t gathered_bytes() const;
-  std::int64_t trainable_numel() const;  ///< padding included
+  std::int64_t trainable_numel() const;  ///< number of trainable elements, padding included
   std::int64_t trainable_parameters() const;
 };
 

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-/// Returns how many ranks hold the same part, and this rank's number among them.
+/// Returns the number of ranks that hold the same part, and this rank's index among them.
 std::pair<std::int64_t, std::int64_t> replicas(AxisPlacement axes, const MeshPosition& mesh, std::int64_t numel) {
   const Extent own = owned(axes, mesh, numel);
   const int rank = mesh.replicate_index * mesh.shard_size + mesh.shard_index;

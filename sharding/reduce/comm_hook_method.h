@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// The sums that a program's CommHook makes.
+/// A method whose sums are made by a CommHook of the program.
 class CommHookMethod final : public GradientMethod {
  public:
   /// `index` is CommHook::Bucket::index.
@@ -19,7 +19,7 @@ class CommHookMethod final : public GradientMethod {
 
   void begin_step(std::int64_t step) override { bucket_.step = step; }
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override;
-  /// Adds nothing: the program owns whatever its hook keeps.
+  /// Adds nothing, since the program owns the data that its hook keeps.
   void add_kept(FlatGroup&, KeptGradients&) const override {}
 
  private:
@@ -28,8 +28,8 @@ class CommHookMethod final : public GradientMethod {
   CommHook::Bucket bucket_;
 };
 
-/// Throws tessera::Error (64) where compression.method is of type hook and there is no hook. Throws the same error
-/// where there is a hook and the method is of another type.
+/// Throws tessera::Error (64) if compression.method has the type hook and there is no hook, or if there is a hook and
+/// the method has another type.
 void expect_comm_hook(const CompressionConfig& compression, const CommHook* hook);
 
 }  // namespace tessera

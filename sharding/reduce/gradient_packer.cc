@@ -21,8 +21,8 @@ bool lies_alike(const at::Tensor& gradient, const FlatParameter& flat) {
          gradient.sizes() == at::IntArrayRef(flat.sizes) && gradient.strides() == at::IntArrayRef(flat.strides);
 }
 
-/// Returns whether the code in this file copies the bytes of `gradient`, and not LibTorch. LibTorch copies large
-/// gradients, perhaps with several threads.
+/// Returns whether the code in this file, and not LibTorch, copies the bytes of `gradient`. LibTorch copies large
+/// gradients, since it may use several threads.
 bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParameter& flat) {
   return gradient.scalar_type() == scalar_type_of(dtype) && lies_alike(gradient, flat) &&
          (gradient.numel() < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
@@ -30,7 +30,7 @@ bool is_copied_bytewise(const at::Tensor& gradient, DType dtype, const FlatParam
 
 /// Copies `gradient` to `view`, or adds it to the values there.
 void put(const at::Tensor& view, const at::Tensor& gradient, bool adds) {
-  if (gradient.is_sparse()) {  // the rows of a sparse gradient are added one after the other
+  if (gradient.is_sparse()) {  // the rows of a sparse gradient are added one after another
     if (!adds) view.zero_();
     view.add_(gradient.to(view.scalar_type()));
   } else if (adds) {
@@ -60,8 +60,8 @@ double put_and_square(const at::Tensor& view, const at::Tensor& gradient, bool a
   return sum;
 }
 
-/// A GPU copies a gradient of fewer elements than this about as fast as the host starts one copy, or faster. So such
-/// gradients wait and are copied together. Larger ones are copied at once.
+/// A gradient with fewer elements than this is copied by a GPU in no more time than the host needs to start a copy. So
+/// such gradients wait and are copied together. Larger gradients are copied without waiting.
 constexpr std::int64_t kSmallNumel = 1 << 22;
 
 bool waits(const at::Tensor& gradient) {
@@ -144,7 +144,7 @@ void GradientPacker::take(const FlatGroup& group, std::size_t parameter, const a
   } else if (!arrived && device_.is_queued && waits(gradient)) {
     copies_.add(view_of(group, parameter, place, is_usual), gradient);
   } else {
-    if (arrived) copies_.flush();  // this gradient may be added to one that waits
+    if (arrived) copies_.flush();  // this gradient may be added to a gradient whose copy waits
     const Unrecorded unrecorded;
     const at::Tensor view = view_of(group, parameter, place, is_usual);
     if (square)
@@ -176,8 +176,8 @@ void GradientPacker::note_arrival(Part& part, std::size_t parameter) {
   for (const Part& other : parts_) missing_ -= std::count(other.arrived.begin(), other.arrived.end(), 1);
 }
 
-/// Making a view costs the host as much time as starting a copy, and the guard Unrecorded takes time too. Views of the
-/// usual places are therefore kept.
+/// Returns a view of the gradient's place. Making a view costs the host as much time as starting a copy, and the guard
+/// Unrecorded takes time too, so views of the usual places are kept.
 at::Tensor GradientPacker::view_of(const FlatGroup& group, std::size_t parameter, std::byte* place, bool is_usual) {
   const FlatParameter& flat = group.parameters[parameter];
   const auto make = [&] {

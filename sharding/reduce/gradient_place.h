@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Points the sums of a unit's trainable groups at `memory`, one behind the other.
+/// Makes the sums of a unit's trainable groups point to `memory`, one after another.
 inline void place_gradients(Unit& unit, std::byte* memory) {
   for (auto& group : unit.groups) {
     if (!group->trainable) continue;

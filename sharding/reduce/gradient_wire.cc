@@ -33,7 +33,7 @@ GradientWire::Feedback GradientWire::take_feedback(const FlatGroup& group, float
   const FeedbackNumel numel = plan.feedback_numel_of(shape);
   Feedback feedback{take(numel.shard), take(numel.replicate)};
   const MethodLayout layout = plan.method_layout_of(shape);
-  if (layout.messages.empty()) return feedback;  // gradients are sent unchanged, or by a program's hook
+  if (layout.messages.empty()) return feedback;  // gradients are sent unchanged, or by a hook of the program
   std::vector<std::int64_t> numbers;
   for (const FlatParameter& parameter : group.parameters) numbers.push_back(parameter.number);
   const MeshPosition& mesh = plan.placement().mesh;
@@ -55,7 +55,8 @@ void GradientWire::sum_by(const std::shared_ptr<CommHook>& hook) {
       if (!group->trainable) continue;
       Feedback& feedback = feedback_[static_cast<std::size_t>(unit->index)][group->index];
       feedback.method = std::make_unique<CommHookMethod>(*group, hook, buckets++);
-      feedback.wire_bytes = group->layout.numel() * 4;  // as if fp32: the plan does not know what the hook sends
+      feedback.wire_bytes = group->layout.numel() * 4;  // counted as if fp32 were sent, since the plan does not know
+                                                        // the messages of the hook
     }
   }
 }
@@ -116,7 +117,7 @@ void GradientWire::forget() {
   has_copy_ = false;
 }
 
-/// The residuals lie at the end of the memory, and their copy in front of them.
+/// Copies the residuals. They lie at the end of the memory, and their copy lies in front of them.
 void GradientWire::copy() {
   const std::int64_t bytes = 4 * setup_.plan.sums().kept_gradient_numel;
   if (!setup_.plan.wire().compression.restore_skipped || bytes == 0 || std::exchange(has_copy_, true)) return;

@@ -16,16 +16,16 @@
 
 namespace tessera {
 
-/// Knows in which form each group's gradients go over the wire: as they are, rounded, or as a GradientMethod makes
-/// them. It has the memory of error feedback: what gradients on the wire lacked so far.
+/// Decides the form in which each group's gradients are sent: unchanged, rounded, or compressed by a GradientMethod. It
+/// has the memory of error feedback: the parts of gradients that were not sent so far.
 ///
-/// Reducer owns one, and the thread that runs backward calls it.
+/// Reducer owns a GradientWire, and the thread that runs backward calls it.
 class GradientWire {
  public:
-  /// `feedback`: memory of MemoryCategory::kFeedback, all zeros; this object takes all of it.
+  /// `feedback`: memory of MemoryCategory::kFeedback, which holds zeros. This object takes all of it.
   GradientWire(const ReduceSetup& setup, std::vector<Unit*> units, Arena feedback);
 
-  /// Lets a program's rule make the sums of all gradients (Reducer::sum_by).
+  /// Makes a hook of the program make the sums of all gradients (Reducer::sum_by).
   void sum_by(const std::shared_ptr<CommHook>& hook);
   /// Turns methods on or off from the next reduction on (Reducer::use_methods).
   void use_methods(bool on, std::int64_t step);
@@ -33,17 +33,17 @@ class GradientWire {
   /// same.
   void reset();
 
-  /// Returns the options with which the sum over the shard axis, or the replicate axis, is made.
+  /// These return the options with which the sum over the shard axis, or the replicate axis, is made.
   ReduceOptions shard_options(const FlatGroup& group, Waits waits) const;
   ReduceOptions replicate_options(const FlatGroup& group, Waits waits) const;
-  /// Returns the method that makes a group's sums over the shard axis. It is null where gradients are sent as they are,
-  /// and where there is one rank, which sends nothing.
+  /// Returns the method that makes a group's sums over the shard axis. It is null if gradients are sent unchanged, and
+  /// if there is one rank, which sends nothing.
   GradientMethod* method_of(const FlatGroup& group) const;
-  /// Returns the bytes that this rank sends in a reduction of the group over the shard axis. `dtype` is that of the
-  /// bucket, and `options` are those of the reduction.
+  /// Returns the bytes that this rank sends in a reduction of the group over the shard axis. `dtype`: the dtype of the
+  /// bucket. `options`: the options of the reduction.
   std::int64_t bytes_of(const FlatGroup& group, DType dtype, const ReduceOptions& options) const;
 
-  /// Forgets error feedback: later gradients do not get it.
+  /// Forgets error feedback, so that it is not added to later gradients.
   void forget();
   /// Gives error feedback the values from before the step if there is a copy of them; otherwise error feedback begins
   /// anew.
@@ -52,7 +52,7 @@ class GradientWire {
   KeptGradients kept() const;
 
  private:
-  /// A group's memory of error feedback, and the compressor that makes its sums; null where there is none.
+  /// A group's memory of error feedback, and the compressor that makes its sums. Members are null if there is none.
   struct Feedback {
     float* shard = nullptr;
     float* replicate = nullptr;

@@ -19,12 +19,12 @@
 
 namespace tessera {
 
-/// Joins the gradients of this rank's microbatches into the step's tree ("reproducible"): a microbatch's gradients, or
-/// their sum over ranks, are a leaf, and sums join by a binary counter (SumCounter). It holds the sums that wait. Where
-/// a rank's microbatches are not a subtree, BlockSums makes the sum over ranks. Without "reproducible" there is no
-/// tree, and nothing waits.
+/// Adds up the gradients of this rank's microbatches in the step's tree ("reproducible"). A microbatch's gradients, or
+/// their sum over ranks, are a leaf of the tree, and sums are joined by a binary counter (SumCounter). This object
+/// holds the sums that wait for other sums. If a rank's microbatches are not a subtree, BlockSums makes the sum over
+/// ranks. Without "reproducible" there is no tree, and no sum waits.
 ///
-/// Reducer owns one, and the thread that runs backward calls it.
+/// Reducer owns a MicrobatchTree, and the thread that runs backward calls it.
 class MicrobatchTree {
  public:
   explicit MicrobatchTree(const ReduceSetup& setup) : setup_(setup), memory_(setup.device) {}
@@ -38,16 +38,16 @@ class MicrobatchTree {
     if (blocks_) blocks_->deal(order);
   }
 
-  /// Says that the next microbatch belongs to another rank (Reducer::begin_backup).
+  /// It is called if the next microbatch belongs to another rank (Reducer::begin_backup).
   void begin_backup(std::optional<int> turn) { backup_ = turn; }
 
-  /// Returns the place of this microbatch's sum, if its gradients are written there directly (no other sum waits
-  /// there); else null.
+  /// Returns the place of this microbatch's sum, if the gradients may be written there directly because no other sum
+  /// waits there; else null.
   float* leaf_of(const FlatGroup& group) const;
   /// Returns the place for the sum of this reduction and of all sums that it joins.
   float* place_of_sum(const FlatGroup& group) const;
 
-  /// Sums that wait, in the order in which the next one joins them.
+  /// The sums that wait, in the order in which the next sum is added to them.
   struct Joined {
     std::array<const float*, SumCounter::kMostJoined> sums{};
     std::size_t count = 0;
@@ -55,15 +55,14 @@ class MicrobatchTree {
   };
   Joined joined_by(const FlatGroup& group) const;
 
-  /// Joins a leaf, which holds this rank's gradients of the microbatch, to the sums that wait. The leaf of another
-  /// rank's microbatch stays in a place of its own.
+  /// Adds a leaf, which holds this rank's gradients of the microbatch, to the sums that wait. The leaf of another
+  /// rank's microbatch stays in a separate place.
   void join_leaf(const FlatGroup& group, float* leaf) const;
-  /// Makes a group's sum from the sums that ranks have of the nodes of their runs; `last`: the last of this rank's
-  /// sums. The sum is complete when this returns, or queued on a GPU. Returns the bytes that this rank has sent.
-  /// `visitor`: null on a
-  /// GPU. REQUIRES: `has_blocks`.
+  /// Makes a group's sum from the sums that ranks have for the nodes of their runs. `last`: the last of this rank's
+  /// sums. When this returns, the sum is complete, or queued on a GPU. Returns the bytes that this rank has sent.
+  /// `visitor`: null on a GPU. REQUIRES: `has_blocks`.
   std::int64_t join_blocks(const FlatGroup& group, const float* last, GradientVisitor* visitor);
-  /// This is called when one more of this rank's microbatches has joined the tree.
+  /// It is called when one more of this rank's microbatches has joined the tree.
   void end_microbatch() { round_ += backup_ ? 0 : 1; }
   /// Begins the next step's tree.
   void reset() { round_ = 0, backup_.reset(); }
@@ -74,7 +73,7 @@ class MicrobatchTree {
 
   const ReduceSetup setup_;
   const SumMemory memory_;
-  std::vector<float*> waiting_;      ///< [unit]: sums that wait [place, element of the unit]; null: none wait
+  std::vector<float*> waiting_;      ///< [unit]: sums that wait [place, element of the unit]; null if no sum waits
   std::optional<BlockSums> blocks_;  ///< set if SumPlan::block_sums
   std::int32_t round_ = 0;           ///< number of this rank's microbatches that have joined the tree since `reset`
   std::optional<int> backup_;        ///< the argument of the last `begin_backup` since `reset`

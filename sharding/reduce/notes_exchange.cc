@@ -35,7 +35,8 @@ void NotesExchange::write(const Notes& notes) const {
   there.copy_(flat_view(values.data(), DType::kF32, numel, at::kCPU), /*non_blocking=*/true);
 }
 
-/// Replicas may gather units in different orders, so digests are compared before the replicas' notes are added up.
+/// Completes the exchange of notes. Replicas may gather units in different orders, so digests are compared before the
+/// notes of replicas are added up.
 UnitAgreement NotesExchange::end(const std::string& unit, Notes& notes) const {
   const MeshPosition& mesh = setup_.mesh();
   const auto parameters = static_cast<std::int64_t>(notes.used.size());

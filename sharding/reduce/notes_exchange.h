@@ -14,12 +14,12 @@
 
 namespace tessera {
 
-/// Sends notes of this rank beside each unit's reduction where units are updated in backward: which parameters it used,
-/// a digest of what it did so far, and the numbers of its microbatch (unit_notes). Reducer owns one, and the thread
-/// that runs backward calls it.
+/// Sends notes of this rank together with each unit's reduction, if units are updated in backward. The notes say which
+/// parameters the rank used; they have a digest of its actions so far, and the numbers of its microbatch (unit_notes).
+/// Reducer owns a NotesExchange, and the thread that runs backward calls it.
 class NotesExchange {
  public:
-  /// Notes of one unit, on their way over the shard axis.
+  /// Notes of one unit, while they are exchanged over the shard axis.
   struct Notes {
     std::span<float> values;  ///< SumPlan::notes_numel numbers, in memory of the plan
     std::vector<char> used;   ///< [trainable parameter of the unit]: whether any rank used it
@@ -28,13 +28,13 @@ class NotesExchange {
 
   explicit NotesExchange(const ReduceSetup& setup) : setup_(setup) {}
 
-  /// Sets what all notes of a microbatch say (Reducer::begin_round).
+  /// Sets the numbers that all notes of a microbatch have (Reducer::begin_round).
   void begin_round(std::uint64_t digest, double weight, std::int64_t samples) {
     digest_ = digest, weight_ = weight, samples_ = samples;
   }
   /// Writes the unit's notes and begins their exchange.
   void start(const ReducedUnit& unit, Notes& notes, Waits waits) const;
-  /// Ends the exchange of the unit of this name. The result refers to `notes`.
+  /// Completes the exchange for the unit with this name. The result refers to `notes`.
   UnitAgreement end(const std::string& unit, Notes& notes) const;
 
  private:

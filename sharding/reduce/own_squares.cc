@@ -46,7 +46,8 @@ void OwnSquares::before_reduction(const ReducedUnit& unit) {
   if (is_on_ && there_ && !setup_.is_alone) square_there(unit);
 }
 
-/// The norms of the two parts do not give the norm of a unit's gradient, if that gradient is reduced in two parts.
+/// Notes that a unit was reduced. If a unit's gradient is reduced in two parts, its norm cannot be computed from the
+/// norms of the parts.
 void OwnSquares::after_reduction(const ReducedUnit& unit) {
   if (!is_on_ || there_ || setup_.accumulates()) return;
   const double square = unit.gradients.square();
@@ -55,7 +56,7 @@ void OwnSquares::after_reduction(const ReducedUnit& unit) {
   warn_of_two_parts(*unit.unit);
 }
 
-/// Lets a GPU square this rank's contribution to a unit, before it goes to other ranks.
+/// Makes a GPU square this rank's contribution to a unit, before it is sent to other ranks.
 void OwnSquares::square_there(const ReducedUnit& unit) {
   pieces_.clear();
   for (const auto& group : unit.unit->groups) {

@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-/// Measures this rank's own gradients, before they become sums ("noise_scale"): on the CPU on their way into buckets
-/// (GradientPacker), on a GPU in buckets (GradientSquares). Reducer's functions of the same names say when to call
-/// which.
+/// Measures this rank's own gradients before they are summed ("noise_scale"). On the CPU they are measured while they
+/// are copied into buckets (GradientPacker), and on a GPU in buckets (GradientSquares). The descriptions of Reducer's
+/// functions with the same names say when to call each function.
 class OwnSquares {
  public:
   /// `units` and `buckets` must outlive this object.
@@ -28,9 +28,9 @@ class OwnSquares {
   /// Begins the next step.
   void reset();
 
-  /// This is called when a unit's reduction begins, which may then change the values in its bucket.
+  /// It is called before a unit's reduction begins, since the reduction may change the values in the bucket.
   void before_reduction(const ReducedUnit& unit);
-  /// This is called when all gradients of a unit have gone into its reduction.
+  /// It is called when all gradients of a unit were put into its reduction.
   void after_reduction(const ReducedUnit& unit);
 
  private:
@@ -43,7 +43,7 @@ class OwnSquares {
   const UnitBuckets& buckets_;
   GradientSquares* there_ = nullptr;   ///< set on a GPU
   std::vector<GradientPiece> pieces_;  ///< pieces of a unit, while they are handed to `there_`
-  std::vector<char> has_own_;          ///< [unit]: whether its gradients of this microbatch are in `sum_`
+  std::vector<char> has_own_;          ///< [unit]: whether the unit's gradients of this microbatch are in `sum_`
   double sum_ = 0;                     ///< squared norm of the contributions since the last `take`
   bool is_on_ = false, warned_ = false;
 };

@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kManyCopies = 256;                   // LibTorch copies this many with a few launches
-constexpr std::size_t kManyBytes = std::size_t{32} << 20;  // bytes of gradients that stay until they are copied
+constexpr std::size_t kManyCopies = 256;                   // number of copies that LibTorch makes with a few launches
+constexpr std::size_t kManyBytes = std::size_t{32} << 20;  // bytes of gradients that may wait until they are copied
 
 }  // namespace
 

@@ -11,7 +11,7 @@ namespace tessera {
 /// copy costs the host about as much as starting a hundred. The caller must `flush` before anything reads a place.
 class PendingCopies {
  public:
-  /// `place`: a view of a bucket, of any dtype. It must not be the place of a copy that waits already.
+  /// `place`: a view of a bucket, of any dtype. It must not be the place of a copy that already waits.
   void add(const at::Tensor& place, const at::Tensor& gradient);
   /// Starts all copies that wait.
   void flush();
@@ -22,7 +22,8 @@ class PendingCopies {
   bool empty() const { return count_ == 0; }
 
  private:
-  /// Tensors of one dtype: LibTorch copies a list by few launches only if all of its tensors have the same dtype.
+  /// Copies of tensors with one dtype. LibTorch copies a list with few launches only if all of its tensors have the
+  /// same dtype.
   struct Alike {
     at::ScalarType dtype;
     std::vector<at::Tensor> places, gradients;

@@ -11,13 +11,13 @@
 
 namespace tessera {
 
-/// Counts of what a Reducer has done so far.
+/// Counts of the work of a Reducer so far.
 struct ReducerCounts {
-  std::int64_t reductions = 0;        ///< units reduced over the shard axis
+  std::int64_t reductions = 0;        ///< number of units that were reduced over the shard axis
   std::int64_t reduced_bytes = 0;     ///< bytes of gradients sent into reductions
-  double reduction_seconds = 0;       ///< spent in reductions, including waits for other ranks
-  std::int64_t overflow_buckets = 0;  ///< buckets beyond the plan, for gradients that came in another order
-  std::int64_t overflow_bytes = 0;    ///< bytes of buckets and scratch beyond the plan, held now
+  double reduction_seconds = 0;       ///< time spent in reductions, including waits for other ranks
+  std::int64_t overflow_buckets = 0;  ///< number of buckets beyond the plan, for gradients that came in another order
+  std::int64_t overflow_bytes = 0;    ///< bytes of buckets and scratch beyond the plan that are held now
   std::int64_t overflow_peak = 0;     ///< largest `overflow_bytes` since `Reducer::reset`
 
   /// Adds memory beyond the plan.
@@ -27,15 +27,17 @@ struct ReducerCounts {
   }
 };
 
-/// The parts of a Reducer all work with this plan, these ranks and this device. Plan and axes must outlive the parts.
+/// The plan, the ranks and the device that all parts of a Reducer use. Plan and axes must outlive the parts.
 struct ReduceSetup {
   const MemoryPlan& plan;
   const MeshAxes& axes;
   ComputeDevice device;
-  bool is_alone = false;  ///< a single rank takes gradients straight into their sum's place; nothing is reduced
+  bool is_alone = false;  ///< whether there is a single rank, which copies gradients directly to their sum's place and
+                          ///< reduces nothing
 
   const MeshPosition& mesh() const { return plan.placement().mesh; }
-  /// Returns whether gradients stay in place until `Reducer::finish`. Otherwise a unit is reduced once it is complete.
+  /// Returns whether gradients stay in place until `Reducer::finish`. Otherwise a unit is reduced as soon as its
+  /// gradients are complete.
   bool accumulates() const { return plan.keeps_gradients(); }
   bool updates_in_backward() const { return plan.update().in_backward; }
   /// Returns whether sums are the tree over microbatches ("reproducible").

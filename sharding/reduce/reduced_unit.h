@@ -13,14 +13,14 @@
 
 namespace tessera {
 
-/// A unit's gradients between backward and their sum. Reducer has one for each unit, and passes it to its parts.
+/// A unit's gradients, from backward to their sum. Reducer has a ReducedUnit for each unit, and passes it to its parts.
 struct ReducedUnit {
   enum class Phase : std::uint8_t { kIdle, kFilling, kReady };
   /// Memory for the gradients until they are reduced, or for their sum.
   struct Memory {
     std::byte* memory = nullptr;
     int slot = UnitSlots::kNone;
-    Arena overflow;  ///< memory beyond the plan, used if there was no slot
+    Arena overflow;  ///< memory beyond the plan, used if there was no free slot
   };
 
   ReducedUnit(Unit* unit, GradientPacker gradients) : unit(unit), gradients(std::move(gradients)) {}
@@ -32,8 +32,8 @@ struct ReducedUnit {
   Memory bucket;
   Memory sum;            ///< used if units are updated in backward
   bool reduced = false;  ///< whether the unit was reduced in this round
-  bool has_sum = false;  ///< whether `gradient` holds a sum since `reset`, or will hold it
-  /// Used if there is only one rank: the gradients taken in this round, and how many had come at the last call of
+  bool has_sum = false;  ///< whether `gradient` holds a sum since `reset`, or will hold a sum
+  /// Used if there is only one rank: the number of gradients taken in this round, and the number at the last call of
   /// `Reducer::on_reduced`.
   std::int64_t taken = 0, told = 0;
 };

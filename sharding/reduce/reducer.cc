@@ -12,14 +12,14 @@
 
 namespace tessera {
 
-// This file says when a unit's gradients become sums.
+// This file decides when a unit's gradients are summed.
 //
 // `take` packs a gradient into the unit's bucket. A unit whose gradients are complete is kReady; `launch_ready` goes
-// through `order_` and reduces units for as long as the next one is ready. `reduce` starts the reduction of a unit, and
-// then lets reductions that started earlier continue (Reductions). `finish` reduces the rest at the end of a backward,
-// then late gradients, and ends all reductions. Where gradients accumulate in place, everything happens in `finish`.
-// Under "reproducible" these places hold the gradients of one microbatch, and `end_microbatch` joins them to the sums
-// that wait.
+// through `order_` and reduces units as long as the next unit is ready. `reduce` starts the reduction of a unit, and
+// then lets reductions that started earlier continue (Reductions). At the end of a backward, `finish` reduces the
+// remaining units, then late gradients, and waits for all reductions. If gradients accumulate in place, all reductions
+// are made in `finish`. Under "reproducible" these places hold the gradients of one microbatch, and `end_microbatch`
+// joins them to the sums that wait.
 
 Reducer::Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory,
                  ComputeDevice device, GradientVisitor* visitor)
@@ -61,14 +61,14 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   if (setup_.makes_tree() && !setup_.accumulates()) expect_in_leaf(unit, group, parameter);
   if (on_gradient_) on_gradient_();
   if (group.unit->use_log) group.unit->use_log->note_gradient(group.unit->index);
-  const bool was_ready = unit.phase == ReducedUnit::Phase::kReady;  // if so, this gradient is unexpected, and is added
+  const bool was_ready = unit.phase == ReducedUnit::Phase::kReady;  // if so, this gradient is unexpected and is added
   if (unit.phase == ReducedUnit::Phase::kIdle) open(unit);
   const bool is_usual_bucket = unit.bucket.overflow.bytes() == 0 && unit.sum.overflow.bytes() == 0;
   std::byte* const bucket = buckets_.of(unit, group);
   counts ? unit.gradients.take(group, parameter, gradient, bucket, is_usual_bucket)
          : unit.gradients.take_zeros(group, parameter, bucket);
   gradient.reset();
-  // The unit's sum under "reproducible" is complete only when `finish` has joined it to the tree.
+  // Under "reproducible", the unit's sum is complete only when `finish` has added it to the tree.
   if (setup_.is_alone && ++unit.taken == unit.gradients.trainable() && !setup_.makes_tree()) summed(unit);
   if (setup_.accumulates()) return copies_.flush_if_many();
   if (!unit.gradients.is_complete()) return;
@@ -80,8 +80,8 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   launch_ready();
 }
 
-/// Reports a unit's sum. Where nothing is reduced, that happens when as many gradients have come as the unit has
-/// parameters, and again at the end of the round if more gradients have come since.
+/// Reports a unit's sum. If there are no reductions (one rank), that happens when the unit has as many gradients as
+/// parameters. It happens again at the end of the round if more gradients have arrived since then.
 void Reducer::summed(ReducedUnit& unit) {
   if (!on_reduced_) return;
   if (setup_.is_alone) {
@@ -92,7 +92,7 @@ void Reducer::summed(ReducedUnit& unit) {
   on_reduced_(*unit.unit);
 }
 
-/// Gives a unit whose sum is complete to the code that updates the unit. The sum's place is free afterwards.
+/// Passes a unit whose sum is complete to the code that updates the unit. Afterwards the sum's place is free.
 void Reducer::agreed(ReducedUnit& unit, const UnitAgreement& agreement) {
   on_summed_(*unit.unit, agreement);
   take_gradients_away(*unit.unit);
@@ -124,7 +124,7 @@ void Reducer::open(ReducedUnit& unit) {
   unit.phase = ReducedUnit::Phase::kFilling;
   if (setup_.accumulates()) {
     if (setup_.makes_tree()) unit.gradients.begin();
-    return;  // arrived gradients, if not "reproducible", stay marked as arrived until `reset`
+    return;  // gradients stay marked as arrived until `reset`, unless "reproducible"
   }
   unit.gradients.begin();
   buckets_.open(unit);
@@ -135,7 +135,7 @@ void Reducer::end_microbatch(bool counts) {
   copies_.flush();
   for (const int index : order_.units) {
     ReducedUnit& unit = entry(index);
-    if (unit.phase == ReducedUnit::Phase::kIdle) unit.gradients.begin();  // this rank gave the unit no gradient
+    if (unit.phase == ReducedUnit::Phase::kIdle) unit.gradients.begin();  // this rank has no gradient for the unit
     unit.phase = ReducedUnit::Phase::kIdle;
     if (!counts) continue;
     for (const auto& group : unit.unit->groups) {
@@ -148,7 +148,8 @@ void Reducer::end_microbatch(bool counts) {
   if (counts) tree_.end_microbatch();
 }
 
-/// A unit for which no gradient is expected and none has come is ready when its turn comes.
+/// Reduces units in order, as long as the next unit is ready. A unit without a gradient is ready if no gradient is
+/// expected.
 void Reducer::launch_ready() {
   for (; order_.next < order_.units.size(); ++order_.next) {
     ReducedUnit& unit = entry(order_.units[order_.next]);
@@ -187,9 +188,9 @@ void Reducer::reduce(ReducedUnit& unit) {
 void Reducer::start(ReducedUnit& unit) {
   copies_.flush();
   if (setup_.updates_in_backward() && unit.sum.memory == nullptr) buckets_.place_sum(unit);
-  // Gaps stay zero where gradients lie in their sum's own place: no other unit uses this place, so the gaps never got
-  // anything but zeros. Only compressed reductions may leave values that are not finite there. Such a value makes its
-  // neighbours NaN.
+  // If gradients lie in the place of their sum, gaps stay zero: no other unit uses this place, so nothing else was
+  // written to the gaps. Only compressed reductions may leave values there that are not finite. Such a value would make
+  // its neighbours NaN.
   const PlannedWire& wire = setup_.plan.wire();
   const bool is_compressed = wire.compressed_shard_part > 0 || wire.compressed_replicate_part > 0;
   const bool gaps_are_zero =
@@ -211,8 +212,8 @@ void Reducer::start(ReducedUnit& unit) {
   if (setup_.updates_in_backward()) unit.unit->close();
 }
 
-/// Gives memory to the unit's sum where sums are offloaded. Meanwhile the next unit's sum is read, if something is
-/// added to it.
+/// If sums are offloaded, gives the unit's sum memory. If gradients are added to earlier sums, the next unit's sum is
+/// read meanwhile.
 Lease Reducer::take_sum(const ReducedUnit& unit) {
   if (!memory_.sums_below) return {};
   Lease sum = memory_.sums_below->acquire(unit.unit->index, unit.has_sum ? LeaseUse::kChange : LeaseUse::kOverwrite);
@@ -241,7 +242,7 @@ void Reducer::finish(bool reduce_now, bool has_batch) {
     for (ReducedUnit& unit : units_) unit.taken = unit.told = 0;
     return;
   }
-  // Reduces the units that are left, in order; a unit without a gradient takes part with zeros.
+  // Reduces the remaining units, in order; a unit without a gradient takes part with zeros.
   for (; order_.next < order_.units.size(); ++order_.next) {
     ReducedUnit& unit = entry(order_.units[order_.next]);
     if (unit.phase == ReducedUnit::Phase::kIdle) open(unit);
@@ -257,9 +258,9 @@ void Reducer::finish(bool reduce_now, bool has_batch) {
   order_.completed.clear();
 }
 
-/// Reduces units again, on all ranks, if gradients came after their reduction. If every gradient is waited for, only a
-/// module's code makes a gradient late, and that code is the same on all ranks. Otherwise ranks that took different
-/// branches may differ, so they exchange which units are late.
+/// Reduces units again, on all ranks, if gradients arrived after the units' reduction. If all gradients are expected, a
+/// gradient is late only because of the module's code, which is the same on all ranks. Otherwise ranks that took
+/// different branches may have different late units, so they tell each other which units are late.
 void Reducer::reduce_late(bool has_batch) {
   const bool may_differ = !expects_all_ && setup_.axes.control->size() > 1;
   const std::vector<char> late = may_differ ? late_anywhere() : std::vector<char>();

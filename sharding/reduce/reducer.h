@@ -34,143 +34,149 @@
 
 namespace tessera {
 
-/// Takes each gradient as backward makes it, packs it into its unit's bucket, and reduces a unit when it is complete.
+/// Takes each gradient when backward has computed it, packs it into its unit's bucket, and reduces a unit when its
+/// gradients are complete.
 ///
-/// Units are reduced in one agreed order on all ranks, whatever order gradients come in: in the first step the reverse
-/// of their definition, later the order in which rank 0 completed them in the first step. A unit that a rank did not
-/// use takes part with zeros, at the latest when backward ends. So ranks may take different branches.
+/// Units are reduced in the same order on all ranks, in whatever order gradients arrive. In the first step it is the
+/// reverse order of their definition; later it is the order in which rank 0 completed them in the first step. A unit
+/// that a rank did not use takes part with zeros, at the latest when backward ends. So ranks may take different
+/// branches.
 ///
-/// Parameters that no rank used in the last step (`expect`) are not waited for, so that their units do not hold buckets
-/// that others need. When the set of used parameters changes, the step of the change may need buckets beyond the plan,
-/// and the ranks agree on the order again.
+/// Gradients of parameters that no rank used in the last step are not waited for (`expect`), so that their units do not
+/// hold buckets that other units need. When the set of used parameters changes, the step of the change may need buckets
+/// beyond the plan, and the ranks agree on the order again.
 ///
-/// The way of a gradient: `.grad` (parameter dtype) -> bucket (reduce dtype; one copy) -> sum over ranks (fp32) ->
-/// `FlatGroup::gradient`. Sums are plain: 1/N, loss scale and clip enter in the optimizer's pass. The last of these
-/// sums is added to those of earlier microbatches and shown to a GradientVisitor, all while it is in cache.
+/// A gradient goes from `.grad` (parameter dtype) to a bucket (reduce dtype; one copy), to the sum over ranks (fp32),
+/// and to `FlatGroup::gradient`. Sums are plain: the factor 1/N, the loss scale and clipping are applied in the
+/// optimizer's pass. While the last of these sums is in cache, it is added to those of earlier microbatches and shown
+/// to a GradientVisitor.
 ///
-/// Reducer decides when a unit is reduced. Its parts do the rest: UnitBuckets gives memory, GradientWire says what is
-/// sent, Reductions makes sums over ranks, MicrobatchTree those over microbatches, and NotesExchange sends what ranks
-/// agree on beside a sum. Where the plan has the buckets for it, a unit that is complete only starts its reduction, and
-/// the reduction goes on while backward computes (Reductions).
+/// Reducer decides when a unit is reduced. Its parts do the rest. UnitBuckets gives memory, and GradientWire decides
+/// the form of messages. Reductions makes sums over ranks, and MicrobatchTree makes sums over microbatches.
+/// NotesExchange sends notes together with a sum. If the plan has enough buckets, a complete unit only starts its
+/// reduction, which then runs while backward computes (Reductions).
 ///
 /// A parameter can get several gradients in one backward, when activation recomputation runs parts of the graph
-/// separately. They are added while the unit's bucket is open. A gradient that comes after that is reduced by itself
-/// and added to the sum.
+/// separately. These gradients are added up as long as the unit's bucket is open. A gradient that arrives after that is
+/// reduced by itself and added to the sum.
 ///
-/// Where sums are offloaded, a unit's sum has memory from the start of its reduction to its end.
+/// If sums are offloaded, a unit's sum has memory from the start to the end of its reduction.
 ///
-/// If units are updated in backward (PlannedUpdate::in_backward), a unit with a complete sum is handed to the code
-/// that updates it, and the sum's place goes to the next unit. A unit is closed (Unit::close) when its reduction
-/// starts, since this rank has then read it for the last time; so when a sum is there, all ranks have read the unit.
-/// The reduction also carries which parameters a rank used, and in which order it gathered units in forward. A gradient
-/// that comes after the reduction started is an error.
+/// If units are updated in backward (PlannedUpdate::in_backward), a unit with a complete sum is passed to the code that
+/// updates it. The next unit then gets the sum's place. A unit is closed (Unit::close) when its reduction starts, since
+/// this rank has then read it for the last time. So when the sum is complete, all ranks have read the unit. Notes that
+/// go with the reduction say which parameters a rank used, and in which order it gathered units in forward. A gradient
+/// that arrives after the start of the reduction is an error.
 ///
-/// Under "reproducible" a microbatch's gradients are a leaf of the step's tree (MicrobatchTree): sums that a rank keeps
-/// until a backward has ended join it then (`end_microbatch`), and sums over ranks join as they come. A gradient that
-/// comes after its unit was reduced would be no part of its leaf, and is an error.
+/// Under "reproducible", a microbatch's gradients are a leaf of the step's tree (MicrobatchTree). If a rank keeps
+/// gradients until a backward has ended, they are added to the tree then (`end_microbatch`); sums over ranks are added
+/// when they are complete. A gradient that arrives after its unit was reduced would be missing in its leaf, and is an
+/// error.
 ///
 /// The thread that runs backward makes all calls. Errors of transports are thrown as tessera::Error.
 class Reducer final : private ReductionEnds {
  public:
-  /// Gets a unit whose gradients are summed or, where work is queued, will be. The gradients stay in place until this
-  /// returns.
+  /// Gets a unit whose gradients are summed or, if work is queued, will be summed. The gradients stay in place until
+  /// this function returns.
   using OnSummed = std::function<void(Unit& unit, const UnitAgreement& agreed)>;
 
-  /// Gets a unit whose sum of this round is there (FlatGroup::gradient of its groups), or is queued where work is
-  /// queued. It is called once more if a gradient comes after that.
+  /// Gets a unit whose sum of this round is complete (FlatGroup::gradient of its groups) or, if work is queued, is
+  /// queued. It is called once more if a gradient arrives after that.
   using OnReduced = std::function<void(const Unit& unit)>;
 
-  /// Memory of the plan, on `device`. Peers share the buckets and, where units are updated in backward, the sums.
+  /// Memory of the plan, on `device`. Other ranks read the buckets and, if units are updated in backward, the sums.
   struct Memory {
     Arena buckets, scratch, sums;
-    Arena feedback = {};  ///< MemoryCategory::kFeedback; zeros
+    Arena feedback = {};  ///< memory of MemoryCategory::kFeedback, zeros at first
     /// Brings the sums, numbered by unit, if MemoryPlan::gradients_below; else null.
     Carrier* sums_below = nullptr;
   };
 
-  /// `visitor` sees every reduced gradient; where there is one rank, nothing is reduced. It is null if work is queued,
-  /// since values that are not computed yet cannot be read.
+  /// `visitor` gets every reduced gradient. (If there is one rank, there are no reductions.) It is null if work is
+  /// queued, since values that are not computed yet cannot be read.
   Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory, ComputeDevice device,
           GradientVisitor* visitor);
 
-  /// Sets who updates units in backward.
+  /// Sets the function that updates units in backward.
   void on_summed(OnSummed update) { on_summed_ = std::move(update); }
 
   /// Sets the function that is called for each unit's sum.
   void on_reduced(OnReduced told) { on_reduced_ = std::move(told); }
-  /// `told` is called each time that a gradient has come.
+  /// Sets the function that is called each time that a gradient arrives.
   void on_gradient(std::function<void()> told) { on_gradient_ = std::move(told); }
 
-  /// Tells `rounds`, from now on, of every reduction that begins. `rounds` must outlive this object.
+  /// From now on, announces every reduction that begins to `rounds`. `rounds` must outlive this object.
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
-  /// From now on, notes in `latencies` how long each unit's reduction takes from its beginning to its end, with the
-  /// lags of the plan. If there is one rank, nothing is reduced. `latencies` [unit] must outlive this object.
+  /// From now on, records in `latencies` how long each unit's reduction takes from its beginning to its end, including
+  /// the lags of the plan. If there is one rank, there are no reductions. `latencies` [unit] must outlive this object.
   /// `queue`: a GPU's clock for reductions; else null.
   void time_reductions(std::span<LatencyHistogram> latencies, QueueTimes* queue = nullptr) {
     reductions_.time(latencies, queue);
   }
 
-  /// Makes room to measure this rank's own gradients ("noise_scale") on the CPU: a number for each parameter.
+  /// Allocates memory for measuring this rank's own gradients ("noise_scale") on the CPU: a number for each parameter.
   void keep_own_squares() { own_.keep(); }
   /// Sets `squares`, which adds up the squares of values in buckets on a GPU, to measure this rank's own gradients
   /// there. `squares` must outlive its last use, and may be replaced between steps.
   void square_by(GradientSquares& squares) { own_.square_by(squares); }
-  /// Sets whether gradients are squared: on their way into buckets, or in buckets on a GPU. This is called when a
-  /// backward begins, alike
-  /// in all backwards of a step. REQUIRES: `keep_own_squares` or `square_by` was called.
+  /// Sets whether gradients are squared: on the CPU while they are copied into buckets, on a GPU in buckets. It is
+  /// called when a backward begins, in the same way in all backwards of a step. REQUIRES: `keep_own_squares` or
+  /// `square_by` was called.
   void square_own(bool on) { own_.square(on); }
   /// Returns whether this rank contributes the gradients of each microbatch, so that each can be measured; otherwise it
   /// contributes their sum.
   bool contributes_microbatches() const { return !setup_.accumulates(); }
-  /// Returns the squared norm of this rank's contributions since the last call if `contributes_microbatches`; NaN if it
-  /// is not known, since a unit was reduced more than once. Otherwise it is the squared norm of the sum so far. On a
-  /// GPU the norm is added to the step's norm there (GradientSquares::take), and the result is 0.
+  /// If `contributes_microbatches`, returns the squared norm of this rank's contributions since the last call; NaN if
+  /// it is not known because a unit was reduced more than once. Otherwise it returns the squared norm of the sum so
+  /// far. On a GPU the norm is added to the step's norm on the device (GradientSquares::take), and the result is 0.
   double take_own_square() { return own_.take(order_.units); }
 
-  /// A rank without a batch calls this where the others begin the reduction of a unit, in the agreed order: it takes
-  /// part with zeros.
+  /// A rank without a batch calls this when the other ranks begin the reduction of a unit, in the agreed order. It
+  /// takes part with zeros.
   void reduce_nothing();
 
-  /// Lets a program's rule make the sums of all gradients, over any transport.
+  /// Makes a hook of the program make the sums of all gradients, over any transport.
   void sum_by(const std::shared_ptr<CommHook>& hook) { wire_.sum_by(hook); }
 
-  /// This is called when a backward begins in which units are updated. `digest`: a hash of what ranks must have done
-  /// alike so far; `weight` and `samples`: the numbers of this rank's microbatch (UnitAgreement).
+  /// It is called when a backward begins in which units are updated. `digest`: a hash of the actions that must be the
+  /// same on all ranks so far. `weight` and `samples`: the numbers of this rank's microbatch (UnitAgreement).
   void begin_round(std::uint64_t digest, double weight, std::int64_t samples) {
     notes_.begin_round(digest, weight, samples);
   }
 
-  /// The hook calls this when `parameter`'s gradient is in `.grad`; the gradient is taken and reset. Zeros are taken in
-  /// place of the gradient if `counts` is false; its parameter does not become used then.
+  /// The hook calls this when `parameter`'s gradient is in `.grad`; the gradient is taken and reset. If `counts` is
+  /// false, zeros are taken instead of the gradient, and the parameter does not become used.
   void take(FlatGroup& group, std::size_t parameter, bool counts = true);
 
-  /// Makes kept gradients a leaf that joins the tree; if `counts` is false, no leaf is made. Under "reproducible" it is
-  /// called before `finish` of a microbatch's last backward.
+  /// Adds the kept gradients to the tree as a leaf, unless `counts` is false. Under "reproducible" it is called before
+  /// `finish` of a microbatch's last backward.
   void end_microbatch(bool counts = true);
 
-  /// Says that the next microbatch belongs to another rank ("deal.backups"). `turn`: how many such microbatches this
-  /// rank has made before it in the step. Without a turn, the microbatch belongs to this rank's run, as at a step's
-  /// beginning.
+  /// It is called before a microbatch of another rank ("deal.backups"). `turn`: the number of such microbatches that
+  /// this rank has computed before it in the step. Without a value, the next microbatch belongs to this rank's run, as
+  /// at the beginning of a step.
   void begin_backup(std::optional<int> turn) { tree_.begin_backup(turn); }
 
   /// Gives ranks the runs of microbatches of `order` ("deal" by speed) from the next step on. Call it between steps,
-  /// alike on all ranks; before the last `finish` of a step, too, where ranks made microbatches again.
+  /// with the same order on all ranks. If ranks have computed other ranks' microbatches, call it also before the last
+  /// `finish` of a step.
   void deal(const MicrobatchOrder& order) { tree_.deal(order); }
 
-  /// Ends a microbatch's backward. Gradients stay in their (unsharded) accumulators if `reduce` is false. Otherwise,
-  /// every unit's gradient is in place afterwards. `has_batch` false: this rank computed nothing. It takes part in late
-  /// reductions of the units that had late gradients in its last round with a batch.
+  /// It is called at the end of a microbatch's backward. If `reduce` is false, gradients stay in their (unsharded)
+  /// accumulators. Otherwise every unit's sum is in place afterwards. If `has_batch` is false, this rank computed
+  /// nothing. It then takes part in the late reductions of those units that had late gradients in its last round with a
+  /// batch.
   void finish(bool reduce, bool has_batch = true);
 
-  /// This is called after the optimizer has used the gradients: the next gradient taken starts a new sum.
+  /// It is called after the optimizer has used the gradients. The next gradient begins a new sum.
   void reset();
 
-  /// Forgets what gradients on the wire lacked so far (CompressionConfig::error_feedback, GradientMethod): later
-  /// gradients do not get it.
+  /// Forgets error feedback (CompressionConfig::error_feedback, GradientMethod), so that it is not added to later
+  /// gradients.
   void forget_feedback() { wire_.forget(); }
-  /// This is called when the step's gradients are dropped. Error feedback gets its earlier values back if there is a
-  /// copy (restore_skipped); otherwise it begins anew.
+  /// It is called when the step's gradients are dropped. Error feedback gets its earlier values back if there is a copy
+  /// (restore_skipped); otherwise it begins anew.
   void restore_feedback() { wire_.restore(); }
   /// Returns the memory that holds error feedback, for every group. Between steps it may be read and written.
   KeptGradients kept() const { return wire_.kept(); }
@@ -179,7 +185,7 @@ class Reducer final : private ReductionEnds {
   /// under way, counted from 1.
   void use_methods(bool on, std::int64_t step) { wire_.use_methods(on, step); }
 
-  /// Sets which parameters are expected to get gradients. `used` [trainable parameter, in unit, group, layout order]
+  /// Sets the parameters that are expected to get gradients. `used` [trainable parameter, in unit, group, layout order]
   /// says whether any rank used the parameter in the last step. It is the same on all ranks. Call it between steps.
   void expect(const std::vector<char>& used);
 
@@ -216,7 +222,7 @@ class Reducer final : private ReductionEnds {
 
   Memory memory_;
   const ReduceSetup setup_;
-  PendingCopies copies_;  ///< waiting copies of gradients of all units
+  PendingCopies copies_;  ///< copies of gradients of all units that wait
   ReducerCounts counts_;
   MicrobatchTree tree_;
   GradientWire wire_;
@@ -228,7 +234,7 @@ class Reducer final : private ReductionEnds {
   OnReduced on_reduced_;
   std::function<void()> on_gradient_;
   Order order_;
-  std::vector<char> was_late_;  ///< [unit]: whether it had a late gradient in the last round with a batch
+  std::vector<char> was_late_;  ///< [unit]: whether the unit had a late gradient in the last round with a batch
   RoundLog* rounds_ = nullptr;
   std::vector<char> expected_;  ///< the argument of the last `expect`
   bool expects_all_ = true;     ///< whether a gradient of every trainable parameter is expected

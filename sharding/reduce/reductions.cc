@@ -18,11 +18,11 @@
 namespace tessera {
 namespace {
 
-/// Narrows `numel` fp32 in place into `dtype` at the front of the same memory. Writing never overtakes reading, since
-/// an element of `dtype` is at most as long as fp32.
+/// Converts `numel` fp32 elements in place to `dtype`, at the beginning of the same memory. Writing never overtakes
+/// reading, since an element of `dtype` is not longer than an fp32 element.
 void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, ComputeDevice device) {
   const Unrecorded unrecorded;
-  // elements that fit into a cache, or keep a GPU busy
+  // number of elements that fit into a cache, or that keep a GPU busy
   const std::int64_t chunk = device.is_queued ? 1 << 24 : 1 << 16;
   for (std::int64_t begin = 0; begin < numel; begin += chunk) {
     const std::int64_t count = std::min(chunk, numel - begin);
@@ -36,15 +36,15 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, Compute
 
 static_assert(MemoryPlan::kMostUnderWay <= Collectives::kMostUnderWay);
 
-/// Adds the last sum's pieces to the sums that earlier reductions of the step left, if any, and shows the result to
-/// `visitor`. It is for sums that the host makes.
+/// Adds the pieces of the last sum to the sums of earlier reductions of the step, if there are any, and shows the
+/// result to `visitor`. It is used for sums that the host makes.
 class Reductions::Accumulation final : public SumVisitor {
  public:
-  /// The result goes to `place`. `visitor` is null where no piece is visited.
+  /// The result is written to `place`. `visitor` is null if no piece is visited.
   Accumulation(const FlatGroup& group, GradientVisitor* visitor, float* place)
       : group_(group), visitor_(visitor), place_(place) {}
 
-  /// Says that the last sum is added onto `earlier`; sums that were named first are added first.
+  /// Makes the last sum be added to `earlier`. Sums are added in the order of these calls.
   void add_onto(const float* earlier) { earlier_[count_++] = earlier; }
   void add_onto(std::span<const float* const> earlier) {
     for (const float* each : earlier) add_onto(each);
@@ -76,22 +76,23 @@ class Reductions::Accumulation final : public SumVisitor {
 struct Reductions::GroupReduction {
   FlatGroup* group;
   float* sum;              ///< the sum over the shard axis
-  std::int64_t numel;      ///< elements of `sum`
+  std::int64_t numel;      ///< number of elements of `sum`
   float* total = nullptr;  ///< the sum over both axes; set when the last sum starts
   Accumulation accumulation;
-  Work work, last;  ///< reductions over the shard axis, and the replicate axis; last members, as they use the others
+  Work work, last;  ///< reductions over the shard axis and the replicate axis; last members, since they use the others
 };
 
 struct Reductions::UnitReduction {
   ReducedUnit* unit = nullptr;
   CallBegin begun;
   ReducedUnit::Memory bucket;
-  float* scratch = nullptr;  ///< planned
+  float* scratch = nullptr;  ///< scratch of the plan
   std::int64_t scratch_taken = 0;
   std::vector<Arena> overflow_scratch;
-  std::vector<GroupReduction> groups;  ///< never more than were reserved, so their addresses stay
-  Lease sum;                           ///< used where sums are offloaded
-  NotesExchange::Notes notes;          ///< used where units are updated in backward
+  std::vector<GroupReduction> groups;  ///< groups of the unit; never more than were reserved, so their addresses do not
+                                       ///< change
+  Lease sum;                           ///< used if sums are offloaded
+  NotesExchange::Notes notes;          ///< used if units are updated in backward
 };
 
 Reductions::Reductions(const ReduceSetup& setup, const Parts& parts, GradientVisitor* visitor, ReductionEnds& ends)
@@ -134,7 +135,7 @@ void Reductions::post() {
   if (setup_.updates_in_backward()) parts_.notes.start(*reduction.unit, reduction.notes, waits());
 }
 
-/// Returns the sums to which a sum over ranks is added: those of earlier microbatches, or in a tree the sums that it
+/// Returns the sums to which a sum over ranks is added: those of earlier microbatches or, in a tree, the sums that it
 /// joins.
 Reductions::Accumulation Reductions::accumulation_of(const ReducedUnit& unit, const FlatGroup& group) const {
   Accumulation accumulation(group, visitor_, parts_.tree.place_of_sum(group));
@@ -146,10 +147,10 @@ Reductions::Accumulation Reductions::accumulation_of(const ReducedUnit& unit, co
   return accumulation;
 }
 
-/// Turns one bucket into this rank's part of the sum: over the shard axis, then over the replicate axis, then onto the
-/// sums of earlier reductions of this step. Each of the two sums over ranks is a reduce-scatter if the placement says
-/// sharded, else an all-reduce. Where ranks' sums are joined by BlockSums, the sum is complete when this returns, or
-/// queued.
+/// Turns one bucket into this rank's part of the sum. It is summed over the shard axis, then over the replicate axis,
+/// and is then added to the sums of earlier reductions of this step. Each of the two sums over ranks is a
+/// reduce-scatter if gradients are cut over that axis, else an all-reduce. If BlockSums joins the ranks' sums, the sum
+/// is complete, or queued, when this function returns.
 void Reductions::add(FlatGroup& group) {
   UnitReduction& reduction = newest();
   const ReducedUnit& unit = *reduction.unit;
@@ -185,7 +186,8 @@ void Reductions::add(FlatGroup& group) {
   started.work = is_made_here ? Work(reduce_by_method(ranks, call)) : ranks.reduce(call);
 }
 
-/// Does this rank's share of all reductions but the last `lag`, and ends all reductions but the last `end_lag`.
+/// Does this rank's share of all reductions except the last `lag`, and waits for all reductions except the last
+/// `end_lag`.
 void Reductions::follow(std::int64_t lag, std::int64_t end_lag) {
   for (; advanced_ < started_ - lag; ++advanced_) {
     UnitReduction& unit = reduction(advanced_);
@@ -201,9 +203,9 @@ void Reductions::end() {
   follow(0, 0);
 }
 
-/// Returns whether the sum over the replicate axis starts when this rank's share of a reduction is done, and ends with
-/// the reduction; otherwise it is made at the end. A queue may wait for the sum over the shard axis long before it is
-/// there, and ranks compute while a network works.
+/// Returns whether the sum over the replicate axis starts as soon as this rank's share of a reduction is done, and ends
+/// with the reduction. Otherwise it is made at the end. An early start is possible if work is queued, since the queue
+/// can wait for the sum over the shard axis. It is also possible over a network, which works while ranks compute.
 bool Reductions::replicas_follow() const {
   return setup_.mesh().replicate_size > 1 && (setup_.device.is_queued || setup_.plan.sums().end_lag > 0);
 }

@@ -23,24 +23,24 @@
 
 namespace tessera {
 
-/// Is told when reductions end; Reducer implements it. The unit's gradients of this round are then summed in
-/// FlatGroup::gradient; where work is queued, their sum is queued.
+/// Functions that are called when reductions end; Reducer implements them. The sum of the unit's gradients of this
+/// round is then in FlatGroup::gradient or, if work is queued, is queued.
 class ReductionEnds {
  public:
   virtual void summed(ReducedUnit& unit) = 0;
-  /// This is called after `summed` if units are updated in backward, with the notes that came with the sum.
+  /// It is called after `summed` if units are updated in backward, with the notes that came with the sum.
   virtual void agreed(ReducedUnit& unit, const UnitAgreement& agreement) = 0;
 
  protected:
   ~ReductionEnds() = default;
 };
 
-/// Makes a unit's buckets into sums over ranks. Each reduction is started, then this rank does its share of it some
-/// units later, and waits for its end some units after that (SumPlan::reduction_lag and end_lag), at places that are
-/// the same on all ranks.
+/// Makes sums over ranks from a unit's buckets. A reduction is started; some units later this rank does its share, and
+/// some units after that it waits for the end (SumPlan::reduction_lag and end_lag). It does so at the same points on
+/// all ranks.
 ///
-/// Reducer owns one, and the thread that runs backward calls it: `begin`, then `add` for each trainable group, then
-/// `post`, then `follow`. Errors of transports are thrown as tessera::Error.
+/// Reducer owns a Reductions object, and the thread that runs backward calls it: `begin`, then `add` for each trainable
+/// group, then `post`, then `follow`. Errors of transports are thrown as tessera::Error.
 class Reductions {
  public:
   /// Reducer's other parts, and its counts. They must outlive this object.
@@ -53,25 +53,25 @@ class Reductions {
   };
   /// `visitor` is the visitor that Reducer got. `ends` must outlive this object.
   Reductions(const ReduceSetup& setup, const Parts& parts, GradientVisitor* visitor, ReductionEnds& ends);
-  /// Drops the sums of reductions that have not ended: after a failure nobody needs them.
+  /// Drops the sums of reductions that have not ended, which are not needed after a failure.
   ~Reductions();
 
-  /// Takes the memory of reductions under way: `scratch`, and the notes' part of `sums`. `most_groups`: the most groups
-  /// of a unit. It is called once, before all other calls.
+  /// Takes the memory of reductions under way: `scratch`, and the notes' part of `sums`. `most_groups`: the largest
+  /// number of groups of a unit. It is called once, before all other calls.
   void take_memory(std::size_t most_groups, Arena& scratch, Arena& sums);
-  /// Notes from now on in `latencies` how long reductions take (Reducer::time_reductions).
+  /// From now on, records in `latencies` how long reductions take (Reducer::time_reductions).
   void time(std::span<LatencyHistogram> latencies, QueueTimes* queue);
 
-  /// Begins the reduction of a unit. `sum`: the lease of its sum, where sums are offloaded.
+  /// Begins the reduction of a unit. `sum`: the lease of its sum, if sums are offloaded.
   void begin(ReducedUnit& unit, Lease sum);
-  /// Starts the sum of a group of the unit that `begin` named; the unit's bucket is filled.
+  /// Starts the sum of a group of the unit that was given to `begin`. REQUIRES: the unit's bucket is filled.
   void add(FlatGroup& group);
-  /// This is called when all groups are added. From now on the reduction holds the unit's bucket, unless gradients
+  /// It is called when all groups are added. From now on the reduction holds the unit's bucket, unless gradients
   /// accumulate there; the unit's notes are sent if units are updated in backward.
   void post();
-  /// Lets earlier reductions go on and end, with the lags of the plan.
+  /// Lets earlier reductions continue and end, with the lags of the plan.
   void follow() { follow(setup_.plan.sums().reduction_lag, setup_.plan.sums().end_lag); }
-  /// Ends all reductions under way.
+  /// Waits until all reductions under way have ended.
   void end();
 
  private:
@@ -97,11 +97,11 @@ class Reductions {
   const Parts parts_;
   GradientVisitor* const visitor_;
   ReductionEnds& ends_;
-  std::span<LatencyHistogram> latencies_;  ///< empty: reductions are not timed
+  std::span<LatencyHistogram> latencies_;  ///< empty if reductions are not timed
   CallClock clock_;
-  /// Reductions are numbered from 0; reduction k is in entry k % size until it is over.
+  /// Reductions are numbered from 0; reduction k is in entry k % size until it has ended.
   std::vector<std::unique_ptr<UnitReduction>> reductions_;
-  std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< number of reductions that have started, advanced, ended
+  std::int64_t started_ = 0, advanced_ = 0, over_ = 0;  ///< numbers of reductions that have started, advanced and ended
 };
 
 }  // namespace tessera

@@ -12,9 +12,11 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kLanes = 16;
-constexpr std::int64_t kBlock = 4096;  // elements: a copied block is still in the nearest cache when it is squared
+constexpr std::int64_t kBlock = 4096;  // elements of a block; a copied block is still in the nearest cache when it is
+                                       // squared
 
-/// Element i goes to lane i mod kLanes, and lanes are added by halves, whatever the instruction set.
+/// Adds up squares in lanes: element i goes to lane i mod kLanes, and lanes are added by halves, with every instruction
+/// set.
 template <class T>
 TESSERA_INLINE double squares_of(const T* values, std::int64_t numel) {
   double lanes[kLanes] = {};

@@ -11,7 +11,8 @@ namespace tessera {
 /// the same bits on every machine.
 double sum_of_squares(const std::byte* values, DType dtype, std::int64_t numel);
 
-/// Copies `numel` elements and returns sum_of_squares of them: one pass over memory. `to` and `from` do not overlap.
+/// Copies `numel` elements and returns their sum_of_squares, in one pass over memory. REQUIRES: `to` and `from` do not
+/// overlap.
 double squared_copy(std::byte* to, const std::byte* from, DType dtype, std::int64_t numel);
 
 }  // namespace tessera

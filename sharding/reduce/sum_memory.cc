@@ -39,7 +39,8 @@ void SumMemory::clear(float* values, std::int64_t numel) const {
   view_of_sum(values, numel, device_.device).zero_();
 }
 
-/// Only the last addition writes the output, since the output may be one of the sums that still wait.
+/// Joins sums as joined_sum does. Only the last addition writes to `output`, since `output` may be one of the sums that
+/// still wait.
 void SumMemory::join(std::span<const float* const> waiting, float* last, float* output, std::int64_t numel) const {
   if (!device_.is_queued) return joined_sum(waiting, last, output, static_cast<std::size_t>(numel));
   if (waiting.empty()) return copy(last, numel, output);

@@ -29,7 +29,7 @@ void UnitBuckets::open(ReducedUnit& unit) {
     take_place(unit.bucket, buckets_, *unit.unit, unit.bucket_bytes);
   } else if (setup_.updates_in_backward()) {
     place_sum(unit);
-  } else if (unit.has_sum) {  // the sum lies in its place, so the new gradients need other memory
+  } else if (unit.has_sum) {  // the sum lies in its own place, so the new gradients need other memory
     take_overflow(unit.bucket, *unit.unit, unit.bucket_bytes);
   }
 }

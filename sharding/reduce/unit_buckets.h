@@ -15,10 +15,10 @@
 
 namespace tessera {
 
-/// Gives units the memory in which their gradients wait for a reduction, and sums for an update in backward. A unit
-/// that finds no slot gets memory beyond the plan, which is counted.
+/// Gives units memory for gradients that wait for a reduction, and for sums that wait for an update in backward. If no
+/// slot is free, a unit gets memory beyond the plan, which is counted.
 ///
-/// Reducer owns one, and the thread that runs backward calls it.
+/// Reducer owns a UnitBuckets, and the thread that runs backward calls it.
 class UnitBuckets {
  public:
   /// `tree` and `counts` must outlive this object.
@@ -29,7 +29,7 @@ class UnitBuckets {
   /// (Reductions::take_memory). It is called once, before all other calls.
   void take_memory(std::vector<ReducedUnit>& units, Arena& buckets, Arena& sums);
 
-  /// Gives a unit an empty bucket, where it needs one.
+  /// Gives a unit an empty bucket, if it needs a bucket.
   void open(ReducedUnit& unit);
   /// Gives a unit that is updated in backward a place for its sum.
   void place_sum(ReducedUnit& unit);
@@ -38,7 +38,8 @@ class UnitBuckets {
 
   /// Returns whether the unit's gradients wait in the place of their sum.
   bool is_in_place(const ReducedUnit& unit) const;
-  /// Returns where a group's gradients wait: in their sum's place, or behind the unit's earlier groups in its bucket.
+  /// Returns the address at which a group's gradients wait: the place of their sum, or a place in the unit's bucket
+  /// behind earlier groups.
   std::byte* of(const ReducedUnit& unit, const FlatGroup& group) const;
   /// Returns the dtype of gradients in buckets.
   DType dtype() const;

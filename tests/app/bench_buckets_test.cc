@@ -17,7 +17,8 @@ class BenchBuckets : public Workplace {
  protected:
   Words bench(const Words& more = {}) const { return Words{TESSERA_PROGRAM, "bench", "buckets", "--quick"} + more; }
 
-  /// Writes files in CIFAR-10's format with `records` images each, whose labels take turns. Returns their folder.
+  /// Writes files in CIFAR-10's format with `records` images each. The labels follow each other in turn. Returns their
+  /// folder.
   std::string cifar10(int records) const {
     const std::string folder = path("cifar");
     std::filesystem::create_directory(folder);

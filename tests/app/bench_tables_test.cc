@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 class BenchTables : public Workplace {
  protected:
-  /// Runs a section and returns what it wrote, with a row for each thing that it measures.
+  /// Runs a section and returns its JSON, which has a row for each thing that is measured.
   json bench(const std::string& section) const {
     run({TESSERA_PROGRAM, "bench", section, "--quick", "--json", path("out.json")});
     return json::parse(read_file(path("out.json")));
@@ -76,7 +76,7 @@ TEST_F(BenchTables, MemoryTableEqualsThePlan) {
   for (const std::string& name : names(table)) {
     const double planned = cell(table, name, "planned_bytes"), measured = cell(table, name, "measured_bytes");
     EXPECT_EQ(cell(table, name, "allocated_bytes"), planned) << name;
-    // The kernel counts whole pages, and the libraries take some pages too: half a MiB is allowed for both.
+    // The kernel counts whole pages, and the libraries take some pages too. Half a MiB is allowed for both.
     EXPECT_GE(measured, 0.98 * planned) << name;
     EXPECT_LE(measured, planned + (1 << 19)) << name;
   }
@@ -134,7 +134,7 @@ TEST_F(BenchTables, FitOfCollectivesIsWrittenAndUsedByTraining) {
   for (const json& call : report.at("calls")) chosen += call.at("is_chosen").get<bool>() ? 1 : 0;
   EXPECT_EQ(chosen, 4 * 5) << "sizes, collectives";
 
-  // Algorithms change nothing but time: losses have the same bits, even on three ranks, which are no power of two.
+  // Algorithms change only the time: losses have the same bits, even on three ranks, which are no power of two.
   const auto train_by = [&](const std::string& fit) {
     const std::string three =
         strategy("FULL_SHARD", R"(, "comm": {"transport": "gloo", "network_fit": ")" + fit + R"("})");

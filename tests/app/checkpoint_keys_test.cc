@@ -1,4 +1,4 @@
-// Tests that `tessera train` does what a strategy file says about checkpoints and loss spikes.
+// Tests that `tessera train` follows a strategy file's keys about checkpoints and loss spikes.
 
 #include <gmock/gmock.h>
 

@@ -1,5 +1,5 @@
-// Tests runs that are interrupted by the end of their steps, by a signal, or by kill -9. The run that goes on ends with
-// the same bits. `tessera checkpoint` is tested here, too.
+// Tests runs that are interrupted by the end of their steps, by a signal, or by kill -9. The run that continues ends
+// with the same bits. `tessera checkpoint` is tested here, too.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -57,8 +57,8 @@ class Checkpoints : public Workplace {
       ASSERT_FALSE(limit.passed()) << job.out() << job.err();
     }
   }
-  /// Kills one rank, or all processes for -1. Returns false if the job had ended before. Otherwise it checks that the
-  /// kill ended the job and that its checkpoints are whole, and returns true.
+  /// Kills one rank, or all processes if `rank` is -1. Returns false if the job had ended before. Otherwise it checks
+  /// that the kill ended the job and that its checkpoints are whole, and returns true.
   bool kill_some(Program& job, int rank) const {
     const std::vector<pid_t> processes = job.descendants();
     const pid_t one = rank < 0 ? -1 : job.rank_pid(rank);
@@ -74,9 +74,9 @@ class Checkpoints : public Workplace {
     if (std::filesystem::exists(path("parts/latest"))) look({"verify", path("parts")});
     return true;
   }
-  /// Continues a copy of path("before") to `steps` steps; each rank dies at its n-th file operation of one kind
+  /// Continues a copy of path("before") to `steps` steps. Each rank dies at its n-th file operation of one kind
   /// (`site`) on the files of checkpoints. Checks that the checkpoints are whole afterwards. Returns false if there
-  /// were fewer operations; the run then came to its end.
+  /// were fewer operations; the run then ended normally.
   bool dies_in_a_save(const std::string& site, int n, const std::string& steps, const Words& more = {}) const {
     std::filesystem::remove_all(path("parts"));
     std::filesystem::copy(path("before"), path("parts"), std::filesystem::copy_options::recursive);
@@ -89,9 +89,9 @@ class Checkpoints : public Workplace {
     look({"verify", path("parts")});
     return died;
   }
-  /// Returns the command of a run in fp32 whose steps have 12 samples on any number of ranks. The rate is low, because
-  /// sums on 1, 2 and 3 ranks are added in different orders. At ten times this rate the losses of 400 steps are 20 %
-  /// apart, and at this rate they are 5e-7 apart.
+  /// Returns the command of a run in fp32 whose steps have 12 samples on any number of ranks. The learning rate is low,
+  /// because sums on 1, 2 and 3 ranks are added in different orders. With a rate ten times as high, the losses of 400
+  /// steps differ by 20 %. With this rate they differ by 5e-7.
   Words elastic_run(int ranks, int steps, const std::string& folder, const std::string& metrics,
                     const Words& more = {}) const {
     const std::string file = path("elastic.json");
@@ -113,7 +113,7 @@ class Checkpoints : public Workplace {
       EXPECT_NEAR(got[step.at("step")], loss, tolerance * loss) << "step " << step.at("step");
     }
   }
-  /// Returns the last line of each step, by number. A run that goes on may have made some steps twice.
+  /// Returns the last line of each step, by number. A run that continues may have made some steps twice.
   std::map<int, std::string> by_step(const std::string& metrics) const {
     std::map<int, std::string> steps;
     for (const std::string& line : losses(metrics)) steps[std::stoi(line)] = line;
@@ -123,8 +123,8 @@ class Checkpoints : public Workplace {
   bool saves_beside_training_ = false;  ///< the value of checkpoint.async in the next run_of
 };
 
-/// A group of processes (cgroup version 1) with a limit of memory. The destructor waits until processes have left it,
-/// and removes it.
+/// A group of processes (cgroup version 1) with a limit of memory. The destructor waits until all processes have left
+/// the group, and removes it.
 class MemoryGroup {
  public:
   explicit MemoryGroup(std::string folder) : folder_(std::move(folder)) {
@@ -143,8 +143,8 @@ class MemoryGroup {
 
   bool exists() const { return exists_; }
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
-  /// Returns the words that, put before a command, run it in the group. If memory runs out, the kernel kills processes
-  /// with a larger score first.
+  /// Returns words that make a command run in the group if they stand before it. If memory runs out, the kernel kills
+  /// processes with a larger score first.
   Words enter(int score) const {
     return {"/bin/sh", "-c",
             "echo $$ > " + file("cgroup.procs") + "; echo " + std::to_string(score) +
@@ -183,12 +183,12 @@ TEST_F(Checkpoints, ResumedRunGivesTheBitsOfOneRun) {
     const std::string listed = look({"ls", path("parts" + n)}).out;
     EXPECT_THAT(listed, AllOf(HasSubstr("step-000000000010"), HasSubstr("step-000000000012"), HasSubstr("latest"),
                               Not(HasSubstr("step-000000000008"))));
-    // This run is complete already, so it makes no step.
+    // This run is complete already, so it makes no more steps.
     EXPECT_THAT(run(run_of(ranks, "12", "parts" + n, "parts.jsonl" + n)).out, HasSubstr("all steps were done before"));
   }
 }
 
-// The text has few samples, so some runs go on in the next epoch.
+// The text has few samples, so some runs continue in the next epoch.
 TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
   const std::string steps = "250";  // there are so many steps that every run below is killed before its end
   run(run_of(2, steps, "whole", "whole.jsonl"));
@@ -214,8 +214,8 @@ TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
     EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << entry.path();
 }
 
-// Fault F10 (docs/faults.md): one rank or all ranks are killed at random moments, and the run goes on each time. The
-// last losses have the bits of an undisturbed run. TESSERA_SOAK_SEED repeats a test.
+// Fault F10 (docs/faults.md): one rank or all ranks are killed at random moments, and the run continues each time. The
+// last losses have the bits of an undisturbed run. TESSERA_SOAK_SEED makes a test use the same moments again.
 TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   const char* const given = std::getenv("TESSERA_SOAK_SEED");
   const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
@@ -227,7 +227,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   run(run_of(2, steps, "whole", "whole.jsonl"), 600);
   for (int killed = 0; killed < kills;) {
     saves_beside_training_ = up_to(1) == 1;
-    // A run that made no checkpoint may have left metrics, which the next run would not replace.
+    // A run that made no checkpoint may have left metrics. The next run would not replace them.
     if (!std::filesystem::exists(path("parts/latest"))) std::filesystem::remove(path("parts.jsonl"));
     Program job(
         run_of(2, steps, "parts", "parts.jsonl", {"--every-steps", std::to_string(1 + up_to(9)), "--keep", "2"}),
@@ -247,7 +247,7 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   look({"diff", path("whole"), path("parts")});
 }
 
-// Fault F7 (docs/faults.md): the exit code is 0, or the one that a scheduler wants.
+// Fault F7 (docs/faults.md): the exit code is 0, or the code that a scheduler wants.
 TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
   const std::string steps = "300";  // there are so many steps that every run below gets its signal before its end
   run(run_of(2, steps, "whole", "whole.jsonl"));
@@ -256,7 +256,7 @@ TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
     const int code = signal == SIGTERM ? 0 : 75;
     Program job(run_of(2, steps, folder, metrics, {"--signal-exit-code", std::to_string(code)}), path("job"));
     wait_for(job, path(metrics), "\"step\":9,");
-    // SIGTERM goes to one rank alone; SIGUSR1 goes to the launcher, which tells all ranks.
+    // SIGTERM goes to only one rank. SIGUSR1 goes to the launcher, which tells all ranks.
     const pid_t whom = signal == SIGTERM ? job.rank_pid(1) : job.pid();
     ASSERT_GT(whom, 0);
     ASSERT_EQ(kill(whom, signal), 0);
@@ -271,7 +271,7 @@ TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
 }
 
 // Fault F7 (docs/faults.md): the second signal ends a rank at once. Here it comes during the save that the first signal
-// asked for; that save would never end.
+// asked for, and that save would never end.
 TEST_F(Checkpoints, SecondSignalEndsARankAtOnce) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   // The other rank, whose save does not end either, gets little time (--grace) to end.
@@ -289,7 +289,7 @@ TEST_F(Checkpoints, SecondSignalEndsARankAtOnce) {
   EXPECT_THAT(look({"verify", path("parts")}).out, HasSubstr("step-000000000004"));
 }
 
-// Faults F20 and F28 (docs/faults.md): the folder is tried before training: this run must be able to write there, and
+// Faults F20 and F28 (docs/faults.md): the folder is tested before training. This run must be able to write there, and
 // no other run may do so.
 TEST_F(Checkpoints, UnusableFolderIsAnErrorBeforeTraining) {
   write_file(path("file"), "x");
@@ -329,10 +329,10 @@ TEST_F(Checkpoints, FullFileSystemKeepsTheCheckpointBefore) {
   EXPECT_THAT(ended.out, AllOf(HasSubstr("step-000000000003 is whole"), Not(HasSubstr(".tmp-"))));
 }
 
-// Fault F27 (docs/faults.md): while a save goes on beside training, the memory of the ranks' group runs out, and the
+// Fault F27 (docs/faults.md): while a save runs during training, the memory of the ranks' group runs out, and the
 // kernel kills one rank. The launcher is in the memory group around the ranks' group, and the outer group has its own
-// limit. When memory is short, the kernel kills further processes of a group before the first one's memory is free; it
-// could kill the launcher too, and then nobody would report the failure.
+// limit. When memory is short, the kernel kills further processes of a group before the first process's memory is free.
+// It could kill the launcher too, and then the failure would not be reported.
 TEST_F(Checkpoints, RankKilledForItsMemoryIsExplained) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   const MemoryGroup of_job("/sys/fs/cgroup/memory/tessera-test-" + std::to_string(::getpid()));
@@ -358,8 +358,8 @@ TEST_F(Checkpoints, RankKilledForItsMemoryIsExplained) {
   EXPECT_THAT(look({"verify", path("parts")}).out, HasSubstr("step-000000000004"));
 }
 
-// Fault F2 (docs/faults.md): a rank dies at any file operation of a save. The others end too, the old checkpoint or the
-// new one is whole, and the next run ends with the bits of a run that was not disturbed.
+// Fault F2 (docs/faults.md): a rank dies at any file operation of a save. The other ranks also end, and the old
+// checkpoint or the new one is whole. The next run ends with the bits of a run that was not disturbed.
 TEST_F(Checkpoints, RankThatDiesInASaveLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "3", "whole", "whole.jsonl"));
@@ -376,7 +376,7 @@ TEST_F(Checkpoints, RankThatDiesInASaveLeavesAWholeCheckpoint) {
 }
 
 // Fault F3 (docs/faults.md): ranks die at any operation of an asynchronous save, and the checkpoints stay whole. Two
-// saves follow each other, and the first goes on beside a step.
+// saves follow each other, and the first one runs at the same time as a step.
 TEST_F(Checkpoints, DeathInASaveBesideTrainingLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "4", "whole", "whole.jsonl"));
@@ -422,8 +422,8 @@ TEST_F(Checkpoints, RankThatDiesInALoadLeavesTheCheckpointAsItIs) {
   look({"diff", path("whole"), path("parts")});
 }
 
-// Faults F1 and F2 (docs/faults.md): a rank dies in a save, twice. The launcher starts all ranks again, and they go on
-// from the last whole checkpoint.
+// Faults F1 and F2 (docs/faults.md): a rank dies in a save, twice. The launcher starts all ranks again, and they
+// continue from the last whole checkpoint.
 TEST_F(Checkpoints, RestartedRanksResumeFromTheLastCheckpoint) {
   run(run_of(2, "9", "whole", "whole.jsonl"));
   const Words dying = {"/bin/sh", "-c",
@@ -438,7 +438,7 @@ TEST_F(Checkpoints, RestartedRanksResumeFromTheLastCheckpoint) {
   look({"diff", path("whole"), path("parts")});
 }
 
-// A run goes on with the same data in the same order, on more ranks and under another strategy.
+// A run continues with the same data in the same order, on more ranks and under another strategy.
 TEST_F(Checkpoints, MoreRanksResumeUnderAnotherStrategy) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   const std::string file = strategy("SHARD_GRADIENTS");
@@ -459,7 +459,7 @@ TEST_F(Checkpoints, ReshardedCheckpointResumesWithTheSameBits) {
   look({"reshard", path("parts"), path("none"), "--files", "0"}, 64);
 }
 
-// A step has the same samples on any number of ranks: fewer ranks accumulate more microbatches.
+// A step has the same samples on any number of ranks: if there are fewer ranks, they accumulate more microbatches.
 TEST_F(Checkpoints, OtherNumberOfRanksResumesWithTheSameGlobalBatch) {
   run(elastic_run(2, 6, "whole", "whole.jsonl"));
   int steps = 0;
@@ -477,7 +477,7 @@ TEST_F(Checkpoints, OtherNumberOfRanksResumesWithTheSameGlobalBatch) {
   EXPECT_THAT(said.err, AllOf(HasSubstr("gradient_accumulation is 2"), HasSubstr("makes it 6")));
 }
 
-// Ranks are killed at random moments, and each time the run goes on with another number of ranks.
+// Ranks are killed at random moments, and each time the run continues with another number of ranks.
 TEST_F(Checkpoints, RandomKillsAndOtherRanksChangeNoLoss) {
   const char* const given = std::getenv("TESSERA_SOAK_SEED");
   const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
@@ -505,7 +505,7 @@ TEST_F(Checkpoints, RandomKillsAndOtherRanksChangeNoLoss) {
   expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);
 }
 
-// A host of torchrun. The destructor ends it at once, and its ranks, which have process groups of their own.
+// A host of torchrun. The destructor kills torchrun at once, and its ranks, which have their own process groups.
 struct KilledHost {
   const Program& agent;
   ~KilledHost() {
@@ -515,11 +515,11 @@ struct KilledHost {
   }
 };
 
-// Two hosts of one rank each. torchrun starts all ranks again when a host comes, and when one is gone.
+// There are two hosts with one rank each. torchrun starts all ranks again when a host joins or leaves.
 TEST_F(Checkpoints, HostsThatComeAndGoUnderTorchrunChangeNoLoss) {
   const std::string torchrun = TESSERA_SOURCE "/.venv/bin/torchrun";
   if (!std::filesystem::exists(torchrun)) GTEST_SKIP() << "torchrun is not installed";
-  // torchrun of PyTorch 2.15 waits for ever when a host comes, unless each start gets a store of its own.
+  // If a host joins, torchrun of PyTorch 2.15 waits for ever, unless each start gets its own store.
   const Words host =
       Words{"/usr/bin/env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"} +
       Words{torchrun, "--no-python", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "9"} +
@@ -527,8 +527,8 @@ TEST_F(Checkpoints, HostsThatComeAndGoUnderTorchrunChangeNoLoss) {
       Words{"--rdzv-endpoint", "127.0.0.1:" + free_port(), "--rdzv-conf"} +
       Words{"last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"} +
       elastic_run(1, 1'000'000, "parts", "parts.jsonl", {"--every-steps", "1", "--keep", "2"});
-  // Counts the lines of steps that `ranks` ranks made. Only a line of several ranks names the rank that the others
-  // waited for.
+  // Counts the lines of steps that `ranks` ranks made together. Only a line of several ranks names the rank that the
+  // other ranks waited for.
   const auto made_by = [&](int ranks) {
     std::istringstream lines(read_file(path("parts.jsonl")));
     int count = 0;
@@ -560,7 +560,7 @@ TEST_F(Checkpoints, HostsThatComeAndGoUnderTorchrunChangeNoLoss) {
   expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);
 }
 
-// The best checkpoint stays beside the newest one, also after a later run has gone on.
+// The best checkpoint stays beside the newest one, even after a later run has continued.
 TEST_F(Checkpoints, BestCheckpointStaysBesideTheNewest) {
   write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
   const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "1", "--keep", "1", "--keep-best"};
@@ -602,7 +602,7 @@ TEST_F(Checkpoints, UnresumableCheckpointIsAnError) {
   const Ended no_folder = run_program(train(strategy("FULL_SHARD"), "m", {"--every-steps", "3"}), path("run"));
   EXPECT_EQ(no_folder.code, 64);
   EXPECT_THAT(no_folder.err, HasSubstr("--checkpoint-dir"));
-  // A damaged checkpoint is not passed over in silence.
+  // A damaged checkpoint is reported, and not skipped.
   const std::string shard = latest("parts") + "/rank-00000.safetensors";
   std::string bytes = read_file(shard);
   bytes[bytes.size() / 2] ^= 1;
@@ -613,7 +613,7 @@ TEST_F(Checkpoints, UnresumableCheckpointIsAnError) {
   const Ended verified = look({"verify", path("parts")}, 65);
   EXPECT_THAT(verified.err, AllOf(HasSubstr("They hold"), HasSubstr("1 of ")));
   EXPECT_EQ(run_program(run_of(1, "5", "parts", "new.jsonl", {"--resume", "none"}), path("run")).code, 0);
-  // A folder whose checkpoints lack their manifests is not taken for an empty folder.
+  // A folder whose checkpoints lack their manifests is not taken to be empty.
   const std::string pointer = read_file(path("parts/latest"));
   std::filesystem::remove(path("parts/latest"));
   for (const auto& entry : std::filesystem::directory_iterator(path("parts"))) {

@@ -1,4 +1,4 @@
-// Tests the commands that train nothing, and the texts that must agree with them.
+// Tests the commands that do not train, and the texts that must agree with these commands.
 
 #include <gmock/gmock.h>
 
@@ -44,7 +44,7 @@ TEST_F(Command, CommandsOfThePythonPackageAreExplainedInOneLine) {
             "--help\n");
 }
 
-// A device that is full takes no output, and only programs that check what they write notice it.
+// A device that is full takes no output, and only programs that check their output notice it.
 TEST_F(Command, FailedOutputExitsWith74InEveryProgram) {
   const std::string checkpoints = path("checkpoints");
   run(train(strategy("NO_SHARD"), "metrics", {"--checkpoint-dir", checkpoints}));
@@ -70,7 +70,7 @@ TEST_F(Command, DoctorReportsEveryCheckAndAFixForEachWarning) {
        {"Tessera", "LibTorch", "cores", "instruction set", "transparent huge pages", "locked memory", "/dev/shm",
         "shared memory between ranks", "pidfd", "loopback", "io_uring", "CUDA toolkit", "RDMA between hosts"})
     EXPECT_THAT(ended.out, HasSubstr(what));
-  std::istringstream lines(ended.out);  // every warning has its fix
+  std::istringstream lines(ended.out);  // every warning must have its remedy
   const std::string fixes = ended.out.substr(std::min(ended.out.find("how to mend it"), ended.out.size()));
   for (std::string line; std::getline(lines, line) && !line.empty();) {
     if (line.find("  warn  ") == std::string::npos) continue;

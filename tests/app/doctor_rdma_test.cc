@@ -1,4 +1,5 @@
-// Tests what `tessera doctor` says about RDMA. A folder of devices and a list of libraries stand for a machine.
+// Tests the report of `tessera doctor` about RDMA. A folder of devices and a list of libraries replace those of a
+// machine.
 
 #include <gmock/gmock.h>
 

@@ -1,5 +1,5 @@
 // Tests "durable" in the strategy of `tessera train`: processes die at any moment of a commit or between two commits.
-// The run that goes on ends with the bits of a run that was not disturbed.
+// The run that continues ends with the bits of a run that was not disturbed.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -26,8 +26,8 @@ class DurableSteps : public Workplace {
  protected:
   DurableSteps() { fs::create_directory(path("disk")); }
 
-  /// Returns the command of a run on two ranks with some state on disk, which commits every `every` steps; 0: it makes
-  /// no commits.
+  /// Returns the command of a run on two ranks with some state on disk. The run commits every `every` steps; 0: it
+  /// makes no commits.
   Words run_of(const std::string& steps, int every, const std::string& metrics, const Words& more = {}) const {
     const std::string offload =
         R"(, "offload": {"masters": {"tier": "nvme", "fraction": 0.5}, "moments": {"tier": "nvme",
@@ -38,11 +38,11 @@ class DurableSteps : public Workplace {
     return launch(2) + train(strategy("FULL_SHARD", every > 0 ? offload + durable : offload), metrics,
                              Words{"--steps", steps} + more);
   }
-  /// Makes a run of `steps` steps without commits, which leaves its checkpoint in `whole`.
+  /// Makes a run of `steps` steps without commits. Its checkpoint is in `whole`.
   void run_whole(const std::string& steps) const {
     run(run_of(steps, 0, "whole.jsonl", {"--checkpoint-dir", path("whole")}), 600);
   }
-  /// Lets the run go on to its end, and checks that it ends with the state with which run_whole ended.
+  /// Lets the run continue to its end, and checks that its state is then the state with which run_whole ended.
   void expect_the_same_end(const std::string& steps, const std::string& what) const {
     const Ended last = run(run_of(steps, 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
     const Ended same = run_program({TESSERA_PROGRAM, "checkpoint", "diff", path("whole"), path("parts")}, path("look"));
@@ -77,7 +77,7 @@ TEST_F(DurableSteps, KilledRunResumesFromItsLastCommit) {
   expect_the_same_end("60", "");
 }
 
-// The same command goes on with the metrics of the run that was killed, from the first step again.
+// The same command replaces the metrics of the run that was killed, from the first step on.
 TEST_F(DurableSteps, RunKilledBeforeItsFirstCommitStartsAgain) {
   run_whole("6");
   Program job(run_of("1000", 900, "parts.jsonl"), path("job"));
@@ -91,8 +91,8 @@ TEST_F(DurableSteps, RunKilledBeforeItsFirstCommitStartsAgain) {
 
 class DurableStepsDying : public DurableSteps, public ::testing::WithParamInterface<const char*> {};
 
-// Both ranks, or one of them, die at the n-th file operation of one kind on the files of commits: in the first commits
-// of a run or in later ones. The next run resumes. If that run dies while it resumes, the run after it resumes.
+// One rank or both die at the n-th file operation of one kind on the files of commits. This happens in the first
+// commits of a run or in later ones. The next run resumes. If that run dies while it resumes, the run after it resumes.
 TEST_P(DurableStepsDying, DeathAtAnyOperationLosesNoCommit) {
   const std::string site = GetParam();
   if (!tests_are_long() && site != "write" && site != "rename") GTEST_SKIP() << "with TESSERA_LONG_TESTS";
@@ -123,7 +123,7 @@ TEST_P(DurableStepsDying, DeathAtAnyOperationLosesNoCommit) {
 INSTANTIATE_TEST_SUITE_P(Each, DurableStepsDying, ::testing::Values("open", "write", "fsync", "rename", "read"),
                          [](const auto& info) { return std::string(info.param); });
 
-// A test is repeated by setting TESSERA_SOAK_SEED.
+// TESSERA_SOAK_SEED makes the test use the same moments again.
 TEST_F(DurableSteps, RandomKillsChangeNoBits) {
   const char* const given = std::getenv("TESSERA_SOAK_SEED");
   const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
@@ -135,7 +135,7 @@ TEST_F(DurableSteps, RandomKillsChangeNoBits) {
   run_whole(all_steps);
   for (int killed = 0; killed < kills; ++killed) {
     Program job(run_of(steps, 1 + up_to(4), "parts.jsonl"), path("job"));
-    ASSERT_TRUE(job.wait_for_rank(1)) << job.out() << job.err();  // a kill before the ranks start would hit nothing
+    ASSERT_TRUE(job.wait_for_rank(1)) << job.out() << job.err();  // a kill before the ranks start would hit no rank
     std::this_thread::sleep_for(std::chrono::milliseconds(up_to(2500)));
     const pid_t one = up_to(2) > 0 ? job.rank_pid(up_to(1)) : -1;
     if (one > 0) {
@@ -158,7 +158,7 @@ TEST_F(DurableSteps, LastCommitIsAwaitedAndItsFailureReported) {
               AllOf(HasSubstr("the commit of step 2 was not made"), HasSubstr("rank 1"), HasSubstr("errno 28")));
 }
 
-// A run that ends, or gets a signal, saves a checkpoint that is later than its last commit.
+// A run that ends, or gets a signal, saves a checkpoint. This checkpoint is later than the last commit.
 TEST_F(DurableSteps, CheckpointLaterThanTheCommitIsResumed) {
   run_whole("7");
   run(run_of("5", 3, "parts.jsonl", {"--checkpoint-dir", path("parts")}));
@@ -168,8 +168,8 @@ TEST_F(DurableSteps, CheckpointLaterThanTheCommitIsResumed) {
   EXPECT_EQ(same.code, 0) << same.out << same.err;
 }
 
-// The commit holds the least loss, with which the best checkpoint is compared. So a run that goes on from a commit, and
-// only gets worse, saves no best checkpoint.
+// The commit holds the least loss, and the loss of each new checkpoint is compared with it. A run that continues from a
+// commit, and only gets worse, therefore saves no best checkpoint.
 TEST_F(DurableSteps, BestLossIsRestoredFromACommit) {
   write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
   const auto run_to = [&](const char* rate, const char* steps) {

@@ -1,5 +1,5 @@
-// Tests runs that fail in many ways. Each run ends with its exit code and one message that says who failed and why, and
-// leaves nothing behind.
+// Tests runs that fail in many ways. Each run ends with its exit code and one message that names the failed rank and
+// the reason, and leaves nothing behind.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -28,7 +28,7 @@ class Faults : public Workplace {
   }
 };
 
-/// Returns whether no rank waited for a time-out; the shortest one is 300 s.
+/// Returns whether no rank waited for a timeout. The shortest timeout is 300 s.
 bool is_soon(const Ended& ended) { return in_time(ended.seconds, 40); }
 
 // This is fault F45 (docs/faults.md): the machine's GPUs are hidden from the run.
@@ -91,8 +91,8 @@ TEST_F(Faults, TokenOutsideTheVocabularyEndsTheRunAtOnce) {
   EXPECT_TRUE(is_soon(ended)) << ended.seconds;
 }
 
-// This is fault F47 (docs/faults.md): the run's output goes through a pipe, since the limit would hold for a file of
-// output too.
+// This is fault F47 (docs/faults.md). The run's output goes through a pipe, since the limit would also hold for output
+// to a file.
 TEST_F(Faults, FileSizeLimitIsNamedAndLeavesNothingHalf) {
   for (const char* option : {"--save-weights", "--checkpoint-dir"}) {
     const Words command = train(strategy("FULL_SHARD"), "metrics", {option, path("limited"), "--overwrite"});

@@ -1,6 +1,6 @@
-// Tests `tessera launch --hosts`: training on hosts that are reached over ssh, for which tests/support/ssh/ssh_stand_in
-// stands in. Hosts are network namespaces (scripts/net_lab), or addresses of the loopback interface where these cannot
-// be made.
+// Tests `tessera launch --hosts`: training on hosts that are reached over ssh. tests/support/ssh/ssh_stand_in takes the
+// place of ssh. Hosts are network namespaces (scripts/net_lab), or addresses of the loopback interface if namespaces
+// cannot be made.
 
 #include <gmock/gmock.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 // Tests training over a network. Hosts are network namespaces of this machine, joined by links of a chosen speed
-// (scripts/net_lab). These tests are skipped, with the reason, where namespaces cannot be made.
+// (scripts/net_lab). These tests are skipped, with the reason, if namespaces cannot be made.
 
 #include <gmock/gmock.h>
 
@@ -67,7 +67,7 @@ TEST_F(Net, LossesOverNetworksEqualThoseOfOneHost) {
   }
 }
 
-/// Hosts that live as long as this object.
+/// Hosts that exist as long as this object.
 class Hosts {
  public:
   explicit Hosts(const std::string& folder) : folder_(folder), name_("tessera-test" + std::to_string(::getpid())) {
@@ -124,7 +124,7 @@ class VanishedHost : public Net {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     std::this_thread::sleep_for(std::chrono::seconds(2));  // each rank is watched by then
     hosts.cut_off(host);
-    Deadline soon(std::chrono::seconds(35));  // 15 s for the first ranks, 10 s more that net_lab gives the others
+    Deadline soon(std::chrono::seconds(35));  // 15 s for the first ranks, 10 s more that net_lab gives the other ranks
     const Ended ended = training.wait(100);
     EXPECT_FALSE(soon.passed()) << ended.err;
     EXPECT_EQ(ended.code, 75) << ended.err;
@@ -132,8 +132,8 @@ class VanishedHost : public Net {
   }
 };
 
-// Each process group waits for a different rank of that host. So the rank before the host's first rank tells the others
-// that all ranks of the host are lost.
+// Each process group waits for a different rank of that host. The rank before the host's first rank therefore tells the
+// other ranks that all ranks of the host are lost.
 TEST_F(VanishedHost, IsNamedLongBeforeTheTimeLimit) { expect_end_without(1); }
 
 TEST_F(VanishedHost, WithTheStoreIsNamedLongBeforeTheTimeLimit) { expect_end_without(0); }

@@ -1,4 +1,4 @@
-// Tests offloading to disk by the command `tessera train`.
+// Tests that the command `tessera train` offloads state to disk.
 
 #include <gmock/gmock.h>
 
@@ -67,7 +67,7 @@ TEST_F(OffloadCommand, OffloadedRunHasTheSameBitsAndPlannedTraffic) {
   }
 }
 
-// A run with the queue depth that the message names gets no message.
+// A run with the queue depth that the message names gets no such message.
 TEST_F(OffloadCommand, MessageNamesAQueueDepthThatHidesTheDisk) {
   const auto said = [&](const std::string& depth, const std::string& in_backward) {
     write_file(path("said.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"in_backward": )" + in_backward +
@@ -115,7 +115,7 @@ TEST_F(OffloadCommand, FailedDiskOfTwoIsNamed) {
 TEST_F(OffloadCommand, FailedGradientTransferEndsAllAndNamesTheUnit) {
   const std::string only =
       R"(, "offload": {"gradients": {"tier": "nvme"}, "paths": [")" + path("disk0") + R"("]}, "reductions_ahead": 0)";
-  // The model has so many units that the sums of some must be read from disk: only three units have slots.
+  // The model has so many units that some sums must be read from disk: only three units have slots.
   write_file(path("model.json"),
              R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 6, "width": 32, "heads": 2})");
   for (const char* rule : {"write path=disk nth=6", "read path=disk nth=3"}) {
@@ -127,8 +127,8 @@ TEST_F(OffloadCommand, FailedGradientTransferEndsAllAndNamesTheUnit) {
   }
 }
 
-// Fault F1 (docs/faults.md): rank 1 dies at the moments at which a disk failed above. Rank 0 ends too, nothing is left
-// behind, and the next run goes on with the same bits.
+// Fault F1 (docs/faults.md): rank 1 dies at the moments at which a disk failed in the test above. Rank 0 ends too,
+// nothing is left behind, and the next run continues with the same bits.
 TEST_F(OffloadCommand, RankThatDiesAnywhereInAStepEndsAllAndRunResumes) {
   const std::string file = strategy("FULL_SHARD", offload(kParametersToo));
   const Words saves = {"--checkpoint-dir", path("parts"), "--every-steps", "1"};
@@ -149,7 +149,7 @@ TEST_F(OffloadCommand, RankThatDiesAnywhereInAStepEndsAllAndRunResumes) {
     EXPECT_THAT(shared_memory_left(shared_before), ::testing::IsEmpty());
     EXPECT_TRUE(std::filesystem::is_empty(path("disk0"))) << nth;
     run(launch(2) + train(file, "died", Words{"--steps", "6", "--overwrite"} + saves));
-    std::map<std::string, std::string> last;  // the last line of each step; some steps are taken again
+    std::map<std::string, std::string> last;  // the last line of each step; some steps are made again
     for (const std::string& line : losses("died")) last[line.substr(0, line.find(' '))] = line;
     std::vector<std::string> lines;
     for (const auto& [step, line] : last) lines.push_back(line);
@@ -157,8 +157,8 @@ TEST_F(OffloadCommand, RankThatDiesAnywhereInAStepEndsAllAndRunResumes) {
   }
 }
 
-// Fault F46 (docs/faults.md): each transfer takes 10 ms more, and 50 ms more on rank 1. The run takes longer than
-// comm.timeout_s; no call does.
+// Fault F46 (docs/faults.md): each transfer takes 10 ms longer, and 50 ms longer on rank 1. The run takes longer than
+// comm.timeout_s, but no call does.
 TEST_F(OffloadCommand, SlowDiskMakesStepsLongerButEndsNothing) {
   run(launch(2) + train(strategy("FULL_SHARD", offload(kParametersToo)), "fast", {"--steps", "3"}));
   const std::string file = strategy("FULL_SHARD", offload(kParametersToo) + R"(, "comm": {"timeout_s": 3})");
@@ -202,8 +202,8 @@ TEST_F(OffloadCommand, BenchTimesDisksAndSteps) {
     for (const char* way : {"write", "read", "mixed"}) EXPECT_FALSE(disk.at(way).at("samples_s").empty()) << way;
   }
   ASSERT_EQ(report.at("steps").size(), 4u);
-  // Each format moves fewer bytes than the one before, except the second: it also moves the low halves of the masters
-  // of bf16 parameters.
+  // Each format moves fewer bytes than the format before it, except the second one. It also moves the low halves of the
+  // masters of bf16 parameters.
   const auto moved = [&](std::size_t i) { return report.at("steps")[i].at("bytes_moved").get<std::int64_t>(); };
   EXPECT_GT(moved(1), moved(0));
   EXPECT_LT(moved(2), moved(1));

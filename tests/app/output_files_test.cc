@@ -1,4 +1,4 @@
-// Tests the checks of output files: an input or an existing file is never overwritten unless it may be replaced.
+// Tests the checks of output files: an input or an existing file is never overwritten unless replacing it is allowed.
 
 #include "workshop/app/output_files.h"
 

@@ -1,4 +1,4 @@
-// Tests that the collectives which `tessera plan` lists are those that a step makes, to the byte, under every legal
+// Tests that the collectives that `tessera plan` lists are those that a step makes, to the byte, under every legal
 // placement of a 2 x 2 mesh.
 
 #include <gtest/gtest.h>
@@ -37,8 +37,8 @@ struct Moved {
 };
 using MovedByGroup = std::map<std::string, Moved>;  ///< "gather", "reduce", "replicate", "secondary"
 
-/// Sums up the collectives that a plan lists, and counts their bytes as CountedCollectives does: the bytes of an
-/// all-gather are those of one rank's part.
+/// Sums up the collectives that a plan lists, and counts their bytes as CountedCollectives does: an all-gather counts
+/// with the bytes of one rank's part.
 MovedByGroup planned_traffic(const MemoryPlan& plan) {
   MovedByGroup all;
   for (const StepCollective& each : collectives_of_step(plan)) {

@@ -1,5 +1,5 @@
-// Tests `tessera train --profile`, `tessera doctor --links`, and what `plan` and `simulate` predict from them. Measured
-// times are not compared; numbers are compared that must follow from each other.
+// Tests `tessera train --profile`, `tessera doctor --links`, and the predictions of `plan` and `simulate` from their
+// files. Measured times are not compared. Only numbers that must follow from each other are compared.
 
 #include <gmock/gmock.h>
 
@@ -33,7 +33,7 @@ class Prediction : public Workplace {
     run(train(strategy("FULL_SHARD"), "alone.jsonl", {"--profile", path("profile.json"), "--steps", "4"}));
     const Ended links =
         run(launch(2) + Words{TESSERA_PROGRAM, "doctor", "--links", path("links.json"), "--transport", "gloo"});
-    // The table shows for each form its bytes as a share of those of fp32.
+    // The table shows the bytes of each codec as a share of those of fp32.
     EXPECT_THAT(links.out,
                 AllOf(ContainsRegex("lossless +0.85"), ContainsRegex("int8 +0.254"), ContainsRegex("int4 +0.129")));
     profile = read_file(path("profile.json"));
@@ -85,7 +85,7 @@ TEST_F(Prediction, MeasuredProfileAndLinksPredictAndSimulate) {
   const Ended table = run(world("plan", strategy("FULL_SHARD"), "2"));
   EXPECT_THAT(table.out, AllOf(HasSubstr("forward and backward"), HasSubstr("what bounds it: ")));
 
-  // A run on two ranks shows the prediction beside what it measures.
+  // A run on two ranks shows the prediction together with the measured time.
   const Ended beside = run(launch(2) + train(strategy("FULL_SHARD"), "two.jsonl",
                                              {"--predict-links", path("links.json"), "--predict-profile",
                                               path("profile.json"), "--steps", "2"}));
@@ -217,7 +217,7 @@ TEST_F(Prediction, StrategiesAreComparedByTime) {
   EXPECT_EQ(strategies,
             (std::set<std::string>{"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GRAD_OP", "FULL_SHARD"}));
 
-  // The limit is the least memory that one of the strategies needs.
+  // The limit is the smallest amount of memory that one of the strategies needs.
   const auto needs = [](const json& each) { return each.at("total_bytes").get<std::int64_t>(); };
   std::int64_t least = needs(tried[0]);
   for (const json& each : tried) least = std::min(least, needs(each));

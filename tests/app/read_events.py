@@ -1,8 +1,7 @@
 """Reads an event file of TensorBoard strictly, with nothing but the standard library, and prints one JSON object for
 each scalar.
 
-Usage: read_events.py FILE
-Ends with 1 where a length, a checksum or a message is not as the format wants it.
+Usage: read_events.py FILE. It ends with 1 if a length, a checksum or a message does not have the required form.
 """
 
 import json

@@ -1,5 +1,5 @@
-// Tests `tessera replay`: a step of a run of several ranks is made again on one rank and on two, to the same bits, and
-// what went wrong in it is named.
+// Tests `tessera replay`: a step of a run on several ranks is repeated on one rank and on two, with the same bits. If
+// something went wrong in the step, it is named.
 
 #include <gmock/gmock.h>
 
@@ -48,8 +48,8 @@ std::string last_lines(const std::string& text, int count) {
   return text.substr(begin);
 }
 
-/// Replaces a token's row of the embedding by NaN, in a file of safetensors: 0x7fc07fc0 is NaN in fp32, and its halves
-/// are NaN in bf16.
+/// Replaces a token's row of the embedding by NaN, in a file of safetensors. 0x7fc07fc0 is NaN in fp32, and each of its
+/// halves is NaN in bf16.
 void plant_nan(const std::string& file, unsigned char token) {
   std::string bytes = read_file(file);
   std::uint64_t length = 0;
@@ -84,7 +84,7 @@ TEST_F(ReplayedRun, StepOfFourRanksHasTheSameBitsOnOneAndOnTwo) {
   const Ended two = run(replay(saved(2), 4, {"--ranks", "2", "--find", "divergence"}, run_again));
   EXPECT_THAT(two.out, AllOf(HasSubstr(last_lines(recorded, 1)), HasSubstr("\n{\"step\":3,")));
   EXPECT_THAT(two.err, AllOf(HasSubstr("step 3 has the recorded loss"), HasSubstr("step 4 has the recorded loss")));
-  // The words `tessera train` may be left out, and replay may begin at the run's start.
+  // The words `tessera train` may be left out, and a replay may begin at the run's start.
   const Ended start = run(replay("none", 1, {}, Words(run_again.begin() + 2, run_again.end())));
   EXPECT_THAT(start.err, HasSubstr("step 1 has the recorded loss"));
   EXPECT_EQ(read_file(path("hashes")), recorded);
@@ -103,8 +103,8 @@ TEST_F(ReplayedRun, FirstStepThatDiffersIsNamed) {
   EXPECT_THAT(ended.err, AllOf(HasSubstr("step 3 differs from " + path("hashes")), HasSubstr("hint:")));
 }
 
-// Every 200th byte of the text is a token whose row of the embedding is NaN, so some microbatches go wrong, and others
-// do not.
+// Every 200th byte of the text is a token whose row of the embedding is NaN. Some microbatches therefore go wrong, and
+// other microbatches do not.
 TEST_F(ReplayedRun, PlantedNaNIsNamedWithItsMicrobatchAndOperator) {
   std::string text = read_file(path("text"));
   for (std::size_t i = 0; i < text.size(); i += 200) text[i] = '~';
@@ -120,7 +120,7 @@ TEST_F(ReplayedRun, PlantedNaNIsNamedWithItsMicrobatchAndOperator) {
   ASSERT_NE(wrong, records.end());
   const int step = wrong->at("step").get<int>();
   const std::string from = step == 1 ? "none" : path("saved");
-  // A run that recorded nothing is replayed by what its checkpoint or --microbatches says.
+  // If a run recorded nothing, its checkpoint or --microbatches says how it is replayed.
   std::filesystem::remove(path("hashes"));
   Words options = {"--find", "nonfinite"};
   if (step == 1) options = options + Words{"--microbatches", "8"};

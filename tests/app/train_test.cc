@@ -1,4 +1,4 @@
-// Tests `tessera train` by property: every strategy, every launcher, every layout of hosts gives the same bits.
+// Tests `tessera train` by property: every strategy, every launcher and every layout of hosts gives the same bits.
 
 #include <gmock/gmock.h>
 
@@ -120,7 +120,7 @@ TEST_F(Train, TraceShowsTheSpansOfEveryRank) {
     EXPECT_EQ(of["forward"], 6) << rank;
     EXPECT_EQ(of["backward"], 6) << rank;
     EXPECT_EQ(of["agree"], 3) << rank;
-    EXPECT_EQ(of["update"], 15) << rank;  // each step has one span around those of the units
+    EXPECT_EQ(of["update"], 15) << rank;  // each step has one span around the spans of the units
     EXPECT_EQ(of["reduce"], 24) << rank;
     EXPECT_GE(of["all_gather"], 9) << rank;
   }
@@ -231,8 +231,8 @@ TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
   write_file(path("servers.json"), whole_gradients(R"(, "sync": {"type": "asynchronous", "owners": "servers"})"));
   const Words steps = {"--steps", "240"};
   run(launch(1, {"--servers", "1"}) + train(path("servers.json"), "unbroken", steps));
-  // The server is the process that has the address among its words. Looking for it may take long, so the rank, whose
-  // process is the shell's, stands still meanwhile.
+  // The server is the process that has the address among its words. It may take long to find this process. The rank,
+  // whose process is the shell's, stands still meanwhile.
   const std::string kill_server = "(until test \"$(wc -l < '" + path("broken") + "')\" -ge 6; do sleep 0.02; done; " +
                                   R"(kill -STOP $$
                                      for each in $(grep -lszFx -- "$TESSERA_SERVERS" /proc/[0-9]*/cmdline); do
@@ -247,7 +247,7 @@ TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
   EXPECT_EQ(losses("broken"), losses("unbroken"));
 }
 
-/// Returns the steps that a run of workers has printed, each as often as it was printed: [step, such as "3/12"].
+/// Returns the steps that a run of workers has printed, each as many times as it was printed: [step, such as "3/12"].
 std::multiset<std::string> steps_told_of(const std::string& out) {
   std::multiset<std::string> told;
   std::istringstream words(out);
@@ -333,7 +333,7 @@ TEST_F(Train, RunWithBackupsSavesOnItsWayAndEndsAtItsSteps) {
     EXPECT_THAT(ended.out, HasSubstr(saved));
 }
 
-// The speeds of ranks differ from step to step, so a rank is dealt other microbatches, and gets their samples.
+// The speeds of ranks differ from step to step, so a rank gets other microbatches, and their samples.
 TEST_F(Train, DealtMicrobatchesGiveTheBitsOfEvenOnes) {
   const std::string keys = R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]},
       "optimizer": {"lr": 0.01}, "gradient_sync": "last_microbatch", "reproducible": true)";
@@ -404,12 +404,12 @@ TEST_F(Train, TrainingStartsFromLoadedWeights) {
 
 TEST_F(Train, RunDirectoryHoldsAllFilesOfARun) {
   const Words all = train(strategy("FULL_SHARD"), "plain", {"--out", path("runs/a"), "--trace", "trace.json"});
-  Words command;  // if --metrics is not given, --out has its own file of metrics
+  Words command;  // without --metrics, --out has its own file of metrics
   for (std::size_t i = 0; i < all.size(); ++i) all[i] == "--metrics" ? void(++i) : command.push_back(all[i]);
   const Ended ended = run(launch(2, {"--no-prefix"}) + command);
   const json config = json::parse(read_file(path("runs/a/config.json")));
   EXPECT_EQ(config.at("ranks"), 2);
-  // the header has resolved values, also of keys that the file leaves out
+  // the header has resolved values, even of keys that the file leaves out
   EXPECT_EQ(config.at("model").at("mlp_ratio"), 4);
   EXPECT_EQ(config.at("strategy").at("gradient_accumulation"), 2);
   EXPECT_THAT(config.at("command").get<Words>(), ::testing::Contains("--batch"));
@@ -422,7 +422,7 @@ TEST_F(Train, RunDirectoryHoldsAllFilesOfARun) {
   EXPECT_TRUE(std::filesystem::exists(path("runs/a/weights.pt")));
   EXPECT_THAT(ended.out, HasSubstr("weights are in " + path("runs/a/weights.pt")));
 
-  // A folder that is there is kept unless --overwrite is given; and two runs have different names.
+  // An existing folder is not replaced unless --overwrite is given, and two runs have different names.
   EXPECT_EQ(run_program(command, path("run")).code, 73);
   EXPECT_EQ(read_lines(path("runs/a/metrics.jsonl")), lines);
   run(command + Words{"--overwrite"});
@@ -461,7 +461,8 @@ Words column_of(const std::vector<Words>& table, const std::string& column) {
   return cells;
 }
 
-/// Returns the events that tests/app/read_events.py reads from the event files of a folder, the earliest first.
+/// Returns the events that tests/app/read_events.py reads from the event files of a folder, beginning with the
+/// earliest.
 std::vector<json> events_of(const std::string& folder, std::size_t files, const std::string& scratch) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path());
@@ -550,7 +551,7 @@ TEST_F(Train, RestartedJobAppendsToCsvAndAddsAnEventFile) {
 }
 
 TEST_F(Train, FailedCsvAndEventFilesGiveWarningsAndStayWhole) {
-  std::string line = "trap '' XFSZ; ulimit -f 8; exec";  // 8 KiB a file: a row takes 250 bytes, an event 650
+  std::string line = "trap '' XFSZ; ulimit -f 8; exec";  // 8 KiB per file: a row takes 250 bytes, an event 650
   for (const std::string& word : train(strategy("FULL_SHARD"), "limited.csv",
                                        {"--steps", "50", "--log-every", "50", "--tensorboard", path("board")}))
     line += " '" + word + "'";
@@ -593,8 +594,8 @@ TEST_F(Train, EvaluationIsTheSameOnAnyRanksAndChangesNothing) {
   EXPECT_EQ(lines[0].at("after_step"), 2);
   EXPECT_EQ(lines[1].at("after_step"), 3);
   EXPECT_LT(lines[1].at("eval_loss").get<double>(), 5.6);
-  EXPECT_EQ(lines[0].at("eval_tokens").get<int>(), 1999 / 16 * 16);  // each sample comes once
-  // A step does not count the units that the evaluation before it gathered; some of these are still gathered when the
+  EXPECT_EQ(lines[0].at("eval_tokens").get<int>(), 1999 / 16 * 16);  // each sample counts once
+  // A step does not count the units that the evaluation before it gathered. Some of them are still gathered when the
   // step begins.
   EXPECT_LE(steps("evaluated")[2].at("bytes_gathered"), steps("plain")[2].at("bytes_gathered"));
 }

@@ -89,7 +89,7 @@ TEST(Log, RankIsPerThreadAndCanBePassedOn) {
   EXPECT_EQ(log_rank().world_size, 1);
 }
 
-// The variable is read when the process logs for the first time, so each case is a process of its own.
+// A process reads the variable when it logs for the first time, so each case needs its own process.
 void log_all_with(const char* level) {
   ::setenv("TESSERA_LOG_LEVEL", level, 1);
   log_info("one");

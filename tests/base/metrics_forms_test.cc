@@ -1,4 +1,4 @@
-// Tests metrics as tables and as event files, which MetricsWriter writes.
+// Tests metrics that MetricsWriter writes as tables and as event files.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -86,7 +86,8 @@ TEST_F(MetricsForms, AppendingToCsvContinuesAfterTheLastWholeRow) {
 TEST_F(MetricsForms, EventFileBeginsWithItsVersionRecord) {
   MetricsWriter writer = open(MetricsFormat::kEvents, Start::kNew);
   const std::string beginning = content();
-  // The bytes are length 24 and its CRC, field 1 (wall_time) as 8 bytes, and field 3 (file_version) as 13 bytes.
+  // The bytes are the length 24 and its CRC, field 1 (wall_time) with 8 bytes, and field 3 (file_version) with 13
+  // bytes.
   EXPECT_EQ(beginning.substr(0, 8), std::string("\x18\0\0\0\0\0\0\0", 8));
   EXPECT_EQ(beginning[12], '\x09');
   EXPECT_EQ(beginning.substr(21, 15),
@@ -102,8 +103,8 @@ TEST_F(MetricsForms, EventFileBeginsWithItsVersionRecord) {
   EXPECT_NE(event_file_name(), event_file_name());
 }
 
-// A file may grow only up to a bound: a row that is cut short is removed, and the file is whole. The limit belongs to
-// the process, so a child process reaches it.
+// A file may grow only up to a limit. A row that is cut short is removed, so that the file is whole. The limit belongs
+// to a process, so a child process reaches it.
 TEST_F(MetricsForms, RowCutByAFileLimitIsRemoved) {
   for (const MetricsFormat format : {MetricsFormat::kCsv, MetricsFormat::kEvents}) {
     std::filesystem::remove(path_);

@@ -100,14 +100,14 @@ TEST_F(MetricsWriterTest, ErrorsNamePathAndErrno) {
 TEST_F(MetricsWriterTest, WritesAfterCloseOrMoveFail) {
   MetricsWriter writer = open();
   MetricsWriter moved = std::move(writer);
-  EXPECT_FALSE(writer.write({{"a", 1}}).ok());  // NOLINT(bugprone-use-after-move): this is what is tested
+  EXPECT_FALSE(writer.write({{"a", 1}}).ok());  // NOLINT(bugprone-use-after-move): the test needs it
   EXPECT_TRUE(moved.write({{"a", 1}}).ok());
   EXPECT_TRUE(moved.close().ok());
   EXPECT_FALSE(moved.write({{"a", 1}}).ok());
   EXPECT_EQ(content(), "{\"a\":1}\n");
 }
 
-// The file may grow only to 15 bytes, so the second line is cut. The limit belongs to the process, so a child process
+// The file may grow only to 15 bytes, so the second line is cut. The limit belongs to a process, so a child process
 // reaches it.
 TEST_F(MetricsWriterTest, LineCutByAFileLimitSpoilsNoOther) {
   const pid_t child = ::fork();

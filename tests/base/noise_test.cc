@@ -1,4 +1,4 @@
-// Tests the noise of stochastic rounding: its distribution, its independence, and that its numbers never change within
+// Tests the noise of stochastic rounding: its distribution, its independence, and that its numbers do not change within
 // one version.
 
 #include "runtime/base/noise.h"
@@ -103,7 +103,7 @@ TEST(Noise, TwoDrawsOfAnElementUseOppositeEndsOfItsBits) {
   EXPECT_EQ((own_noise<false, 14>(0x9234d678u)), 0x9234d678u >> 18);
 }
 
-// A run that goes on from a checkpoint, or on another processor, must draw the same numbers. If these numbers change,
+// A run that continues from a checkpoint, or on another processor, must draw the same numbers. If these numbers change,
 // kNoiseVersion must change too.
 TEST(Noise, NumbersOfVersion3AreTheStoredOnes) {
   EXPECT_EQ(kNoiseVersion, 3);

@@ -6,8 +6,8 @@ namespace tessera {
 namespace {
 
 TEST(ScaledSpeedup, EqualsGustafsonsPublishedNumbers) {
-  // Gustafson's paper has three problems on 1024 processors. The first arguments are the serial shares that he
-  // measured.
+  // Gustafson's paper has three problems on 1024 processors. The first arguments are the serial shares that the paper
+  // reports.
   EXPECT_NEAR(scaled_speedup(0.004, 1024), 1020, 0.5);
   EXPECT_NEAR(scaled_speedup(0.005, 1024), 1019, 0.5);
   EXPECT_NEAR(scaled_speedup(0.007, 1024), 1017, 0.5);

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Ends the process with 1 if `which` is switched on, else with 0. The process reads the variable only once.
+/// Ends the process with exit code 1 if `which` is switched on, or else with 0. A process reads the variable only once.
 [[noreturn]] void end_with(const char* variable, SeededFault which) {
   setenv("TESSERA_SEEDED_FAULT", variable, /*replace=*/1);
   const bool first = seeded_fault(which);

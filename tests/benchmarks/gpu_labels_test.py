@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests with label gpu are declared WHOLE (one entry of ctest): scripts/gpu_check asks ctest for them before they are
-built, and uses their names as targets. A test with an entry for each case has no label until it is built: it would be
-neither built nor run, and nobody would know.
+built, and uses their names as targets. A test with an entry for each case has no label until it is built. It would be
+neither built nor run, without any message.
 """
 
 import re

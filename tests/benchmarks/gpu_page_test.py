@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the tables and the page of a made-up GPU run: every number below can be worked out from it by hand."""
+"""Tests the tables and the page of a made-up GPU run. Every number below can be computed from it by hand."""
 
 import copy
 import unittest
@@ -11,7 +11,8 @@ from gpu import page, tables
 GPU = {"name": "GPU X", "uuid": "GPU-1", "memory_bytes": 80 * 2**30, "driver": "580", "compute_capability": "9.0",
        "power_limit_w": "700"}
 CONTENDERS = ("torch_eager", "tessera_full_shard", "torch_fsdp2")
-# A step is 1000 tokens of 6 * 4000 operations. A matrix product makes 6e9 of them a second, a copy moves 1e12 bytes.
+# A step has 1000 tokens with 6 * 4000 operations each. A matrix product makes 6e9 operations per second, and a copy
+# moves 1e12 bytes per second.
 WORK = {"name": "gpt_1b5", "title": "GPT of 1.5 B", "model": {"seq_len": 500, "layers": 0, "width": 10, "vocab_size": 400}, "dtype": "bf16",
         "parameters": 10, "batch": 2, "steps": 1, "warm_up": 1, "contenders": list(CONTENDERS)}
 DATA = {
@@ -101,7 +102,7 @@ class Tables(unittest.TestCase):
         self.assertEqual((measured, reached), (1.25, "yes"))
         self.assertEqual(table["torch_fsdp2", "tessera_full_shard"],
                          [1.03, None, None, "failed: OutOfMemoryError: 90 GiB"])
-        self.assertNotIn(("torch_eager", "tessera_no_shard"), table)  # this work does not time that pair
+        self.assertNotIn(("torch_eager", "tessera_no_shard"), table)  # this workload does not time that pair
 
 
     def test_unit_cost_on_the_host_is_over_the_plain_module(self):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the tables and the page of made_up_results.json: every number below follows from that file by hand."""
+"""Tests the tables and the page of made_up_results.json. Every number below can be computed from that file by hand."""
 
 import csv
 import html.parser
@@ -114,7 +114,7 @@ class Tables(unittest.TestCase):
     def test_collective_ratio_needs_the_same_bytes_and_dtype(self):
         row = self.row("ratios.csv", measure="collective", subject="barrier", bytes="0")
         self.assertEqual(numbers(row, "measured_ratio"), [200.0])
-        # fp32 is compared with fp32; bf16 has another ratio. Tessera measured nothing with 4 bytes, so no row has it.
+        # fp32 is compared with fp32; bf16 has another ratio. Tessera has no measurement with 4 bytes, so no row has it.
         self.assertEqual(numbers(self.row("ratios.csv", subject="all_reduce", bytes="1048576", peer="gloo"),
                                  "measured_ratio"), [8.0])
         row = self.row("ratios.csv", subject="all_reduce", bytes="1048576", peer="limit")
@@ -140,7 +140,7 @@ class Tables(unittest.TestCase):
         self.assertEqual(numbers(row, "measured_ratio"), [3.0])
 
     def test_buckets_have_quantiles_and_the_fits_seconds(self):
-        row = self.row("buckets.csv", bucket_bytes="")  # one collective a tensor: 62 x 10 us + 10 MB at 10 GB/s
+        row = self.row("buckets.csv", bucket_bytes="")  # one collective per tensor: 62 x 10 us + 10 MB at 10 GB/s
         self.assertEqual(numbers(row, "p50_s", "p95_s", "p99_s", "communication_s"), [0.3, 0.3, 0.3, 0.06])
         self.assertAlmostEqual(float(row["communication_by_fit_s"]), 62 * 1e-5 + 1e-3, places=8)
         self.assertEqual(numbers(row, "gain_over_per_tensor", "communication_gain"), [1.0, 1.0])
@@ -161,7 +161,7 @@ class Tables(unittest.TestCase):
 
 
 class Balanced(html.parser.HTMLParser):
-    """Fails on a tag that is closed out of order, and notes attributes that would load something, ids and links."""
+    """Fails on a tag that is closed out of order. Records ids, links, and attributes that would load something."""
 
     VOID = {"meta"}
 
@@ -202,7 +202,7 @@ class Page(unittest.TestCase):
         parser.feed(self.page)
         self.assertEqual((parser.problems, parser.open), ([], []))
         self.assertNotIn("url(http", self.page)
-        used = parser.used + re.findall(r"url\(#([^)]*)\)", self.page)  # marks and hatches of pictures
+        used = parser.used + re.findall(r"url\(#([^)]*)\)", self.page)  # markers and hatches of pictures
         self.assertGreater(len(used), 10)
         self.assertLessEqual(set(used), set(parser.ids))
 
@@ -252,7 +252,7 @@ class Page(unittest.TestCase):
         self.assertEqual(sorted(variables[0]), sorted(variables[1]))
         self.assertLessEqual(set(re.findall(r"var\((--[\w-]+)\)", self.page)), set(variables[0]))
         self.assertIn("prefers-color-scheme: dark", style)
-        # Outside the <style> element nothing has a colour of its own.
+        # No colour is set outside the <style> element.
         self.assertEqual(re.findall(r'(?:fill|stroke)(?:: |=")(?!none|var\(|url\().*', self.page.replace(style, "")), [])
 
     def test_page_names_commit_command_and_checks(self):
@@ -265,7 +265,7 @@ class Page(unittest.TestCase):
         self.assertNotIn("<CPU>", self.page)
 
     def test_page_names_the_best_bucket_and_why(self):
-        # At alpha = 10 us and 1/beta = 10 GB/s, 100000 bytes reach half of the bandwidth.
+        # With alpha = 10 us and 1/beta = 10 GB/s, 100000 bytes reach half of the bandwidth.
         self.assertIn("The best bucket is 4 MiB (12 collectives a step): 1.50 times as fast", self.page)
         self.assertIn("3.00 times in communication alone, which is 20 % of a step", self.page)
         self.assertIn("made-up &lt;images&gt;", self.page)
@@ -317,7 +317,7 @@ def passes(contender, seconds, cpu_seconds):
 
 
 class Disk(unittest.TestCase):
-    """Tests passes over a disk, and steps with their state on it. Older results have neither."""
+    """Tests passes over a disk, and steps whose state lies on it. Older results have neither of the two."""
 
     @classmethod
     def setUpClass(cls):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests how contenders are started and how their output is read, with scripts in their places; and how ctest's output is read."""
+"""Tests how contenders are started and how their output is read. Scripts take the contenders' place. Also tests how
+ctest's output is read."""
 
 import json
 import math
@@ -16,7 +17,7 @@ from gpu import junit, measure
 from launch import Launcher
 from works import of_gpu
 
-WORK, = of_gpu(quick=True)  # 2 steps warm up, and 3 are timed
+WORK, = of_gpu(quick=True)  # 2 steps of warm-up, and 3 timed steps
 METRICS = [{"event": "start", "parameters": WORK.parameters()}]
 METRICS += [{"step": step, "seconds": float(step), "loss": 6.0 - step, "bytes_allocated": 96, "bytes_planned": 64,
              "communication_seconds": step / 8} for step in range(1, 6)]

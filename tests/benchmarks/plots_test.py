@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests charts: marks lie where their values say, and the written file has no colour, id or link of its own."""
+"""Tests charts: marks lie where their values are, and the written file has no colour, id or link of its own."""
 
 import re
 import unittest

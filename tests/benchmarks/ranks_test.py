@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the start of ranks: each gets its number and one thread, and none outlives a failure or the time limit."""
+"""Tests the start of ranks: each rank gets its number and one thread, and no rank outlives a failure or the time
+limit."""
 
 import os
 import sys
@@ -24,7 +25,7 @@ def alive(pid):
 
 
 class Watch:
-    """Notes the processes, and whether they ran while the watch was open."""
+    """Records the processes, and whether they ran while the watch was open."""
 
     def __call__(self, pids):
         self.pids = pids

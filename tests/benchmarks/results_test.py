@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the file of a run: samples come back as they were, it stays small, and sections replace those of earlier runs."""
+"""Tests the file of a run: samples are read back unchanged, the file stays small, and sections replace those of earlier
+runs."""
 
 import pathlib
 import random
@@ -53,7 +54,7 @@ class File(unittest.TestCase):
         self.assertLessEqual(self.path.stat().st_size, 8000)
         thinned, short = data["optimizer"][0]["rounds_s"]
         self.assertEqual(len(thinned), data["thinned_to"])
-        self.assertGreater(self.path.stat().st_size, 4000)  # the file is thinned no more than is needed
+        self.assertGreater(self.path.stat().st_size, 4000)  # the file is thinned no more than necessary
         self.assertEqual(short, [float(f"{sample:.9g}") for sample in few])
         self.assertNotIn("thinned_to", results.write(self.path, made_up()))
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the command line of benchmarks/run: each place has its own options, and none is accepted and then ignored."""
+"""Tests the command line of benchmarks/run: each place has its own options, and no option is accepted and then
+ignored."""
 
 import contextlib
 import importlib.machinery

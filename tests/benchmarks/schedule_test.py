@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests tasks within a budget: a task that fails or does not fit is noted, and the others run."""
+"""Tests tasks within a budget: a task that fails or does not fit is recorded, and the other tasks run."""
 
 import subprocess
 import unittest

@@ -134,8 +134,8 @@ class Sampling(unittest.TestCase):
 
 class RatioByTurns(unittest.TestCase):
     def test_slowdown_of_both_does_not_change_the_ratio(self):
-        # One contender is twice as fast each time that both are measured, though the machine became three times slower
-        # in between.
+        # One contender is twice as fast each time that both are measured, although the machine became three times
+        # slower in between.
         longer, shorter = [20, 20, 20, 60, 60, 60, 60, 60, 60], [10, 10, 90, 30, 30, 30, 30, 30, 30]
         self.assertEqual(stats.ratio_by_turns(longer, shorter, 3), 2.0)
         self.assertEqual(stats.ratio_by_turns(longer, shorter[:6], 3), 2.0)

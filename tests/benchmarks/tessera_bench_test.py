@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests how `tessera bench` is called. A script takes its place."""
+"""Tests how `tessera bench` is called. A script takes the command's place."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class TesseraBench(unittest.TestCase):
         return str(path)
 
     def test_a_command_without_bench_offers_nothing(self):
-        # This command prints the same help for every question, and names no `bench`.
+        # This command prints the same help for every call, and its help does not name `bench`.
         self.assertEqual(tessera_bench.offered_sections(self.binary('echo "  train  a model, or memory"')), [])
 
     def test_sections_are_those_that_its_help_names(self):

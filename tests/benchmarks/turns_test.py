@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the turns by which sides are compared."""
+"""Tests the comparison of sides that train in turn."""
 
 import pathlib
 import sys
@@ -23,7 +23,7 @@ with open(sys.argv[1], "w", buffering=1) as file:
 
 
 def side_with(folder, steps):
-    """Returns a side whose only rank makes so many steps."""
+    """Returns a side whose only rank makes this number of steps."""
     side = turns.Side("torch_ddp")
     side._scratch, side._metrics = folder, folder / "metrics.0.jsonl"
     side._processes = [ranks.start([sys.executable, "-c", RANK, side._metrics, steps], 0, {}, folder)]

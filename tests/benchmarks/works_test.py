@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the workloads: sizes are those of the models, and tokens are as the peers and Tessera read them."""
+"""Tests the workloads: sizes are those of the models, and tokens are in the form that the peers and Tessera read."""
 
 import pathlib
 import struct

@@ -1,4 +1,4 @@
-// Tests the folder of checkpoints: which checkpoint is the latest, which ones are kept, what errors say, and that a
+// Tests the folder of checkpoints: which checkpoint is the latest, which checkpoints stay, and the texts of errors. A
 // failed operation or a crash at any operation leaves the old checkpoint or the new one.
 
 #include "checkpoint/checkpoint_folder.h"
@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-/// Makes a whole save by one rank, whose content depends on `step`. Returns its path.
+/// Makes a whole save with one rank. Its content depends on `step`. Returns its path.
 absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, std::int64_t keep = 100,
                                  bool is_best = false) {
   TESSERA_ASSIGN_OR_RETURN(const auto unfinished, UnfinishedCheckpoint::begin(folder, step, "rank 0"));
@@ -50,7 +50,7 @@ absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, s
   return path;
 }
 
-/// Reads all of the checkpoint at `path` and returns its step, or -1 if it is not whole.
+/// Reads all of the checkpoint at `path`. Returns its step, or -1 if the checkpoint is not whole.
 std::int64_t step_at(const std::string& path) {
   auto checkpoint = SavedCheckpoint::open(path, "rank 0");
   if (!checkpoint.ok()) return -1;
@@ -84,7 +84,7 @@ TEST(CheckpointFolder, LatestIsTheLastCommitted) {
     ASSERT_TRUE(path.ok()) << path.status();
     EXPECT_EQ(latest_step(folder), step);
     EXPECT_EQ(step_at(*path), step);
-    ::usleep(20000);  // names are listed by the time of their commit
+    ::usleep(20000);  // folders are listed in the order of their commits
   }
   EXPECT_THAT(listed(folder), ElementsAre("step-000000000010", "step-000000000020", "step-000000000005"));
   EXPECT_EQ(*find_checkpoint(folder + "/step-000000000010", "test"), folder + "/step-000000000010");
@@ -113,7 +113,7 @@ TEST(CheckpointFolder, BestCheckpointIsKept) {
   EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000002", "step-000000000004", "step-000000000005"));
   EXPECT_EQ(*find_checkpoint(folder.file("best"), "test"), folder.file("step-000000000002"));
   EXPECT_EQ(latest_step(folder.path()), 5);
-  // Another checkpoint is the best one now, so the former best is removed, since it is old.
+  // Another checkpoint is the best one now. The former best one is old, and is therefore removed.
   ASSERT_TRUE(save(folder.path(), 6, 2, true).ok());
   EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000005", "step-000000000006"));
   EXPECT_EQ(*find_checkpoint(folder.file("best"), "test"), folder.file("step-000000000006"));
@@ -135,7 +135,7 @@ TEST(CheckpointFolder, KeepsTheNewestAndNeverLessThanTheLatest) {
   ASSERT_TRUE(save(folder.path(), 6, 0).ok());
   EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000006"));
   EXPECT_THAT(folder.names(), UnorderedElementsAre("latest", "lock", "step-000000000006"));
-  // The clock was set back, so the latest checkpoint looks oldest. That checkpoint stays.
+  // The clock was set back, so the latest checkpoint seems to be the oldest. That checkpoint stays.
   timespec old[2] = {{1, 0}, {1, 0}};
   ASSERT_EQ(::utimensat(AT_FDCWD, folder.file("step-000000000006/manifest.json").c_str(), old, 0), 0);
   auto unfinished = UnfinishedCheckpoint::begin(folder.path(), 7, "rank 0");
@@ -235,7 +235,7 @@ TEST(CheckpointFolder, CheckpointWithoutManifestIsDamaged) {
   EXPECT_EQ(exit_code_of(damaged_checkpoints(folder.file("none"), "x").status()), ExitCode::kNoInput);
 }
 
-// Something stands where a save writes: the error names it and says what to do.
+// An obstacle stands where a save writes. The error names it, and has a remedy.
 TEST(CheckpointFolder, ObstacleOfASaveIsNamed) {
   const ScratchFolder folder, other;
   std::filesystem::create_symlink(other.file("lock"), folder.file("lock"));
@@ -257,8 +257,8 @@ TEST(CheckpointFolder, ObstacleOfASaveIsNamed) {
 constexpr FaultSite kSites[] = {FaultSite::kOpen,   FaultSite::kRead,   FaultSite::kWrite, FaultSite::kFsync,
                                 FaultSite::kRename, FaultSite::kUnlink, FaultSite::kMkdir};
 
-// Faults F22 and F23 (docs/faults.md): whichever operation of a save fails, the error says which, a whole checkpoint is
-// the latest, and the next save works.
+// Faults F22 and F23 (docs/faults.md): an operation of a save fails. The error names the operation, a whole checkpoint
+// is the latest one, and the next save works.
 TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
   for (const FaultSite site : kSites) {
     for (const int error : {EIO, ENOSPC}) {
@@ -292,8 +292,7 @@ TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
   }
 }
 
-// Faults F2 and F26 (docs/faults.md): at any operation of a save, its process is killed, or the machine loses its
-// power.
+// Faults F2 and F26 (docs/faults.md): at any operation of a save, its process is killed, or the machine loses power.
 TEST(CheckpointFolder, ExceededQuotaIsNamed) {
   for (const FaultSite site : {FaultSite::kMkdir, FaultSite::kWrite}) {
     const ScratchFolder folder;
@@ -339,7 +338,7 @@ TEST(CheckpointFolder, AnyCrashLeavesTheOldCheckpointOrTheNewOne) {
   }
 }
 
-// This shows that the test above can fail: if shards are not synced, a power loss destroys the checkpoint.
+// This shows that the test above can fail: a power loss destroys the checkpoint if shards are not synced.
 TEST(CheckpointFolder, PowerLossDamagesASaveThatWasNotSynced) {
   const ScratchFolder folder;
   const ChildEnd end = in_child([&] {

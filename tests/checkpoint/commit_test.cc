@@ -1,4 +1,4 @@
-// Tests commits and the log that keeps the last two: damage is noticed, and a failed operation loses nothing.
+// Tests commits and the log that has the last two of them: damage is noticed, and a failed operation loses nothing.
 
 #include "checkpoint/commit.h"
 
@@ -123,7 +123,8 @@ TEST(CommitLog, FilesKeptBesideCommitsComeBackOrAreDamage) {
   EXPECT_THAT(refusal(*hash), AllOf(HasSubstr(*hash), HasSubstr("damaged"), HasSubstr("hint:")));
 }
 
-// A folder without a whole commit counts as that of a run before its first commit only if it never had a whole commit.
+// A folder without a whole commit counts as the folder of a run before its first commit only if it never had a whole
+// commit.
 TEST(CommitLog, FolderWithLostCommitsIsDamaged) {
   const auto refusal = [](bool begun, bool two, const std::function<void(const std::string& file)>& damage) {
     const ScratchFolder folder;
@@ -162,7 +163,7 @@ TEST(Commit, NestedPartsReadBackAndCutsAreRefused) {
   EXPECT_FALSE(read_parts(text + "x", read));
 }
 
-// A process that was forked from a rank, such as a DataLoader's worker, neither releases the rank's lock nor keeps it.
+// A process that was forked from a rank, such as a DataLoader's worker, neither releases the rank's lock nor holds it.
 TEST(CommitLog, ForkedProcessNeitherKeepsNorReleasesTheLock) {
   const ScratchFolder folder;
   auto log = CommitLog::open(folder.path(), 0, "rank 0");
@@ -185,8 +186,8 @@ TEST(CommitLog, ForkedProcessNeitherKeepsNorReleasesTheLock) {
   for (const int end : ready) ::close(end);
 }
 
-// The n-th file operation of one kind fails. The commit before it still exists then, and this commit is whole or does
-// not exist.
+// The n-th file operation of one kind in a commit fails. The previous commit still exists then, and this commit is
+// either whole or does not exist.
 TEST(CommitLog, EveryFailedOperationKeepsTheCommitBefore) {
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename}) {
     for (std::int64_t n = 1;; ++n) {

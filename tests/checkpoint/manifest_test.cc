@@ -1,5 +1,5 @@
-// Tests the manifest of a checkpoint: it comes back as it was written, damaged and hostile manifests are refused, and
-// versions are told apart.
+// Tests the manifest of a checkpoint: it is read back as it was written, damaged and hostile manifests are refused, and
+// versions are distinguished.
 
 #include "checkpoint/manifest.h"
 
@@ -70,7 +70,7 @@ TEST(Manifest, ManifestIsPlainJson) {
   EXPECT_EQ(json.at("files").size(), 2u);
 }
 
-// F30.
+// Fault F30 (docs/faults.md).
 TEST(Manifest, EveryFlippedBitIsNoticed) {
   const std::string text = some_text();
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -84,7 +84,7 @@ TEST(Manifest, EveryFlippedBitIsNoticed) {
   }
 }
 
-// F31.
+// Fault F31 (docs/faults.md).
 TEST(Manifest, EveryTruncationIsNoticed) {
   const std::string text = some_text();
   for (std::size_t size = 0; size < text.size(); ++size)
@@ -93,7 +93,7 @@ TEST(Manifest, EveryTruncationIsNoticed) {
   EXPECT_FALSE(read_manifest("m", text + std::string(1, '\0')).ok());
 }
 
-// F35.
+// Fault F35 (docs/faults.md).
 TEST(Manifest, AnotherVersionIsNamed) {
   const std::string text = some_text(), lines = text.substr(text.find('\n') + 1);
   for (const std::int64_t version : {0, 3, 17}) {
@@ -104,7 +104,7 @@ TEST(Manifest, AnotherVersionIsNamed) {
   }
 }
 
-// A manifest that Tessera 0.1 can read is written as Tessera 0.1 wrote it.
+// A manifest that Tessera 0.1 can read is written in the form of Tessera 0.1.
 TEST(Manifest, ManifestWithoutFrozenStatesHasTheOldVersion) {
   Manifest manifest = *read_manifest("manifest.json", some_text());
   EXPECT_TRUE(manifest.parameters[2].keeps_states());
@@ -120,7 +120,7 @@ TEST(Manifest, ManifestWithoutFrozenStatesHasTheOldVersion) {
   EXPECT_TRUE(read.parameters[0].has_state("exp_avg"));
 }
 
-// Fault F37 (docs/faults.md): these manifests have a hash that fits.
+// Fault F37 (docs/faults.md): these manifests have the right hash.
 TEST(Manifest, HostileManifestsAreRefused) {
   const std::string text = some_text();
   ASSERT_TRUE(read_manifest("m", changed_manifest(text, R"("step":)", R"("step":)")).ok());

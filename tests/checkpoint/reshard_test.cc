@@ -1,4 +1,4 @@
-// Tests checkpoints that are cut into another number of files.
+// Tests checkpoints that are divided into another number of files.
 
 #include "checkpoint/reshard.h"
 
@@ -39,7 +39,7 @@ std::vector<std::byte> all_of(SavedCheckpoint& checkpoint, const std::string& wh
   return bytes;
 }
 
-/// Returns the first element and the bytes of each piece of a tensor that need not be whole.
+/// Returns the first element and the bytes of each piece of a tensor. The pieces need not cover the tensor.
 std::vector<std::pair<std::int64_t, std::vector<std::byte>>> parts_of(SavedCheckpoint& checkpoint,
                                                                       const std::string& what,
                                                                       const std::string& name) {
@@ -52,7 +52,7 @@ std::vector<std::pair<std::int64_t, std::vector<std::byte>>> parts_of(SavedCheck
   return parts;
 }
 
-/// Compares all tensors. `open` has checked that no tensor is missing, so the tensors of `a` are all that there are.
+/// Compares all tensors. `open` has checked that no tensor is missing, so `a` has no other tensors.
 void expect_same_tensors(SavedCheckpoint& a, SavedCheckpoint& b) {
   const Manifest& manifest = a.manifest();
   const auto same = [&](const std::string& what, const std::string& name) {
@@ -100,8 +100,8 @@ TEST(Reshard, AnyNumberOfFilesHoldsTheSameTensors) {
     EXPECT_EQ(static_cast<std::int64_t>(to->manifest().files.size()), files);
     expect_same_tensors(*from, *to);
     for (std::int64_t chunk = 0; chunk < to->chunks(); ++chunk) EXPECT_TRUE(to->verify(chunk).ok());
-    // Nearly all elements belong to one parameter, which takes 7.0 bytes an element in a checkpoint. The last file
-    // takes the rest.
+    // Nearly all elements belong to one parameter, which takes 7.0 bytes per element in a checkpoint. The last file has
+    // the rest.
     for (std::size_t file = 0; files < 10 && file + 1 < to->manifest().files.size(); ++file) {
       const double share = static_cast<double>(to->manifest().files[file].data_bytes()) * static_cast<double>(files);
       EXPECT_NEAR(share / (7.0 * 700 * 512), 1, 0.15) << file << " of " << files;

@@ -1,4 +1,5 @@
-// Tests whole, damaged and hostile checkpoints on disk: what is read is right, or there is an error that says where.
+// Tests whole, damaged and hostile checkpoints on disk: either the data that are read are right, or an error says where
+// the damage is.
 
 #include "checkpoint/saved_checkpoint.h"
 
@@ -120,7 +121,7 @@ TEST(SavedCheckpoint, DamagedChunkIsNamedByItsParameter) {
   expect_refused(folder.path(), "last byte", AllOf(HasSubstr("exp_avg_sq of \"a.weight\" (elements 51200 to 358399)")));
 }
 
-// F31, F32.
+// Faults F31 and F32 (docs/faults.md).
 TEST(SavedCheckpoint, MissingCutLongerAndForeignFilesAreNoticed) {
   const ScratchFolder folder, other;
   write_made_up_checkpoint(folder.path());
@@ -146,7 +147,7 @@ TEST(SavedCheckpoint, MissingCutLongerAndForeignFilesAreNoticed) {
   expect_refused(folder.path(), "no manifest", HasSubstr("manifest.json"), ExitCode::kNoInput);
 }
 
-// Fault F37 (docs/faults.md): nothing but regular files of the folder is opened, and nobody waits for a pipe.
+// Fault F37 (docs/faults.md): only regular files of the folder are opened, and no reader waits for a pipe.
 TEST(SavedCheckpoint, LinksPipesAndFoldersAreNotOpened) {
   const ScratchFolder folder, other;
   write_made_up_checkpoint(folder.path());
@@ -167,7 +168,7 @@ TEST(SavedCheckpoint, LinksPipesAndFoldersAreNotOpened) {
   ASSERT_TRUE(read_all(folder.path()).ok());
 }
 
-// The folder of checkpoints itself may be a link, since the user chose it; nothing in it may be one.
+// The folder of checkpoints itself may be a link, since the user chose it. No file in it may be a link.
 TEST(SavedCheckpoint, LinksBelowTheCheckpointsFolderAreRefused) {
   const ScratchFolder folder, other;
   const std::string name = "step-000000000004", step = folder.file(name);
@@ -184,7 +185,7 @@ TEST(SavedCheckpoint, LinksBelowTheCheckpointsFolderAreRefused) {
   EXPECT_TRUE(read_all(other.file("named-by-its-user")).ok());
 }
 
-// A hostile writer may give bad pieces the right hashes.
+// A hostile writer may give wrong pieces the right hashes.
 TEST(SavedCheckpoint, PiecesThatMissOrRepeatATensorAreRefused) {
   const auto with = [](std::vector<Piece> first, std::vector<Piece> second, const std::string& what, const char* text) {
     const ScratchFolder folder;
@@ -245,7 +246,7 @@ TEST(SavedCheckpoint, ResidualsOutsideTrainedParametersAreRefused) {
   with({{kFactors, "w", "F16", 0, 2}}, true, "as F16");
 }
 
-// Fault F24 (docs/faults.md): a failed read is an error that names file and offset; a short read is continued.
+// Fault F24 (docs/faults.md): a failed read is an error that names the file and the offset. A short read is continued.
 TEST(SavedCheckpoint, EveryFailedReadIsAnError) {
   const ScratchFolder folder;
   write_made_up_checkpoint(folder.path());
@@ -276,7 +277,7 @@ TEST(SavedCheckpoint, EveryFailedReadIsAnError) {
   }
 }
 
-// Faults F22 and F23 (docs/faults.md): writes of the files of a rank fail.
+// Faults F22 and F23 (docs/faults.md): writes to the files of a rank fail.
 TEST(SavedCheckpoint, EveryFailedWriteIsAnError) {
   for (const FaultSite site : {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync}) {
     for (const int error : {EIO, ENOSPC}) {
@@ -302,7 +303,7 @@ TEST(SavedCheckpoint, EveryFailedWriteIsAnError) {
   }
 }
 
-// Portions end around the edges of chunks and of the blocks that are written past the page cache; one of the two file
+// Portions end near the edges of chunks, and of the blocks that are written past the page cache. One of the two file
 // systems does not support such writes.
 TEST(SavedCheckpoint, FileHoldsTheBytesAppendedInAnyPortions) {
   constexpr std::int64_t kMiB = std::int64_t{1} << 20;

@@ -1,4 +1,4 @@
-// Tests the header of a shard: it comes back as it was written, and hostile headers are refused.
+// Tests the header of a shard: it is read back as it was written, and hostile headers are refused.
 
 #include "checkpoint/shard_header.h"
 
@@ -33,7 +33,7 @@ TEST(ShardHeader, WrittenHeaderReadsBackTheSame) {
   EXPECT_TRUE(read_header("f", write_header({}), 0).ok());
 }
 
-// Other tools map the file into memory, and want each tensor at a multiple of its element's size.
+// Other programs map the file into memory, and expect each tensor at a multiple of its element's size.
 TEST(ShardHeader, PiecesAreAligned) {
   const ShardHeader header = some_header();
   std::int64_t next = 0;
@@ -117,7 +117,7 @@ TEST(ShardHeader, FlippedLengthBitsAreRefused) {
   }
 }
 
-// The parser gets a damaged header only if its hash fits, but even then no damage may do harm.
+// The parser gets a damaged header only if its hash fits. Even then, damage may do no harm.
 TEST(ShardHeader, ChangedByteIsAnErrorOrAnotherHeader) {
   const std::string head = write_header(some_header());
   for (std::size_t i = 8; i < head.size(); ++i) {

@@ -1,5 +1,5 @@
-// Tests safetensors files of other programs: what is written can be read again, and damaged or hostile files are
-// refused by name.
+// Tests safetensors files of other programs: a written file can be read again, and damaged or hostile files are refused
+// with an error that names them.
 
 #include "checkpoint/tensor_files.h"
 
@@ -33,7 +33,7 @@ class TensorFilesTest : public ::testing::Test {
     std::ofstream(scratch_.file(name), std::ios::binary) << bytes;
     return scratch_.file(name);
   }
-  /// Returns the error of opening a file of these bytes; an empty text if there is none.
+  /// Returns the error of opening a file with these bytes. It is empty if there is no error.
   std::string refusal(const std::string& bytes) const {
     const auto files = TensorFiles::open(write("f.safetensors", bytes), "who");
     if (files.ok()) return "";
@@ -153,7 +153,7 @@ TEST_F(TensorFilesTest, PicklesLinksAndFoldersWithoutAModelAreRefusedWithAHint) 
   EXPECT_THAT(message_of(TensorFiles::open(link, "who").status()), HasSubstr("is a link"));
   EXPECT_EQ(exit_code_of(TensorFiles::open(scratch_.file("none"), "who").status()), ExitCode::kNoInput);
   EXPECT_EQ(exit_code_of(TensorFiles::open(scratch_.path(), "who").status()), ExitCode::kNoInput);
-  // A checkpoint of torch.distributed.checkpoint: a pickle, and files that hold archives of torch.save.
+  // This is a checkpoint of torch.distributed.checkpoint: a pickle, and files that hold archives of torch.save.
   EXPECT_THAT(message_of(TensorFiles::open(write("__0_0.distcp", "PK\x03\x04 a zip"), "who").status()),
               AllOf(HasSubstr("__0_0.distcp is a pickle"), HasSubstr("scripts/to_safetensors.py")));
   write(".metadata", "\x80\x04 of a pickle");

@@ -1,4 +1,4 @@
-// Tests reductions that a thread makes while the caller goes on.
+// Tests reductions that a thread makes while the caller continues.
 
 #include "runtime/comm/compose/background.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-/// A group of one rank that notes its calls, and whose reductions end when the test lets them go.
+/// A group of one rank that records its calls. Its reductions end when the test allows it.
 class Slow : public LocalCollectives {
  public:
   Work barrier(std::string_view label) override {
@@ -91,7 +91,7 @@ TEST_F(Background, OtherCallsRunAfterReductionsUnderWay) {
   EXPECT_EQ(slow->thread_of_reductions(), std::this_thread::get_id());
   EXPECT_THAT(slow->calls(), ElementsAre("a", "b", "meet", "at once"));
   EXPECT_TRUE(b.wait().ok());
-  EXPECT_TRUE(a.wait().ok());  // the calls may be waited for in any order
+  EXPECT_TRUE(a.wait().ok());  // calls may be waited for in any order
 }
 
 TEST_F(Background, VisitorSeesSumsOnTheCallersThread) {
@@ -126,8 +126,7 @@ TEST_F(Background, DroppedWorkWaitsUntilItsMemoryIsFree) {
   EXPECT_THAT(slow->calls(), ElementsAre("a"));
 }
 
-// Reductions and gathers that the thread makes keep their order, and calls that are not for the thread come behind
-// them.
+// Reductions and gathers that the thread makes keep their order. Calls that the thread does not make follow after them.
 TEST_F(Background, ThreadMakesGathersForTransportsWithoutTheirOwn) {
   EXPECT_FALSE(group->gathers_in_background());
   const auto both = working_in_background(slow);

@@ -12,7 +12,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Returns the report of one rank: how far it has come in each group of an Engine, and in a group of the program.
+/// Returns the report of one rank. It says how far the rank has come in each group of an Engine, and in a group of the
+/// program.
 WaitReport at(int rank, std::uint64_t gathers, std::uint64_t reductions, std::uint64_t barriers = 0, int ranks = 2) {
   WaitReport report;
   report.rank = rank;
@@ -45,8 +46,8 @@ TEST(CallOrder, ComputingRankIsNotAccused) {
   EXPECT_EQ(disagreement_of({waiting(at(0, 5, 2), "gather")}), "");
 }
 
-// Rank 0 has ended the call in which rank 2 still waits, and rank 0 waits in its next call: all ranks have begun rank
-// 2's call, so it will end.
+// Rank 0 has ended the call in which rank 2 still waits, and rank 0 waits in its next call. All ranks have begun rank
+// 2's call, so that call will end.
 TEST(CallOrder, CallThatAllRanksHaveBegunIsNoDisagreement) {
   EXPECT_EQ(disagreement_of({waiting(at(0, 5, 3, 0, 3), "reduce"), waiting(at(1, 5, 3, 0, 3), "reduce"),
                              waiting(at(2, 5, 2, 0, 3), "gather")}),
@@ -81,12 +82,12 @@ TEST(CallOrder, NonMemberIsNotWaitedForInAGroup) {
   EXPECT_EQ(disagreement_of({waiting(a, "gather"), waiting(b, "reduce")}), "");
 }
 
-// Each thread trains a model of its own, so the order of their calls is chance.
+// Each thread trains its own model, so the order of the threads' calls is random.
 TEST(CallOrder, ThreadsThatShareNoGroupHaveNoCommonOrder) {
   WaitReport a = at(0, 5, 0, 2), b = at(1, 4, 0, 3);
   for (WaitReport* report : {&a, &b}) report->groups["user"].threads = {2};
   EXPECT_EQ(disagreement_of({waiting(a, "gather", 1), waiting(b, "user", 2)}), "");
-  // A thread that has called both groups would have called them in the program's order.
+  // A thread that calls both groups would call them in the program's order.
   for (WaitReport* report : {&a, &b}) report->groups["user"].threads = report->groups["gather"].threads = {1, 2};
   EXPECT_NE(disagreement_of({waiting(a, "gather", 1), waiting(b, "user", 2)}), "");
 }
@@ -113,7 +114,7 @@ TEST(CallOrder, RankThatMakesAGroupAloneIsNamed) {
   EXPECT_THAT(disagreement_of({waiting(a, "other"), waiting(b, "gather")}), HasSubstr("rank 0 waits in other (#0)"));
 }
 
-// Calls of another library are observed from outside. A rank on which no observer was told of the outside calls may
+// Calls of another library are observed from outside. If no observer on a rank reports the outside calls, the rank may
 // have begun any of them.
 TEST(CallOrder, RankSilentAboutAnOutsideGroupIsNotAccused) {
   WaitReport a = at(0, 5, 2), b = at(1, 5, 3);

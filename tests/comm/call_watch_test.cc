@@ -1,5 +1,5 @@
 // Tests the watch over calls: ranks on threads wait in different groups. Each scene takes some seconds, so scenes run
-// side by side.
+// at the same time.
 
 #include "runtime/comm/call_watch.h"
 
@@ -24,8 +24,8 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-/// The calls of two ranks (or `ranks`) in an Engine's groups, and the end that each must have: with an error that has
-/// all of `wanted`, or without one where `wanted` is empty.
+/// The calls of two ranks (or `ranks`) in an Engine's groups, and the required end of each. A call must end with an
+/// error that has all texts of `wanted`, or without an error if `wanted` is empty.
 struct Scene {
   const char* name;
   std::function<absl::Status(const Mesh& mesh, const MeshAxes& axes)> body;
@@ -44,8 +44,8 @@ absl::Status reduce_later(Collectives& group, const char* label) {
   return work.wait();
 }
 
-/// Reports, while it lives, what an observer of another library would report: `begun` calls of a group of both ranks
-/// and, if `waits`, that the thread which made this object waits in the latest of them.
+/// Reports, while it exists, the calls that an observer of another library would report: `begun` calls of a group of
+/// both ranks. If `waits`, it also reports that the thread that made this object waits in the latest of them.
 class Told {
  public:
   Told(const Mesh& mesh, std::uint64_t begun, bool waits)
@@ -73,8 +73,8 @@ class Told {
   std::jthread teller_;
 };
 
-/// Stands for a call of the other library. The call ends after `most`, or when the ranks have a verdict, since the
-/// process would end otherwise. Returns the mesh's status at that time.
+/// Takes the place of a call of the other library. The call ends after `most`, or when the ranks have a verdict, since
+/// the process would otherwise end. Returns the mesh's status at that time.
 absl::Status outside_barrier(const Mesh& mesh, std::chrono::milliseconds most) {
   const auto is_told = [&] { return groups_of(mesh).store().get("waits/verdict", 0ms).ok(); };
   {
@@ -82,8 +82,8 @@ absl::Status outside_barrier(const Mesh& mesh, std::chrono::milliseconds most) {
     const auto end = std::chrono::steady_clock::now() + most;
     while (!is_told() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(50ms);
   }
-  // If the wait of a rank ends before its watch looks, the rank does not hear the verdict. So the rank waits again and
-  // again. In the pauses, the rank's watch finds the rank outside of the call.
+  // If a rank's wait ends before its watch looks, the rank does not learn the verdict. The rank therefore waits again
+  // and again. In the pauses, the rank's watch sees that the rank is outside of the call.
   while (is_told() && groups_of(mesh).status().ok()) {
     {
       const Told again(mesh, 1, /*waits=*/true);

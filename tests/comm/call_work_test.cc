@@ -19,7 +19,8 @@ CallWork doubling(Operation operation, int ranks) {
 }
 double levels(int ranks) { return std::ceil(std::log2(ranks)); }
 
-/// Returns what an all-reduce by a binomial tree asks of its root (docs/design/transports.md, "Why no binomial tree").
+/// Returns the work of the root in an all-reduce by a binomial tree (docs/design/transports.md, "Why no binomial
+/// tree").
 CallWork tree(int ranks) {
   const double up = levels(ranks);
   return {2 * up, 2 * up, 2 * up * kBytes, up * kElements};

@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-// Properties that every transport must have. All ranks of a group call each function, which checks its own rank's
-// result against inputs that every rank can compute. The functions throw, so that they serve threads and forked
-// processes alike.
+// Properties that every transport must have. All ranks of a group call each function. The function checks its own
+// rank's result, using inputs that every rank can compute. The functions throw exceptions, so that threads and forked
+// processes can use them alike.
 
-/// Says which property failed. The functions below throw it.
+/// An exception that says which property failed. The functions below throw it.
 struct PropertyFailed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -27,12 +27,12 @@ inline void require_ok(const absl::Status& status) {
   if (!status.ok()) throw PropertyFailed(message_of(status));
 }
 
-/// Gives a test its buffers: in memory of the group (`symmetric`), or in any other.
+/// Gives a test its buffers, in memory of the group (`symmetric`) or in any other memory.
 class TestMemory {
  public:
   TestMemory(Collectives& group, bool symmetric) : group_(group), symmetric_(symmetric) {}
 
-  /// Returns a buffer that is aligned as sums require.
+  /// Returns a buffer with the alignment that sums require.
   std::byte* of(std::size_t bytes) {
     if (!symmetric_) return plain_.emplace_back(bytes + 1).data();
     auto buffer = group_.allocate(bytes);
@@ -105,7 +105,7 @@ inline void check_all_reduce(Collectives& group, DType dtype, std::size_t numel,
   require(same_bits(result, reference_sum(inputs, dtype, 0, numel)), at("all_reduce", dtype, numel, group.rank()));
 }
 
-/// Checks the rules of SumVisitor, and keeps what it saw.
+/// Checks the rules of SumVisitor, and records the values that it saw.
 class RecordingVisitor : public SumVisitor {
  public:
   explicit RecordingVisitor(std::size_t expected) : expected_(expected) {}
@@ -124,7 +124,7 @@ class RecordingVisitor : public SumVisitor {
 /// Returns whether a visitor sees sums. It cannot see sums in a GPU's memory.
 inline bool sums_are_seen(const Collectives& group) { return group.transport() != "cuda_host"; }
 
-/// Checks that a visitor sees the output, neither more nor less, and changes nothing.
+/// Checks that a visitor sees the whole output and nothing else, and changes nothing.
 inline void check_visited_sums(Collectives& group, DType dtype, std::size_t numel, bool symmetric, bool in_place) {
   if (!sums_are_seen(group)) return;
   in_place = in_place && dtype == DType::kF32;
@@ -149,8 +149,8 @@ inline void check_visited_sums(Collectives& group, DType dtype, std::size_t nume
 }
 
 /// Starts reductions of both kinds that are under way together, advances them late or never, and makes a blocking call
-/// between them. Checks that each has its own sum, which its visitor sees once. If `symmetric`, every third buffer is
-/// nevertheless outside the group's memory.
+/// between them. Checks that each reduction has its own sum, and that its visitor sees this sum once. If `symmetric`,
+/// every third buffer is nevertheless outside the group's memory.
 inline void check_started_reductions(Collectives& group, std::size_t numel, bool symmetric) {
   struct Started {
     std::vector<Bytes> inputs;
@@ -202,8 +202,8 @@ inline void check_started_reductions(Collectives& group, std::size_t numel, bool
   while (ended < started.size()) end(started[ended++]);
 }
 
-/// Checks that peers find what a rank writes into common memory, and that collectives take it for input and output
-/// without writing another rank's part. REQUIRES: group.shares_memory().
+/// Checks that peers find the values that a rank writes into common memory. Also checks that collectives use this
+/// memory for input and output without writing another rank's part. REQUIRES: group.shares_memory().
 inline void check_common_memory(Collectives& group, std::size_t numel) {
   const std::size_t ranks = group.size(), rank = group.rank(), bytes = numel * sizeof(float);
   auto buffer = group.allocate_common(2 * ranks * bytes);
@@ -220,8 +220,8 @@ inline void check_common_memory(Collectives& group, std::size_t numel) {
   };
   for (std::size_t i = 0; i < 2 * ranks * numel; ++i) require(full[i] == 0, "common memory is zero at first");
   require_ok(group.barrier("seen zero").wait());
-  // These gathers are in place. A rank writes again as soon as it is allowed to, so a late write to a peer's part would
-  // be found.
+  // These gathers are in place. A rank writes again as soon as it is allowed to, so that a late write to a peer's part
+  // would be found.
   for (int round = 1; round <= 20; ++round) {
     write_own(static_cast<float>(round));
     require_ok(group.all_gather("in place", mine, full, bytes).wait());
@@ -236,7 +236,7 @@ inline void check_common_memory(Collectives& group, std::size_t numel) {
   float* sums = full + ranks * numel;  // the second half has a slice for each rank
   require_ok(group.reduce_scatter("sum", full, DType::kF32, sums + rank * numel, numel).wait());
   require_ok(group.barrier("summed").wait());
-  // All ranks gave the same addends; sums of few equal integers are exact in any order.
+  // All ranks gave the same addends. Sums of few equal integers are exact in any order.
   for (std::size_t i = 0; i < ranks * numel; ++i)
     require(sums[i] == static_cast<float>(ranks) * full[i], "sum of common memory at " + std::to_string(i));
   require_ok(group.barrier("read").wait());
@@ -247,7 +247,7 @@ inline void check_common_memory(Collectives& group, std::size_t numel) {
     for (std::size_t i = 0; i < numel; ++i) require(sums[i] == static_cast<float>(root + 5), "broadcast");
     require_ok(group.barrier("read").wait());
   }
-  // The memory stays until the last rank lets go of it.
+  // The memory stays until the last rank releases it.
   if (rank == 0) buffer->reset();
   require_ok(group.barrier("rank 0 let go").wait());
   if (rank != 0) expect_rounds(100, "after another rank let go");
@@ -274,7 +274,7 @@ inline void check_all_to_all(Collectives& group, std::size_t bytes, bool symmetr
             at("all_to_all", DType::kU8, bytes, group.rank()));
 }
 
-/// Checks every operation with every dtype and odd sizes (`largest` elements at most), in place and out of place.
+/// Checks every operation with every dtype and odd sizes (with at most `largest` elements), in place and out of place.
 inline void check_all_operations(Collectives& group, bool symmetric, std::size_t largest = 70001) {
   for (std::size_t numel :
        {std::size_t{0}, std::size_t{1}, std::size_t{15}, std::size_t{1037}, std::size_t{8200}, largest}) {

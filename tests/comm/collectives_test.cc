@@ -150,7 +150,7 @@ TEST(ThreadFailures, FailedGroupReturnsTheSameErrorAgain) {
   });
 }
 
-// A rank that learned of a failure may call again while another rank still looks at the call before.
+// A rank that learned of a failure may call again while another rank is still in the previous call.
 TEST(ThreadFailures, ReasonReachesLateRanksWhileOthersGoOnCalling) {
   for (int trial = 0; trial < 300; ++trial) {
     const auto results = statuses(3, [&](const Mesh& mesh) {
@@ -215,7 +215,7 @@ TEST(ThreadFailures, EndedRankIsNotWaitedForWhileItsGroupsLive) {
   EXPECT_FALSE(results[1].ok());
 }
 
-/// Makes a barrier to which rank 1 comes when rank 0 has given up waiting for it.
+/// Makes a barrier that rank 1 reaches only after rank 0 has stopped waiting for it.
 absl::Status meet_late(const MeshAxes& axes, std::atomic<bool>& has_given_up) {
   if (axes.world->rank() == 1) has_given_up.wait(false);
   const absl::Status status = axes.world->barrier("late").wait();
@@ -244,7 +244,7 @@ TEST(ThreadFailures, TimeoutNamesTheMissingRankAndItsLastCall) {
   EXPECT_THAT(message_of(results[1]), HasSubstr("rank 0 gave up"));
 }
 
-// Fault F5 (docs/faults.md): the calls in which ranks were can be compared afterwards.
+// Fault F5 (docs/faults.md): the calls in which ranks were at the failure can be compared afterwards.
 TEST(ThreadFailures, FlightRecordsHaveTheLastCallsOfAllGroups) {
   const std::string folder = ::testing::TempDir() + "flight-" + std::to_string(::getpid());
   ::setenv("TESSERA_FLIGHT_RECORDS", folder.c_str(), 1);

@@ -1,5 +1,5 @@
-// Tests groups that are made of other groups (hierarchical), that have one rank (solo), or that only count what other
-// ranks would send (fake).
+// Tests groups that are made of other groups (hierarchical), that have one rank (solo), or that only count the bytes
+// that other ranks would send (fake).
 
 #include <gmock/gmock.h>
 
@@ -37,7 +37,7 @@ TEST_P(Hierarchical, EveryOperationGivesTheBitsOfTheFlatGroup) {
 
 INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical, ::testing::Values(Hosts{4, 2}, Hosts{6, 3}, Hosts{8, 2}, Hosts{3, 3}));
 
-/// Hosts have 2 and 3 ranks. Groups inside a host have their own memory; the group of all ranks adds in the order of
+/// Hosts have 2 and 3 ranks. Groups inside a host have their own memory. The group of all ranks adds in the order of
 /// the flat tree.
 TEST(UnequalHosts, EveryOperationGivesTheBitsOfTheFlatGroup) {
   run_ranks({.ranks = 5, .ranks_of_hosts = {2, 3}}, [](const Mesh& mesh) {

@@ -1,4 +1,4 @@
-// Tests groups for a device's memory, with the CPU as the device.
+// Tests groups for a device's memory. The CPU is the device.
 
 #include <gmock/gmock.h>
 

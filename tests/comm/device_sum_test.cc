@@ -1,4 +1,4 @@
-// Compares the GPU's sum with the CPU's: the bits are the same. The program is built twice, like
+// Compares the GPU's sum with the CPU's. Both must have the same bits. The program is built twice, like
 // tests/optim/device_kernels_test.cc.
 
 #include <gtest/gtest.h>
@@ -53,8 +53,8 @@ void finish() {
 #endif
 }
 
-/// Fills memory with numbers below 2, zeros and subnormals among them. No sum overflows, because NaNs have other bits
-/// on a GPU.
+/// Fills memory with numbers below 2, including zeros and subnormals. No sum overflows, because NaNs have other bits on
+/// a GPU.
 void fill(std::byte* data, DType dtype, std::size_t numel, std::uint32_t seed) {
   std::mt19937 random(seed);
   const std::size_t bytes = size_of(dtype);

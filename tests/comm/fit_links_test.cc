@@ -44,7 +44,7 @@ TEST(FitLinks, NoisyTimesGiveNearlyTheCosts) {
   EXPECT_NEAR(fit.byte_s, costs.byte_s, 0.2 * costs.byte_s);
 }
 
-// Each round of two ranks is one message, so only the sum of both costs is known.
+// Each round of two ranks is one message, so only the sum of both costs can be known.
 TEST(FitLinks, TwoRanksGiveOnlyTheSumOfRoundAndMessageCosts) {
   const LinkFit costs{.round_s = 30e-6, .message_s = 10e-6, .byte_s = 1e-9, .add_s = 0};
   const LinkFit fit = fit_links(calls_by(costs, 2));

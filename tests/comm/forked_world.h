@@ -11,10 +11,10 @@
 
 namespace tessera {
 
-/// A limit in seconds that no test waits out: tests end ranks that hang long before (ForkedRanks::wait).
+/// A limit in seconds that no test reaches: tests end ranks that hang long before it (ForkedRanks::wait).
 constexpr double kNeverPassed = 3600;
 
-/// Returns the group of all of `ranks` forked ranks.
+/// Returns the group of all `ranks` forked ranks.
 inline Group world_of(int rank, int ranks, double timeout_s = kNeverPassed) {
   Group group;
   group.name = "world";

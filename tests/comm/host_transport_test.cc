@@ -1,5 +1,5 @@
-// Tests collectives over shared memory of a host among processes: their results, their memory, and what ranks are told
-// when a rank is killed, stopped or missing.
+// Tests collectives of processes over a host's shared memory: their results, their memory, and what ranks learn when a
+// rank is killed, stopped or missing.
 
 #include "runtime/comm/shared/host_transport.h"
 
@@ -45,7 +45,7 @@ TEST_P(HostCollectives, EveryOperationIsExactOnGroupMemoryAndOnAnyOther) {
 INSTANTIATE_TEST_SUITE_P(Ranks, HostCollectives, ::testing::Values(2, 3, 4, 8, 9));
 
 // A MailboxWay tries both ways of writing in each check's first call on two ranks. That call has more than seven
-// rounds, in bf16 too, and is the first of eight calls.
+// rounds, even in bf16, and is the first of eight calls.
 TEST(HostCollectivesTest, LargePrivateBuffersAreSummedThroughMailboxes) {
   for (const int ranks : {2, 3}) {
     expect_all_ok(fork_ranks(ranks, [ranks](int rank, KeyValueStore& store) -> absl::Status {
@@ -68,7 +68,7 @@ TEST(HostCollectivesTest, LargePrivateBuffersAreSummedThroughMailboxes) {
       tries(1, [&] { check_all_reduce(*group, DType::kBF16, large_of_halves, false, false); });
       tries(ranks, [&] { check_broadcast(*group, 4 * large, false); });
       tries(1, [&] { check_all_to_all(*group, 4 * large, false); });
-      // Most ranks have nothing in the last window.
+      // Most ranks have no data in the last window.
       check_all_reduce(*group, DType::kF32, (512 << 10) / 4 + 1, false, true);
       return absl::OkStatus();
     }));
@@ -199,7 +199,7 @@ TEST(HostFailures, StoppedRankIsNamedAtTheTimeLimit) {
     EXPECT_THAT(end.message, AllOf(ContainsRegex("timed out after [0-9.]+ s"), HasSubstr("rank 2 (pid ")));
   }
   EXPECT_FALSE(soon.passed());
-  ranks.signal(2, SIGCONT);  // when the rank runs again, it learns that the others are gone
+  ranks.signal(2, SIGCONT);  // when the rank runs again, it learns that the other ranks are gone
   EXPECT_EQ(ranks.wait(2).exit_code, ExitCode::kPeerLost);
 }
 

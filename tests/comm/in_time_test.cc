@@ -22,8 +22,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Fault F4 (docs/faults.md): the rank that serves the store stands still. The first caller waits for it; other groups
-// of the process do not wait again.
+// Fault F4 (docs/faults.md): the rank that serves the store stands still. The first caller waits for the rank. Other
+// groups of the process do not wait again.
 TEST(AskInTime, UnansweredStoreIsWaitedForOnlyOnce) {
   const std::shared_ptr<KeyValueStore> store = memory_store();
   const auto continued = std::make_shared<std::promise<void>>();

@@ -1,4 +1,4 @@
-// Tests the choice of an algorithm from measured costs.
+// Tests the choice of an algorithm according to measured costs.
 
 #include "runtime/comm/rounds/link_fit.h"
 
@@ -31,7 +31,7 @@ void expect_choices(const LinkFit& fit, const std::vector<Choice>& choices) {
   }
 }
 
-// Rounds cost little and messages much, as where one core sends them all. Algorithms with the fewest messages win,
+// Rounds cost little and messages much, as if one core sends all of them. Algorithms with the fewest messages win,
 // unless there are many bytes.
 TEST(LinkFit, CostlyMessagesChooseAlgorithmsWithFewMessages) {
   const LinkFit fit{.round_s = 1e-6, .message_s = 20e-6, .byte_s = 1e-9, .add_s = 1e-10};
@@ -52,8 +52,8 @@ TEST(LinkFit, CostlyMessagesChooseAlgorithmsWithFewMessages) {
                       });
 }
 
-// Here rounds take most of the time, as between distant hosts. The direct way has the fewest rounds; in all-reduces it
-// sends everything to all.
+// Here rounds take most of the time, as between distant hosts. The direct algorithm has the fewest rounds. In
+// all-reduces it sends all data to all ranks.
 TEST(LinkFit, CostlyRoundsChooseAlgorithmsWithFewRounds) {
   const LinkFit fit{.round_s = 1e-3, .message_s = 0, .byte_s = 1e-8, .add_s = 0};
   expect_choices(fit, {
@@ -65,8 +65,8 @@ TEST(LinkFit, CostlyRoundsChooseAlgorithmsWithFewRounds) {
                       });
 }
 
-// Partial sums are fp32, so halving sends up to twice the bytes for bf16. For this dtype the direct way is faster from
-// smaller sizes on than for fp32.
+// Partial sums are fp32, so halving sends up to twice the bytes for bf16. For bf16 the direct algorithm is therefore
+// faster from smaller sizes on than for fp32.
 TEST(LinkFit, WiderPartialSumsOfBf16CountInTheChoice) {
   const LinkFit fit{.round_s = 0, .message_s = 10e-6, .byte_s = 1e-9, .add_s = 0};
   expect_choices(fit, {
@@ -83,7 +83,7 @@ TEST(LinkFit, EmptyFitChoosesTheDirectWay) {
                      });
 }
 
-// These numbers are easily counted: 4 ranks of 1024 fp32.
+// Work that is easily counted by hand: 4 ranks with 1024 fp32 elements.
 TEST(CallWork, CountsTheWorkOfTheBusiestRank) {
   const auto expect = [](Operation operation, Algorithm algorithm, int ranks, const CallWork& expected) {
     const CallWork work = work_of(operation, algorithm, ranks, DType::kF32, 4096);
@@ -101,7 +101,7 @@ TEST(CallWork, CountsTheWorkOfTheBusiestRank) {
   expect(Operation::kAllReduce, Algorithm::kDirect, 4, {1, 3, 3 * 4096, 3 * 1024});
   expect(Operation::kAllReduce, Algorithm::kDoubling, 4, {2, 3, 3 * 4096, 3 * 1024});
   expect(Operation::kAllReduce, Algorithm::kHalving, 4, {4, 4, 6 * 1024, 3 * 256});
-  // Rank 2 is a binary block by itself. It sends two halves and receives two; ranks 0 and 1 also exchange halves, add
+  // Rank 2 alone is a binary block. It sends two halves and receives two. Ranks 0 and 1 also exchange halves, add
   // twice, and exchange sums.
   expect(Operation::kAllReduce, Algorithm::kHalving, 3, {4, 4, 4 * 2048, 2 * 512});
 }

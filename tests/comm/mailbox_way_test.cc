@@ -11,11 +11,11 @@ namespace {
 
 constexpr std::size_t kRounds = 12;
 
-/// A rank whose rounds cost what a test says, depending on how they are written.
+/// A rank whose rounds take the time that a test chooses, depending on how they are written.
 class Rank {
  public:
-  /// Makes a call and returns how its rounds were written. `disturbed`: a round that takes ten times as long.
-  /// `short_end`: the last round costs nothing.
+  /// Makes a call and returns how its rounds were written. `disturbed`: the round that takes ten times as long.
+  /// `short_end`: the last round takes no time.
   std::vector<bool> call(int kept, int streamed, std::size_t rounds = kRounds, std::size_t disturbed = kRounds,
                          bool short_end = false) {
     const auto cost = [&](std::size_t round) {
@@ -31,7 +31,7 @@ class Rank {
     }
     return streams;
   }
-  /// Returns whether the last round of a call is written past the caches, after the calls that try both ways.
+  /// Returns whether the last round of a call is written past the caches. The calls before have tried both ways.
   bool streams_after(int kept, int streamed) {
     for (int call = 0; call < 7; ++call) this->call(kept, streamed);
     return this->call(kept, streamed).back();

@@ -1,4 +1,4 @@
-// Tests how ranks measure collective algorithms and choose one of them, alike on all ranks.
+// Tests how ranks measure collective algorithms. All ranks must then choose the same algorithm.
 
 #include "runtime/comm/rounds/measured_groups.h"
 
@@ -30,7 +30,7 @@ std::vector<Algorithm> choices(const ChooseAlgorithm& choose) {
   return chosen;
 }
 
-// A transport of threads asks for no algorithm, so the test asks.
+// A transport of threads asks for no algorithm, so the test asks instead.
 TEST(MeasuredGroups, AllRanksChooseAlikeFromOneMeasurement) {
   constexpr int kRanks = 4;
   std::mutex mutex;
@@ -61,7 +61,7 @@ TEST(MeasuredGroups, AllRanksChooseAlikeFromOneMeasurement) {
   for (const auto& chosen : of_ranks) EXPECT_EQ(chosen, of_ranks.front());
 }
 
-/// A group of a slow network: each call takes 5 ms.
+/// A group on a slow network: each call takes 5 ms.
 class SlowGroup : public ForwardingCollectives {
  public:
   using ForwardingCollectives::ForwardingCollectives;
@@ -113,8 +113,8 @@ TEST(MeasuredGroups, FirstGroupsErrorIsReturned) {
 }
 
 TEST(TimedCalls, CoverAllAlgorithmsOfAllCollectives) {
-  // Few bytes: 3 algorithms for all_gather, and for fp32 and bf16 each 2 for reduce_scatter and 3 for all_reduce. Many
-  // bytes: all_reduce has no doubling, so 2.
+  // A call with few bytes has 3 algorithms for all_gather, and for fp32 and bf16 each 2 for reduce_scatter and 3 for
+  // all_reduce. With many bytes, all_reduce has no doubling, so it has 2 algorithms.
   EXPECT_EQ(calls_to_time(4, 64).size(), 13u);
   const std::vector<TimedCall> calls = calls_to_time(3, 1 << 20);
   EXPECT_EQ(calls.size(), 11u);

@@ -1,5 +1,5 @@
-// Collectives by ring, doubling and halving have the bits of the direct way over Gloo. The tests also count the
-// messages, and let ranks end in the middle of a call.
+// Tests that collectives by ring, doubling and halving have the bits of the direct algorithm over Gloo. The tests also
+// count the messages, and let ranks end in the middle of a call.
 
 #include <gmock/gmock.h>
 #include <netinet/in.h>
@@ -61,7 +61,7 @@ Topology topology_of(int rank, int ranks, int port) {
   return topology;
 }
 
-/// Joins a group over Gloo whose calls use the algorithm that `now` has at the time of the call.
+/// Joins a group over Gloo. Each of its calls uses the algorithm that `now` holds at that time.
 absl::StatusOr<std::shared_ptr<Collectives>> join_gloo(int rank, int ranks, int port, std::shared_ptr<Algorithm> now,
                                                        double timeout_s = kNeverPassed) {
   TESSERA_ASSIGN_OR_RETURN(auto store, tcp_store(topology_of(rank, ranks, port), kNeverPassed));
@@ -94,7 +94,7 @@ struct WatchedRank {
   }
 };
 
-/// Returns what one rank gets from a reduction, after a check of what its visitor saw.
+/// Returns one rank's result of a reduction, after it has checked the values that the visitor saw.
 std::vector<float> reduced(Collectives& group, Operation operation, Bytes input, DType dtype, std::size_t numel,
                            bool in_place, Waits waits) {
   std::vector<float> apart(in_place ? 0 : numel);
@@ -153,7 +153,7 @@ TEST_P(NetworkAlgorithms, GiveTheBitsOfTheDirectWay) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, NetworkAlgorithms, ::testing::Range(2, 10));
 
-/// Starts gathers that are under way together, with a sum between them; one of the gathers is never waited for.
+/// Starts gathers that are under way together, with a sum between them. One of the gathers is never waited for.
 void check_gathers_under_way(Collectives& group, Algorithm& now) {
   constexpr std::size_t kBytes = 30'000;
   const auto ranks = static_cast<std::size_t>(group.size());
@@ -180,8 +180,8 @@ void check_gathers_under_way(Collectives& group, Algorithm& now) {
       require(all[call][i] == byte_of(call, i / kBytes), "gather " + std::to_string(call));
 }
 
-// Calls over Gloo ask for an algorithm. While a group is measured they use all; after that, they use the one that ranks
-// have found.
+// Calls over Gloo ask for an algorithm. While a group is measured, its calls use all algorithms. After that, they use
+// the algorithm that the ranks have chosen.
 TEST(MeasuredNetwork, EachCallAsksForItsAlgorithmAndSumsStayTheSame) {
   const int port = free_port();
   expect_all_ok(fork_ranks(3, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -227,7 +227,7 @@ struct Sent {
 };
 void PrintTo(const Sent& sent, std::ostream* out) { *out << sent.messages << " messages, " << sent.bytes << " bytes"; }
 
-/// Makes one call. `numel`: elements of a rank's part, or of the whole for all_reduce.
+/// Makes one call. `numel`: elements of a rank's part, or of the whole buffer for all_reduce.
 absl::Status call_once(Collectives& group, Operation operation, void* input, DType dtype, float* output,
                        std::size_t numel) {
   switch (operation) {
@@ -240,7 +240,7 @@ absl::Status call_once(Collectives& group, Operation operation, void* input, DTy
   }
 }
 
-/// Returns what each rank of a group sends in one call.
+/// Returns the bytes that each rank of a group sends in one call.
 std::vector<Sent> sent_by_each(int ranks, Algorithm algorithm, Operation operation, DType dtype, std::size_t numel) {
   const auto mailboxes = std::make_shared<testing::Mailboxes>();
   const auto store = memory_store();
@@ -314,14 +314,14 @@ TEST(SentByNetworkAlgorithms, MessagesAndBytesEqualTheFormulas) {
   }
 }
 
-// A call takes the direct way if the wanted algorithm does not exist for its operation.
+// A call uses the direct algorithm if its operation does not have the wanted algorithm.
 TEST(SentByNetworkAlgorithms, CallsWithoutTheAlgorithmAreSentDirectly) {
   EXPECT_EQ(sent_by_all(4, Algorithm::kRing, Operation::kAllReduce, DType::kF32, 10), (Sent{12, 12 * 40}));
   EXPECT_EQ(sent_by_all(4, Algorithm::kHalving, Operation::kAllGather, DType::kF32, 10), (Sent{12, 12 * 40}));
   EXPECT_EQ(sent_by_all(4, Algorithm::kDoubling, Operation::kReduceScatter, DType::kF32, 10), (Sent{12, 12 * 40}));
 }
 
-/// Makes a lossless all_reduce and reduce_scatter of `input` on each rank, checks that they have the bits of plain
+/// Makes a lossless all_reduce and reduce_scatter of `input` on each rank. Checks that they have the bits of plain
 /// calls, and returns their bytes on the wire as shares of the bytes that plain calls send.
 std::pair<double, double> packed_shares(int ranks, DType dtype, const std::vector<float>& input) {
   const auto mailboxes = std::make_shared<testing::Mailboxes>();
@@ -440,8 +440,8 @@ TEST(SentByNetworkAlgorithms, ShortMessagesAreSentUnpacked) {
   EXPECT_EQ(packed_shares(2, DType::kF32, std::vector<float>(30'000)), (std::pair{1.0, 1.0}));
 }
 
-// A call costs what its messages cost. If all ranks send alike, each sends exactly what the model says; if some send
-// less, none sends more than that.
+// The cost of a call is the cost of its messages. If all ranks send equally much, each sends exactly as much as the
+// model says. If some send less, none sends more than that.
 TEST(SentByNetworkAlgorithms, MeasuredTrafficEqualsTheModelOfChoices) {
   const auto check = [](int ranks, Algorithm algorithm, Operation operation, std::size_t numel, bool is_alike) {
     const std::size_t input = numel * 2 * (operation == Operation::kReduceScatter ? ranks : 1);
@@ -484,7 +484,7 @@ struct Failing {
 
 class FailuresInRounds : public ::testing::TestWithParam<Failing> {
  protected:
-  /// Returns the body of ranks that call until they fail. Rank 0 serves the store until the last rank has ended.
+  /// Returns the body of ranks that make calls until one fails. Rank 0 serves the store until the last rank has ended.
   static ForkedRanks::Body call_until_failure(double timeout_s) {
     const int port = free_port();
     return [=, what = GetParam()](int rank, KeyValueStore& outside) -> absl::Status {
@@ -515,8 +515,8 @@ class FailuresInRounds : public ::testing::TestWithParam<Failing> {
       if (rank == 1) continue;
       const RankEnd end = ranks.wait(rank);
       EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message << ", signal " << end.signal;
-      // A rank that did not notice the end of its connection answers after the others have asked, so it may be named
-      // too.
+      // A rank that did not notice the end of its connection answers after the other ranks have asked, so the message
+      // may name it too.
       EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/" + std::to_string(what.ranks) +
                                                " blocks.3 " + operation + " #"),
                                      ContainsRegex("; rank (0, )?1([-,][-, 0-9]*)? do(es)? not answer")));
@@ -529,8 +529,8 @@ TEST_P(FailuresInRounds, KilledRankIsNamedByTheOthers) { expect_named(kNeverPass
 
 TEST_P(FailuresInRounds, StoppedRankIsNamedAtTheTimeLimit) { expect_named(patient_s(1), SIGSTOP); }
 
-/// Returns how rank 0 ends in `call` after rank 1 has failed while its connections stay open. Connections look like
-/// this to a rank whose network library did not notice that they ended.
+/// Returns how rank 0 ends in `call` after rank 1 has failed, while rank 1's connections stay open. A rank whose
+/// network library did not notice the end of its connections sees the same.
 RankEnd end_of_lonely(const std::function<Work(Collectives&)>& call) {
   const int port = free_port();
   ForkedRanks ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
@@ -555,13 +555,13 @@ TEST(FailureWithOpenConnections, WaitingRankLearnsItFromTheStore) {
               AllOf(HasSubstr("rank 0/2 step all_gather #2"), HasSubstr("rank 1 gave up: the disk is full")));
 }
 
-// Nothing can end a barrier of Gloo itself.
+// No function can end a barrier of Gloo.
 TEST(FailureWithOpenConnections, ProcessWhoseCallCannotBeEndedEnds) {
   const RankEnd end = end_of_lonely([](Collectives& group) { return group.barrier("step"); });
   EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message << ", signal " << end.signal;
 }
 
-/// Returns the local port of a TCP connection over IPv4, or the port of its other end; 0 for anything else.
+/// Returns the local port of a TCP connection over IPv4, or the port of its other end. Returns 0 for anything else.
 int port_of(int fd, bool of_other_end) {
   sockaddr_in address{};
   socklen_t length = sizeof address;
@@ -628,7 +628,7 @@ std::unique_ptr<ForkedRanks> world_where(int ends, void (*last)(const CallWatch&
 
 // Gloo does not notice the end of a connection about once in 300 kills. Here no connection over Gloo ends.
 TEST(FailureWithOpenConnections, KilledRankIsNamedThoughItSaidNothing) {
-  std::array<std::unique_ptr<ForkedRanks>, 2> worlds;  // side by side, since each waits for seconds
+  std::array<std::unique_ptr<ForkedRanks>, 2> worlds;  // both at the same time, since each waits for seconds
   for (int killed = 0; killed < 2; ++killed)
     worlds[static_cast<std::size_t>(killed)] = world_where(killed, [](const CallWatch&) {});
   for (int killed = 0; killed < 2; ++killed) {
@@ -655,7 +655,7 @@ TEST(FailureWithOpenConnections, RankThatEndsWellTooEarlyIsNamed) {
   }
 }
 
-// A rank whose program has ended well has done its part of a call that may take others long.
+// A rank whose program has ended well has done its part of a call that may take other ranks long.
 TEST(FailureWithOpenConnections, RankWhoseProgramEndedWellLeavesNobodyAlone) {
   const auto store = memory_store();
   const FailureReport report(world_of(0, 3, kNeverPassed), store);
@@ -671,7 +671,8 @@ TEST(FailureWithOpenConnections, RankWhoseProgramEndedWellLeavesNobodyAlone) {
   EXPECT_TRUE(is_left_alone());
 }
 
-// A firewall may end an idle connection. Here its other end is closed, and the process lives on.
+// A firewall may end an idle connection. Here the other end of such a connection is closed, while the process continues
+// to live.
 TEST(FailureWithOpenConnections, RankThatTakesAnotherConnectionIsNotGone) {
   NextRank watching(0, 2, "127.0.0.1");
   auto watched = std::make_unique<NextRank>(1, 2, "127.0.0.1");
@@ -724,7 +725,7 @@ TEST(FailureWithOpenConnections, StrangersAtThePortOfTheWatchAreBounded) {
   EXPECT_FALSE(wrong.has_ended_well());
 }
 
-// The first watched rank ends as if it was killed, the second one like a program that returns from main.
+// The first watched rank ends as if it were killed, the second one like a program that returns from main.
 TEST(FailureWithOpenConnections, RankThatEndsWellTellsThoseThatWatchIt) {
   for (const bool tells : {false, true}) {
     auto watched = std::make_unique<NextRank>(0, 3, "127.0.0.1");
@@ -755,7 +756,7 @@ TEST(FailureWithOpenConnections, RankThatEndsWellTellsThoseThatWatchIt) {
   }
 }
 
-// The thread that gathers gets the reason, and the caller must learn it.
+// The thread that gathers gets the reason. The caller must learn it too.
 TEST(AbortInRounds, PeersLearnTheReason) {
   const int port = free_port();
   const auto ends = fork_ranks(3, [&](int rank, KeyValueStore& outside) -> absl::Status {

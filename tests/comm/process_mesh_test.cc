@@ -1,5 +1,5 @@
-// Tests groups of processes over shared memory, Gloo and both: their results, compressed transfers, the TCP store by
-// which ranks meet, and what the other ranks are told when a rank dies, stops or makes another call.
+// Tests groups of processes over shared memory, Gloo and both: their results, compressed transfers, and the TCP store
+// at which ranks meet. Also tests what the other ranks learn when a rank dies, stops or makes another call.
 
 #include "runtime/comm/job/process_mesh.h"
 
@@ -96,8 +96,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ProcessMesh,
                                          World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
                                          World{4, 2, TransportChoice::kGloo, "gloo"}));
 
-// Calls between hosts ask for their algorithm, too. A group across hosts is made of one group inside each host and one
-// that joins the hosts.
+// Calls between hosts ask for their algorithm, too. A group across hosts consists of one group inside each host and one
+// group that joins the hosts.
 TEST(ProcessMeshTest, CallsOverGlooAskForTheirAlgorithm) {
   for (const World& world :
        {World{3, 1, TransportChoice::kGloo, "gloo"}, World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}}) {
@@ -144,7 +144,7 @@ TEST(Mpi, OneRankNeedsNoPlugIn) {
 }
 
 TEST(Mpi, MissingPlugInIsReportedWithItsRemedy) {
-  // This runs in a process of its own, since a process looks for the plug-in only once.
+  // This runs in a separate process, since a process looks for the plug-in only once.
   const auto ends = fork_ranks(1, [](int, KeyValueStore&) -> absl::Status {
     setenv("TESSERA_MPI_PLUGIN", "/none/libtessera_mpi.so", 1);
     return make_process_mesh(started_by_mpirun(0, 2, 0), over(TransportChoice::kMpi)).status();
@@ -153,7 +153,7 @@ TEST(Mpi, MissingPlugInIsReportedWithItsRemedy) {
   EXPECT_THAT(ends[0].message, AllOf(HasSubstr("/none/libtessera_mpi.so"), HasSubstr("libopenmpi-dev")));
 }
 
-/// Makes all calls as one rank of those that mpirun started.
+/// Makes all calls, as one of the ranks that mpirun started.
 absl::Status call_over_mpi(int rank, int ranks, int port) {
   TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
                            make_process_mesh(started_by_mpirun(rank, ranks, port), over(TransportChoice::kMpi)));
@@ -162,7 +162,7 @@ absl::Status call_over_mpi(int rank, int ranks, int port) {
   check_all_operations(*axes.world, true, 8200);
   check_all_reduce(*axes.reduce, DType::kBF16, 50'001, false, false);
   check_all_reduce(*axes.reduce, DType::kF32, 1'500'001, false, true);
-  // Packed messages are shorter than the memory that waits for them.
+  // Packed messages are shorter than the memory that receives them.
   const auto inputs = inputs_of_all(ranks, DType::kF32, 400'003, 17);
   Bytes input = inputs[static_cast<std::size_t>(rank)];
   std::vector<float> sum(400'003);
@@ -174,20 +174,20 @@ absl::Status call_over_mpi(int rank, int ranks, int port) {
   return axes.world->barrier("end").wait();
 }
 
-/// A rank that mpirun has started to run a test, and the port at which it meets the others.
+/// A rank that mpirun has started for a test, and the port at which it meets the other ranks.
 struct RankOfMpirun {
   int rank, ranks, port;
 };
 
-/// Returns nothing in a process that run_by_mpirun has not started.
+/// Returns nothing if run_by_mpirun has not started this process.
 std::optional<RankOfMpirun> rank_of_mpirun() {
   if (!std::getenv("TESSERA_TEST_MPI_PORT")) return std::nullopt;
   const auto number = [](const char* name) { return std::stoi(std::getenv(name)); };
   return RankOfMpirun{number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"), number("TESSERA_TEST_MPI_PORT")};
 }
 
-/// Runs the current test again on ranks that mpirun starts, and expects that it passes on each. Skips the test where
-/// there is no MPI.
+/// Runs the current test again on ranks that mpirun starts, and expects that it passes on each. Skips the test if there
+/// is no MPI.
 void run_by_mpirun([[maybe_unused]] int ranks) {
 #ifdef TESSERA_MPI_FILE
   if (!std::filesystem::exists("/usr/bin/mpirun")) GTEST_SKIP() << "there is no /usr/bin/mpirun (Debian: openmpi-bin)";
@@ -248,7 +248,7 @@ TEST(MpiFailures, RankThatDoesNotCallIsNamedAtTheTimeLimit) {
   EXPECT_TRUE(store.get("heard", 1h).ok());  // this rank serves the store until then
 }
 
-/// Returns `all`, encoded in one piece and decoded into `to`.
+/// Returns `all` after it was encoded as a whole and decoded into `to`.
 Bytes rounded(WireForm form, const Bytes& all, DType dtype, DType to = DType::kF32) {
   const std::size_t numel = all.size() / size_of(dtype);
   if (!is_lossy(form)) return all;
@@ -274,7 +274,7 @@ Bytes bytes_of(const std::vector<float>& values) {
   return bytes;
 }
 
-/// Makes three gathers at a time, each in its own form; the second one is in place.
+/// Makes three gathers at a time, each with its own codec. The second gather is in place.
 void check_gathers_in_forms(Collectives& group, DType dtype, std::size_t numel, bool is_in_background) {
   const auto ranks = static_cast<std::size_t>(group.size()), mine = static_cast<std::size_t>(group.rank());
   const std::size_t bytes = numel * size_of(dtype);
@@ -355,8 +355,8 @@ struct Forms {
 };
 
 /// Checks sums of compressed contributions to parts of `share` elements. The runs of elements that the codec encodes
-/// together begin where they would if the whole input were encoded, under both operations, so bits do not depend on the
-/// strategy.
+/// together begin where they would begin if the whole input were encoded. This holds for both operations, so bits do
+/// not depend on the strategy.
 void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType dtype, std::size_t share) {
   ReduceOptions options(waits);
   options.contributions = forms.contributions;
@@ -364,7 +364,7 @@ void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType d
   const auto ranks = static_cast<std::size_t>(group.size()), mine = static_cast<std::size_t>(group.rank());
   const std::vector<Bytes> inputs = inputs_of_all(group.size(), dtype, share * ranks, 17);
   const DType sent_as = is_lossy(forms.contributions) ? DType::kF32 : dtype;
-  // The second time, the last run that the codec encodes together has fewer elements.
+  // In the second pass, the last run that the codec encodes together has fewer elements.
   for (std::size_t numel : {share * ranks, share * ranks - 77}) {
     std::vector<Bytes> sent;
     for (const Bytes& input : inputs)
@@ -398,7 +398,7 @@ TEST(CompressedSums, EqualSumsOfTheRoundedContributions) {
       TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, ranks));
       require(axes.reduce->compressed_part() == 1, "all is compressed");
       using enum WireForm;
-      // These calls come first, since the group's own memory is then no larger than they need.
+      // These calls come first, when the group's own memory is not larger than they need.
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         check_reduce_scatter(*axes.reduce, dtype, 1'800'064, false, false);
         check_compressed_sums(*axes.reduce, {kPlain, kPlain}, Waits::kAtOnce, dtype, 1'800'064);
@@ -418,8 +418,8 @@ TEST(CompressedSums, EqualSumsOfTheRoundedContributions) {
   }
 }
 
-// There are two hosts of two ranks. Ranks of a host are summed exactly, and what goes to the other host is rounded
-// once.
+// There are two hosts of two ranks. Ranks of a host are summed exactly, and the sum that goes to the other host is
+// rounded once.
 TEST(CompressedSums, RanksOfAHostAreSummedExactlyFirst) {
   const int port = free_port();
   expect_all_ok(fork_ranks(4, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -496,7 +496,7 @@ TEST(TcpStore, UnservedRankNamesTheStoresAddress) {
   EXPECT_THAT(message_of(store.status()), HasSubstr("rank 1/2: no store at 127.0.0.1:"));
 }
 
-/// A socket that listens on the loopback interface and sends nothing to those who connect.
+/// A socket that listens on the loopback interface and sends nothing to processes that connect.
 class SilentListener {
  public:
   SilentListener() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -517,7 +517,7 @@ class SilentListener {
 
 TEST(TcpStore, SilentListenerIsNamedInTime) {
   const SilentListener listener;
-  // The rank is a process of its own. It ends with its error, and its thread ends with it.
+  // The rank is a separate process. It ends with its error, and its thread ends with it.
   ForkedRanks ranks(
       1, [&](int, KeyValueStore&) { return tcp_store(topology_of(1, 2, 1, listener.port()), 1.0).status(); });
   const RankEnd end = ranks.wait(0);
@@ -562,9 +562,9 @@ TEST(TcpStore, Ipv6LoopbackServesTheStore) {
     topology.master_addr = "::1";
     TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology, init_timeout_s));
     if (rank == 1) return outside.set("has come", "yes");
-    return told(outside, "has come").status();  // this process serves the store until rank 1 has come
+    return told(outside, "has come").status();  // this process serves the store until rank 1 has joined
   });
-  // On a machine without IPv6, rank 0 says so, and the other ranks find nobody.
+  // On a machine without IPv6, rank 0 says so, and the other ranks find no store.
   const bool has_ipv6 = ends[0].exit_code != ExitCode::kUnavailable;
   for (const auto& end : ends) EXPECT_TRUE(!has_ipv6 || end.exit_code == ExitCode::kOk) << end.message;
 }
@@ -586,7 +586,8 @@ TEST(TcpStore, RankClaimedTwiceIsRefused) {
   EXPECT_THAT(ends[1].message + ends[2].message, HasSubstr("RANK 1 is claimed by another process"));
 }
 
-/// Open MPI tells each rank the number of its own host alone; the numbers 2, 1 and 1 look like equal hosts to each.
+/// Open MPI tells each rank only the number of ranks on its own host. The numbers 2, 1 and 1 look like equal hosts to
+/// each rank.
 TEST(TcpStore, RanksThatKnowOtherHostsAreRefused) {
   const int port = free_port();
   const auto ends = fork_ranks(4, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -647,7 +648,8 @@ TEST(TcpStore, AnotherJobsStoreIsRefused) {
   EXPECT_THAT(ends[1].message, AllOf(HasSubstr("belongs to run 'test'"), HasSubstr("this is run 'another'")));
 }
 
-/// Returns whether a socket listens on an IPv4 address as /proc/net/tcp writes it, such as "0100007F:7468".
+/// Returns whether a socket listens on an IPv4 address. The address has the form of /proc/net/tcp, such as
+/// "0100007F:7468".
 bool listens_on(const std::string& address_and_port) {
   std::ifstream table("/proc/net/tcp");
   for (std::string line; std::getline(table, line);)
@@ -710,7 +712,7 @@ TEST(TcpStore, TorchrunAgentsStoreServesARestartedJob) {
   }));
 }
 
-/// Returns the body of ranks that sum until they fail. One rank serves the store until the last rank has ended.
+/// Returns the body of ranks that make sums until one fails. One rank serves the store until the last rank has ended.
 ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
   return [=](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(
@@ -746,7 +748,7 @@ TEST(GlooFailures, KilledRankIsNamedByTheOthers) {
                                    ContainsRegex("; rank (0, )?1(, 2)? do(es)? not answer")));
     both += end.message;
   }
-  // The rank that fails last hears in which call the other one was.
+  // The rank that fails last learns in which call the other one was.
   EXPECT_THAT(both, ContainsRegex("rank [02] was in all_reduce 'blocks.3'"));
   EXPECT_FALSE(soon.passed());
 }
@@ -766,7 +768,7 @@ TEST(GlooFailures, KilledRankZeroThatServesTheStoreIsNamed) {
   EXPECT_FALSE(soon.passed());
 }
 
-// Fault F4 (docs/faults.md): ranks talk through the store alone between the roll call and the first collective.
+// Fault F4 (docs/faults.md): between the roll call and the first collective, ranks communicate only through the store.
 TEST(TcpStore, StoreThatGoesAwayIsALostPeer) {
   const int port = free_port();
   ForkedRanks ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -780,8 +782,8 @@ TEST(TcpStore, StoreThatGoesAwayIsALostPeer) {
   EXPECT_THAT(end.message, HasSubstr("rank 0 is gone, which serves the store"));
 }
 
-// Fault F1 (docs/faults.md): rank 1 has announced itself and dies before the ranks have met in a transport. Gloo does
-// not say which rank it is.
+// Fault F1 (docs/faults.md): rank 1 has announced itself, and dies before the ranks have connected over a transport.
+// Gloo does not say which rank is missing.
 TEST(ProcessMeshTest, RankThatDiesBeforeTheFirstCallIsMissed) {
   for (const TransportChoice transport : {TransportChoice::kGloo, TransportChoice::kAuto}) {
     const int port = free_port();
@@ -843,8 +845,8 @@ void connect_in_silence(int port, int count, bool at_once, std::vector<int>& soc
   }
 }
 
-/// Strangers (processes that are no ranks of the job) connect to `most_ports` ports of two ranksand to the store,
-/// before the ranks have met: `count` connections to each.
+/// Strangers (processes that are no ranks of the job) connect to `most_ports` ports of two ranks and to the store,
+/// before the ranks have met. They make `count` connections to each.
 struct Strangers {
   int count;
   bool at_once;
@@ -898,9 +900,9 @@ void expect_ranks_go_on(const rlimit& limit, const Strangers& coming) {
   for (const int fd : strangers) close(fd);
 }
 
-// Fault F21 (docs/faults.md): strangers hold more connections than a rank may have descriptors, before the ranks have
-// met and after. The limits are Debian's soft limit, which a job raises, and a hard limit that this many strangers do
-// not fill.
+// Fault F21 (docs/faults.md): strangers hold more connections than a rank may have descriptors, both before and after
+// the ranks have met. The limits are Debian's soft limit, which a job raises, and a hard limit that this many strangers
+// do not fill.
 TEST(ProcessMeshTest, StrangersBeyondTheDescriptorLimitEndNoRank) {
   expect_ranks_go_on({1024, 8192}, {.count = 1100, .at_once = false, .most_ports = 100});
 }
@@ -909,7 +911,7 @@ TEST(ProcessMeshTest, BurstOfStrangersBeyondTheHardDescriptorLimitEndsNoRank) {
   expect_ranks_go_on({1024, 1024}, {.count = 3000, .at_once = true, .most_ports = 3});
 }
 
-// Fault F21 (docs/faults.md): a job over Gloo goes on, while strangers hold many connections to each of its ports and
+// Fault F21 (docs/faults.md): a job over Gloo continues, while strangers hold many connections to each of its ports and
 // send random bytes.
 TEST(ProcessMeshTest, StrangersHoldingConnectionsDisturbNoRank) {
   constexpr int kStrangers = 200;
@@ -981,8 +983,8 @@ TEST(GlooFailures, StoppedRankIsNamedEvenIfItServesTheStore) {
   }
 }
 
-/// Returns the body of ranks that make different calls: rank 0 gathers, and the others reduce. These are different
-/// groups, so no transport can notice it.
+/// Returns the body of ranks that make different calls: rank 0 gathers, and the other ranks reduce. These are different
+/// groups, so no transport notices the mistake.
 ForkedRanks::Body in_different_groups(const World& world, int port) {
   return [=](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
@@ -1052,7 +1054,8 @@ TEST(GlooFailures, RanksThatDisagreeAreBothNamed) {
   });
   EXPECT_EQ(ends[0].exit_code, ExitCode::kInternal) << ends[0].message;
   EXPECT_EQ(ends[1].exit_code, ExitCode::kInternal) << ends[1].message;
-  // If the machine is slow, the time limit is longer than CallWatch waits, and CallWatch's text comes first.
+  // If the machine is slow, the time limit is longer than the time that CallWatch waits, and CallWatch's text comes
+  // first.
   EXPECT_THAT(ends[0].message, ContainsRegex("rank 1 (was in|calls) all_gather 'b' of 200 bytes"));
   EXPECT_THAT(ends[1].message, ContainsRegex("rank 0 (was in|calls) barrier 'a'"));
 }

@@ -1,4 +1,4 @@
-// Tests collectives that a backend queues; the backend of the test is as late as NCCL may be.
+// Tests collectives that a backend queues. The backend of the test is as late as NCCL may be.
 
 #include "runtime/comm/device/queued_collectives.h"
 
@@ -36,7 +36,7 @@ struct Queued {
   c10::intrusive_ptr<LateBackend> backend;
   std::shared_ptr<QueuedGroups> groups = std::make_shared<QueuedGroups>();
   std::shared_ptr<Collectives> group;
-  std::atomic<bool> is_reached = true;  ///< whether the device has come to the calls
+  std::atomic<bool> is_reached = true;  ///< whether the device has reached the calls
   std::atomic<int> records = 0, releases = 0;
 };
 
@@ -69,7 +69,7 @@ void on_queued(int ranks, double timeout_s, const std::function<void(Queued&)>& 
 std::string text_of(const absl::Status& status) { return message_of(status); }
 
 /// Returns the time limit in seconds for tests in which a call takes too long. The limit grows with the machine's load,
-/// so that the watch does not find a call that was merely not scheduled.
+/// so that the watch does not report a call that was only scheduled late.
 double little_s() { return patient_s(0.3); }
 
 absl::Status status_in_time(const Collectives& group) {
@@ -77,7 +77,7 @@ absl::Status status_in_time(const Collectives& group) {
   return group.status();
 }
 
-/// Returns small whole numbers, whose sums are exact in every dtype and order: rank q holds q + i % 5.
+/// Returns small whole numbers, whose sums are exact in every dtype and order. Rank q has q + i % 5.
 std::vector<std::byte> numbers(int rank, DType dtype, std::size_t numel) {
   const at::Tensor wide = at::arange(static_cast<std::int64_t>(numel), at::kFloat).remainder(5).add(rank);
   const at::Tensor narrow = wide.to(sum_type_of(dtype));
@@ -145,7 +145,7 @@ TEST(QueuedCollectives, VisitorsAndIntegerSumsAreRefused) {
   });
 }
 
-/// The caller has gone on long before anybody notices that a call stands still.
+/// The caller has long continued before the watch notices that a call stands still.
 TEST(QueuedCollectives, StuckCallEndsTheGroup) {
   on_queued(1, little_s(), [](Queued& queued) {
     int data = 0;
@@ -166,7 +166,7 @@ TEST(QueuedCollectives, StuckCallEndsTheGroup) {
   });
 }
 
-/// Each of these calls takes less than one call's time limit, and all of them together take more than that limit.
+/// Each of these calls takes less than one call's time limit. All of them together take more than that limit.
 TEST(QueuedCollectives, TimeLimitCountsEachCallByItself) {
   const double timeout_s = patient_s(1);
   on_queued(1, timeout_s, [&](Queued& queued) {
@@ -181,7 +181,7 @@ TEST(QueuedCollectives, TimeLimitCountsEachCallByItself) {
   });
 }
 
-/// Computation may take as long as it likes before the device comes to a call; the call's time limit begins only then.
+/// Computation may take any time before the device reaches a call. The call's time limit begins only then.
 TEST(QueuedCollectives, TimeLimitBeginsWhenTheDeviceReachesTheCall) {
   on_queued(1, little_s(), [](Queued& queued) {
     queued.is_reached = false;
@@ -293,7 +293,7 @@ TEST(QueuedCollectives, FailedFlightRecordIsReportedWithTheCause) {
   });
 }
 
-/// The hosts of both ranks have long gone on. Each device has come to a call that the other rank has not queued.
+/// The hosts of both ranks have long continued. Each device has reached a call that the other rank has not queued.
 TEST(QueuedCollectives, DevicesStuckInDifferentCallsAreNamed) {
   const std::shared_ptr<KeyValueStore> store = memory_store();
   const auto queue = [&](const std::string& use, std::shared_ptr<Collectives> moves) {

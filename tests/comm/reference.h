@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Computes what sums should be, as slowly and plainly as possible.
+// Computes the expected sums, as slowly and plainly as possible.
 
 using Bytes = std::vector<std::byte>;
 
@@ -59,7 +59,7 @@ inline Bytes random_values(DType dtype, std::size_t numel, std::uint32_t seed) {
   return data;
 }
 
-/// Adds values exactly as rule 3 of collectives.h says: neighbours are added, and a last value without a neighbour goes
+/// Adds values exactly as rule 3 of collectives.h says. Neighbours are added, and a last value without a neighbour goes
 /// up to the next level, until one value is left.
 inline float tree_of(std::vector<float> values) {
   while (values.size() > 1) {

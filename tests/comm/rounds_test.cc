@@ -1,5 +1,5 @@
-// Carries out the rounds of collectives without a network. The content of each rank's slices is written as text, so
-// that the order of addition shows.
+// Plays the rounds of collectives without a network. The content of each rank's slices is written as text, so that the
+// order of addition shows.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ std::string tree(int first, int count) {
   return "(" + tree(first, left) + "+" + tree(first + left, count - left) + ")";
 }
 
-/// A group that carries out the rounds of all its ranks.
+/// A group that plays the rounds of all its ranks.
 struct Play {
   explicit Play(int ranks, std::size_t slices) : held(ranks, std::vector<std::string>(slices)), rounds(ranks) {}
 
@@ -38,7 +38,7 @@ struct Play {
     std::vector<std::string> slices;
   };
 
-  /// Lets each rank go as far as it can, until none can go further. Returns an empty text, or what went wrong.
+  /// Lets each rank go as far as it can, until no rank can go further. Returns "", or a text that says what went wrong.
   std::string run() {
     const auto ranks = static_cast<int>(held.size());
     std::map<std::pair<int, int>, std::deque<Sent>> wires;  // key: sender, receiver
@@ -53,7 +53,7 @@ struct Play {
           ++has_sent[rank];
           moves = true;
         }
-        std::map<int, std::size_t> awaited;  // number of messages from each peer that are waited for
+        std::map<int, std::size_t> awaited;  // number of messages from each peer for which the rank waits
         for (const SliceMessage& message : round.receives) ++awaited[message.peer];
         bool is_complete = true;
         for (const auto& [peer, count] : awaited) is_complete &= wires[{peer, rank}].size() >= count;
@@ -101,7 +101,7 @@ struct Play {
 
 std::size_t ceil_log2(int ranks) { return static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(ranks - 1))); }
 
-/// Returns the sizes of binary blocks, the largest first.
+/// Returns the sizes of binary blocks, beginning with the largest.
 std::vector<std::size_t> block_sizes(int ranks) {
   std::vector<std::size_t> blocks;
   for (auto left = static_cast<std::size_t>(ranks); left > 0; left -= blocks.back())

@@ -24,7 +24,7 @@ absl::StatusOr<Topology> resolve(const Variables& variables) {
   });
 }
 
-/// Returns `base` with `changes` on top of it; an empty value removes a variable.
+/// Returns `base` with `changes` added. An empty value removes a variable.
 Variables with(Variables base, const Variables& changes) {
   for (const auto& [name, value] : changes) {
     if (value.empty())
@@ -64,12 +64,12 @@ const Variables kMvapich = {{"MV2_COMM_WORLD_RANK", "3"},
                             {"MV2_COMM_WORLD_LOCAL_RANK", "3"},
                             {"MV2_COMM_WORLD_LOCAL_SIZE", "4"}};
 
-/// An allocation's variables, as salloc gives them to a shell that is no task.
+/// The variables of an allocation, as salloc gives them to a shell that is no task.
 const Variables kAllocation = {{"SLURM_JOB_ID", "77"},
                                {"SLURM_NTASKS", "8"},
                                {"SLURM_TASKS_PER_NODE", "4(x2)"},
                                {"SLURM_JOB_NODELIST", "node[03-04]"}};
-/// An allocation's variables inside the batch script.
+/// The variables of an allocation inside the batch script.
 const Variables kBatch =
     with(kAllocation, {{"ENVIRONMENT", "BATCH"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "0"}});
 
@@ -118,7 +118,7 @@ TEST(Topology, SlurmTasksPerNodeAreReadInEachFormOrRefused) {
   const Variables bare = with(kSlurm, {{"SLURM_TASKS_PER_NODE", ""}});
   EXPECT_EQ(resolve(with(bare, {{"SLURM_NTASKS_PER_NODE", "4"}}))->num_hosts(), 2);
   EXPECT_EQ(resolve(with(bare, {{"SLURM_STEP_TASKS_PER_NODE", "4,4"}}))->num_hosts(), 2);
-  // sbatch was given 8 tasks a node, and the srun inside it was given 4.
+  // sbatch was given 8 tasks per node, and the srun inside it was given 4.
   EXPECT_EQ(
       resolve(with(bare, {{"SLURM_TASKS_PER_NODE", "8(x2)"}, {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"}}))->num_hosts(), 2);
   EXPECT_THAT(message_of(resolve(bare).status()), HasSubstr("SLURM_TASKS_PER_NODE"));
@@ -144,7 +144,7 @@ TEST(Topology, UnequalHostsAreReadFromSlurmsList) {
               HasSubstr("count host by host"));
 }
 
-/// torchrun and MPI tell each rank the number of its own host alone.
+/// torchrun and MPI tell each rank only the number of ranks on its own host.
 TEST(Topology, UnequalHostsOfTorchrunNeedTheirList) {
   struct Place {
     const char *rank, *local_rank, *local_world_size, *group;
@@ -168,7 +168,8 @@ TEST(Topology, UnequalHostsOfTorchrunNeedTheirList) {
   }
 }
 
-/// The step's number of tasks overrides that of the job: salloc's shell is a step of one task in a job of many.
+/// The step's number of tasks counts, and not that of the job: salloc's shell is a step of one task in a job of many
+/// tasks.
 TEST(Topology, SlurmStepsTasksGoBeforeTheJobs) {
   const Variables shell = {
       {"SLURM_PROCID", "0"},         {"SLURM_NTASKS", "4"},          {"SLURM_LOCALID", "0"},
@@ -303,7 +304,7 @@ TEST(Topology, ContradictoryVariablesAreRefusedByName) {
   }
 }
 
-/// One launcher inside another, and the launcher whose variables are used; null if both are refused.
+/// One launcher inside another, and the launcher whose variables are used. It is null if both are refused.
 struct Nesting {
   const char* name;
   Variables inner, outer;
@@ -409,7 +410,7 @@ absl::StatusOr<std::pair<int, int>> rank_of(const Variables& variables) {
   });
 }
 
-/// torchrun's variables do not fit equal hosts here, and the process group has not told its hosts yet.
+/// torchrun's variables do not fit equal hosts here, and the process group has not found its hosts yet.
 TEST(Topology, RankOfAProcessGroupNeedsNoHosts) {
   const Variables unequal = with(kTorchrun, {{"RANK", "3"}, {"WORLD_SIZE", "5"}, {"LOCAL_WORLD_SIZE", "3"}});
   const Variables with_group = with(unequal, group("3", "5"));
@@ -458,7 +459,7 @@ TEST(Topology, GroupOfUnequalAgentsIsPlacedByItsHosts) {
                    .ok());
 }
 
-/// Each rank has a place of its own on the hosts, under every launcher and in every even layout.
+/// Each rank has its own place on the hosts, under every launcher and in every even layout.
 TEST(Topology, RanksTileHostsUnderEveryLauncher) {
   for (int hosts = 1; hosts <= 4; ++hosts) {
     for (int local = 1; local <= 4; ++local) {

@@ -1,5 +1,5 @@
-// Tests combinations with methods of "compression" that are refused, and the keys of 0.1 (one for each method), which
-// this version still reads.
+// Tests which combinations with methods of "compression" are refused. Also tests the keys of 0.1 (one for each method),
+// which this version still reads.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Reads a strategy NO_SHARD with this compression and the further keys `more`.
+/// Reads a NO_SHARD strategy with this compression and the further keys `more`.
 absl::StatusOr<Strategy> with_compression(const std::string& compression, const std::string& more = "") {
   return parse_strategy(R"({"strategy": "NO_SHARD", "compression": )" + compression + more + "}", "s.json");
 }
@@ -30,14 +30,14 @@ std::string problem_of(const std::string& compression, const std::string& more =
   return strategy.ok() ? "" : message_of(strategy.status());
 }
 
-/// Returns what is logged while a strategy with this compression is read.
+/// Returns the log lines that are written while a strategy with this compression is read.
 std::string log_of(const std::string& compression) {
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(problem_of(compression), "");
   return ::testing::internal::GetCapturedStderr();
 }
 
-/// Returns the JSON object of each method, apart from "none".
+/// Returns the JSON object of each method except "none".
 std::vector<std::string> methods() {
   std::vector<std::string> all;
   for (const VariantType& type : find_strategy_key("/compression/method")->field.types) {
@@ -131,7 +131,7 @@ constexpr OldAndNew kOldAndNew[] = {
     {R"({"gradients": "int8", "top_k": 0, "hook": false, "sign": "none", "seed": 0})", R"({"gradients":"int8"})"},
 };
 
-// Training depends on the strategy alone, so it is enough to compare strategies.
+// Training depends only on the strategy, so it is enough to compare strategies.
 TEST(OldCompressionKeys, GiveTheStrategyOfTheNewFormInTheWarning) {
   for (const auto& [old, now] : kOldAndNew) {
     EXPECT_THAT(log_of(old), HasSubstr("hint: write \"compression\": " + std::string(now) + "\n")) << old;

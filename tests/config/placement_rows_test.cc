@@ -1,4 +1,5 @@
-// Tests placements that are given by axes of the mesh: which are legal, what the errors say, and what names mean.
+// Tests placements that are given by axes of the mesh: which placements are legal, the texts of errors, and the meaning
+// of names.
 
 #include "runtime/config/placement_rows.h"
 

@@ -1,5 +1,5 @@
-// Tests damaged strategy files: whatever the text is, the reader ends, reports in its format, and never accepts what
-// the schema refuses.
+// Tests damaged strategy files: whatever the text is, the reader ends, reports in its format, and never accepts a text
+// that the schema refuses.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-// Returns the position of a message line as a sortable pair; fails the test if the line is not in the format.
+// Returns the position of a message line as a pair that can be sorted. The test fails if the line is not in the format.
 std::pair<long, long> position_of(const std::string& line) {
   static const std::regex format(R"(^f:(\d+):(\d+): (/.*?): .+$)");
   std::smatch parts;
@@ -38,7 +38,7 @@ void check_refusal(const absl::Status& status) {
   EXPECT_GT(last.first, 0);
 }
 
-// Numbers such as 4.0 are integers for us and for draft 7 of JSON schema, but not for this validator.
+// Numbers such as 4.0 are integers for Tessera and for draft 7 of JSON schema, but not for this validator.
 json with_whole_numbers_as_integers(const json& value) {
   if (value.is_number_float()) {
     const double x = value.get<double>();
@@ -138,7 +138,7 @@ class Mutator {
         break;
     }
   }
-  // Replaces a digit by a random one, which keeps the syntax and moves values around their limits.
+  // Replaces a digit by a random digit. This keeps the syntax and moves values to both sides of their limits.
   void replace_digit(std::string& text, std::size_t at) {
     const std::size_t digit = text.find_first_of("0123456789", at);
     if (digit != std::string::npos) text[digit] = static_cast<char>('0' + below(10));
@@ -165,7 +165,8 @@ TEST(StrategyFuzz, EveryPrefixOfAFileIsRefused) {
   for (std::size_t length = 0; length <= end; ++length) EXPECT_FALSE(check(text.substr(0, length))) << length;
 }
 
-// Any value of the table may appear at any key: values of the right kind at a wrong key, and combinations of keys.
+// Any value of the table may be put at any key. This gives values of the right kind at a wrong key, and combinations of
+// keys.
 TEST(StrategyFuzz, ShuffledValuesAreAcceptedOnlyIfTheSchemaAccepts) {
   std::vector<std::string> values = {"null",  "{}",   "[]",      "-1",     "1.5",
                                      "1e300", "\"\"", "[1,2,3]", "[true]", "18446744073709551615"};

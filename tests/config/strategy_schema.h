@@ -5,7 +5,8 @@
 
 namespace tessera {
 
-/// Returns the validator's (valijson) errors for a document under the generated schema; empty if it is allowed.
+/// Returns the errors that the validator (valijson) finds in a document with the generated schema. The text is empty if
+/// the document is allowed.
 std::string schema_errors(const nlohmann::json& document);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// Tests how strategies are read from JSON and printed: every key, the defaults of this version and of earlier ones, and
-// errors about files.
+// Tests how strategies are read from JSON and printed: every key, the defaults of this version and of earlier versions,
+// and errors about files.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -96,7 +96,7 @@ TEST(StrategyTable, RowTakesPathRangeUnitAndDefaultFromItsMember) {
   EXPECT_EQ(find_strategy_key("/sync/count")->default_json, "0");
 }
 
-// An object whose type says which keys it has is a variant.
+// An object whose type decides which keys it has is a variant.
 TEST(StrategyTable, EveryVariantTypeIsDocumentedAndReadBack) {
   std::size_t types = 0;
   for (const StrategyKey& key : strategy_keys()) {
@@ -144,7 +144,7 @@ TEST(StrategyTable, EveryRowIsUniqueAndDocumented) {
   }
 }
 
-// Each row sets a different member: setting one key changes the value of that key, and nothing else.
+// Each row sets a different member: setting one key changes only the value of that key.
 TEST(StrategyTable, EachKeysExampleSetsItsOwnMemberAlone) {
   for (const StrategyKey& key : strategy_keys()) {
     bool accepted = false;
@@ -266,7 +266,7 @@ TEST(Strategy, MissingOptimizerKeysGetTheRulesDefaults) {
   EXPECT_EQ(made.optimizer.eps, 1e-3);
 }
 
-/// This version must read a file of all keys that 0.1 wrote.
+/// This version must be able to read a file with all keys that 0.1 wrote.
 TEST(Strategy, DefaultsWrittenBy01AreAcceptedWhereTheyHaveNoEffect) {
   EXPECT_TRUE(parse_strategy(R"({"optimizer": {"type": "sgd", "muon": {"adjust_lr": "match_rms_adamw"}}})").ok());
   EXPECT_FALSE(parse_strategy(R"({"optimizer": {"type": "sgd", "eps": 1e-10}})").ok());

@@ -1,6 +1,7 @@
-// Files are wrong in every way we can think of. Each is refused with its name, an offset and exit code 65 or 66, and
-// never read beyond its end. (Run this under AddressSanitizer too. A mapped file's last page ends with the file only
-// where the size is a multiple of the page, so the tests check the verdict, not the absence of a crash.)
+// Tests files that are wrong in every way we can think of. Each is refused with its name, an offset and exit code 65 or
+// 66, and is never read beyond its end. (Run this under AddressSanitizer too. The last page of a mapped file ends with
+// the file only if the size is a multiple of the page. The tests therefore check the verdict, and not the absence of a
+// crash.)
 
 #include <gmock/gmock.h>
 #include <sys/stat.h>
@@ -143,8 +144,8 @@ TEST(HostileFiles, WrongMegatronIndexFieldIsNamed) {
   }
 }
 
-/// One to four random bytes of a header change: the file is refused, or it is a dataset all of whose tokens can be
-/// read.
+/// One to four random bytes of a header are changed. Either the file is refused, or it is a dataset whose tokens can
+/// all be read.
 TEST(HostileFiles, RandomHeaderBytesAreRefusedOrReadWhole) {
   const TestFolder folder;
   std::mt19937 random(11);
@@ -166,7 +167,7 @@ TEST(HostileFiles, RandomHeaderBytesAreRefusedOrReadWhole) {
       }
     }
   }
-  EXPECT_GT(accepted, 0);  // some bytes of a header mean nothing
+  EXPECT_GT(accepted, 0);  // some bytes of a header have no meaning
 }
 
 TEST(HostileFiles, PipesFoldersAndDanglingLinksAreRefused) {
@@ -201,7 +202,7 @@ TEST(HostileFiles, OtherFormatsAreNotReadAsText) {
     EXPECT_THAT(message_of(status), AllOf(HasSubstr(said), HasSubstr("hint")));
     DatasetOptions options;
     options.format = TokenFormat::kText;
-    EXPECT_TRUE(open_dataset(path, options).ok());  // a program that asks for bytes gets them
+    EXPECT_TRUE(open_dataset(path, options).ok());  // a program that asks for text gets the bytes
   }
   const auto status = open_dataset(folder.write("unknown.bin", "abcdefgh")).status();
   EXPECT_THAT(message_of(status), AllOf(HasSubstr("20240520"), HasSubstr("got 1684234849")));

@@ -20,7 +20,7 @@ std::vector<std::uint64_t> all_of(const Permutation& permutation) {
   return result;
 }
 
-/// Returns chi-square's excess over its mean, in standard deviations, for counts that should all be equal.
+/// Returns the difference of chi-square and its mean, in standard deviations, for counts that should all be equal.
 double excess(const std::vector<double>& counts) {
   double total = 0, chi = 0;
   for (const double count : counts) total += count;
@@ -76,7 +76,7 @@ TEST(Permutation, EveryOrderOfFewElementsIsEquallyOften) {
   }
 }
 
-/// Each element lands at each place equally often, over epochs and over seeds.
+/// Each element gets to each place equally often, over epochs and over seeds.
 TEST(Permutation, EachElementLandsAtEachPlaceEquallyOften) {
   for (const std::uint64_t n : {16, 100, 257}) {
     for (const bool over_seeds : {false, true}) {
@@ -90,8 +90,8 @@ TEST(Permutation, EachElementLandsAtEachPlaceEquallyOften) {
   }
 }
 
-/// No trace of the data's order stays: neighbours do not stay neighbours, and places before and after are not
-/// correlated.
+/// No trace of the data's order stays: neighbours do not stay neighbours, and places before and after the shuffle are
+/// not correlated.
 TEST(Permutation, NeighboursAndPlacesAreUncorrelated) {
   constexpr std::uint64_t n = 100'000;
   const auto order = all_of({n, 3, 0});

@@ -1,5 +1,5 @@
-// Tests which samples each rank gets: each sample comes once, whatever the number of ranks. A run that was stopped goes
-// on with the next sample, even on another number of ranks.
+// Tests which samples each rank gets. Each sample occurs once, for any number of ranks. A run that was stopped
+// continues with the next sample, even on another number of ranks.
 
 #include "runtime/data/sampler.h"
 
@@ -66,7 +66,7 @@ TEST(Sampler, WindowCountLeavesOneTokenForTheLastTarget) {
   EXPECT_EQ(num_windows(9, 4), 2);
 }
 
-/// Each sample comes once, for every size, number of ranks, batch, accumulation, tail and epoch.
+/// Each sample occurs once, for every size, number of ranks, batch, accumulation, tail and epoch.
 TEST(Sampler, EachSampleComesOnceOverAllRanks) {
   for (const std::int64_t samples : {1, 2, 7, 8, 31, 64, 100}) {
     for (int world = 1; world <= 8; ++world) {
@@ -108,7 +108,7 @@ TEST(Sampler, EachSampleComesOnceOverAllRanks) {
   }
 }
 
-/// Step k of a global batch consumes the same samples for every way to divide it into ranks, batches and microbatches.
+/// Step k of a global batch takes the same samples for every way to divide it into ranks, batches and microbatches.
 TEST(Sampler, StepsDoNotDependOnTheRanks) {
   constexpr std::int64_t kGlobal = 24;
   for (const Tail tail : {Tail::kDrop, Tail::kPad}) {
@@ -170,7 +170,7 @@ TEST(Sampler, EachSampleIsDroppedEquallyOften) {
   for (const auto& [sample, times] : seen) EXPECT_NEAR(times, 4000, 120) << sample;  // standard deviation: 28
 }
 
-/// A run stops after any step and goes on with another number of ranks: its samples are those of a run that did not
+/// A run stops after any step and continues with another number of ranks. Its samples are those of a run that did not
 /// stop.
 TEST(Sampler, ResumesWithAnotherNumberOfRanks) {
   SamplerOptions options;
@@ -293,7 +293,7 @@ TEST(Sampler, StepByItsNumberHasTheSamplesThatItHasInOrder) {
   for (const Tail tail : {Tail::kDrop, Tail::kPad}) {
     options.tail = tail;
     DistributedSampler in_order = make(options);
-    std::vector<std::vector<Samples>> steps(9);  // these are the steps of more than two epochs
+    std::vector<std::vector<Samples>> steps(9);  // steps of more than two epochs
     Samples own(2);
     for (auto& step : steps) {
       for (int i = 0; i < 3; ++i) {

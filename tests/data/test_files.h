@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// Puts little-endian bytes together by hand, so that files have the formats that documents describe, and not those
-/// that our writers write.
+/// Puts little-endian bytes together by hand, so that files have the documented formats, independently of our own
+/// writers.
 class Bytes {
  public:
   template <typename T>

@@ -1,4 +1,4 @@
-// Tests datasets of tokens in all formats that are read and written.
+// Tests datasets of tokens in all formats that Tessera reads and writes.
 
 #include "runtime/data/token_dataset.h"
 
@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Tokens = std::vector<std::int64_t>;
 
-/// Checks that every window of a small dataset is the slice of its tokens.
+/// Checks that every window of a small dataset is the right slice of its tokens.
 void expect_windows(const TokenDataset& dataset, const Tokens& tokens) {
   ASSERT_EQ(dataset.num_tokens(), static_cast<std::int64_t>(tokens.size()));
   for (std::size_t begin = 0; begin <= tokens.size(); ++begin)

@@ -2,19 +2,19 @@
 
 A block begins with its language. A line directly before it may say how it is tested, as `<!-- block: ... -->`:
 
-  from FILE          the block stands in FILE as it is, which other tests build and run
-  diff of FILE       a diff whose lines of context stand in FILE; other tests apply it
-  before and after   a diff of Python, both sides of which can be read
+  from FILE          FILE contains this block, and other tests build and run FILE
+  diff of FILE       a diff whose context lines are in FILE; other tests apply the diff
+  before and after   a diff of Python; Python can parse both sides
   with A, B          the names that the block needs (cpp_blocks.py, python_blocks_test.py)
-  no strategy        JSON of something else
-  syntax: WHY        Python that can be read, and why it is not run here
-  not run: WHY       nothing is tried, and why
+  no strategy        JSON that is no strategy
+  syntax: WHY        Python can parse it; says why it is not run here
+  not run: WHY       nothing is run; says why
 
-A diff without such a line is a git patch for existing files. Only its file names are checked here; tests that apply it
-check the rest.
+A diff without such a line is a git patch for existing files. Only its file names are checked here; the tests that apply
+it check the rest.
 
-Bash and text: each call of `tessera` or of a script of ours uses only options that exist (check_blocks.py). JSON: a
-strategy, or a model where it has "model". C++ is compiled, Python run.
+Bash and text: each call of `tessera` or of one of our scripts uses only options that exist (check_blocks.py). JSON: a
+strategy, or a model if it has "model". C++ is compiled, and Python is run.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ import re
 
 PAGES = ["*.md", "docs/**/*.md", "*/README.md", "*/*/README.md"]
 NOT_PAGES = ["tests/", "build/", ".venv"]
-MADE = "<!-- Made by "  # stands in a page that a program makes; its blocks may have no language
+MADE = "<!-- Made by "  # marks a page that a program makes; its blocks may have no language
 FENCE = re.compile(r"^( *)(```+|~~~+)(\w*)$")
 NOTE = re.compile(r"^ *<!-- block: (.+) -->$")
 

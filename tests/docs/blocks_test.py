@@ -1,4 +1,4 @@
-"""check_blocks.py and cpp_blocks.py notice each kind of block that is wrong, and no block that is right."""
+"""Tests that check_blocks.py and cpp_blocks.py report each kind of wrong block, and no right block."""
 
 import pathlib
 import stat
@@ -9,7 +9,7 @@ import blocks
 import check_blocks
 import cpp_blocks
 
-# A tessera with the command `plan` and the command `bench steps`.
+# Stands for a `tessera` that has the command `plan` and the command `bench steps`.
 TESSERA = """#!/bin/sh
 case "$1 $2" in
   "--help ") printf 'Options:\\n  -h,--help\\nSubcommands:\\n  plan  memory\\n  launch  ranks\\n  bench  speed\\n' ;;

@@ -1,10 +1,10 @@
 """Checks blocks of code in pages without running them. Usage: check_blocks.py ROOT TESSERA
 
-Each block has a language that readers know. A block that is said to come from a file stands in that file. A diff can be applied, or both
-of its sides can be read. JSON can
-be read. Commands have the options that `tessera ... --help` and our scripts know. blocks.py says how a block is marked.
+Each block must have a known language. A block that is marked as coming from a file must stand in that file. It must be
+possible to apply a diff, or to read both of its sides. It must be possible to read JSON. Commands must have only
+options that `tessera ... --help` and our scripts show. blocks.py says how a block is marked.
 
-The TABLES_OF_OPTIONS are checked, too: they have a row for each option of their command, and no others.
+The TABLES_OF_OPTIONS are checked, too: each must have a row for every option of its command, and no other rows.
 """
 
 import ast
@@ -36,7 +36,7 @@ class Commands:
 
     @functools.cache
     def help_of(self, *words):
-        """Returns the options of a (sub)command, and its subcommands; None if there is no such command."""
+        """Returns the options of a (sub)command, and its subcommands. Returns None if there is no such command."""
         said = subprocess.run([self.tessera, *words, "--help"], capture_output=True, text=True, timeout=120)
         if said.returncode != 0:
             return None
@@ -64,7 +64,7 @@ class Commands:
                      if re.match(r"--?[A-Za-z]", word) and word.partition("=")[0] not in options), None)
 
     def wrong(self, words):
-        """Returns what is wrong with a command, or None. Programs of others are not checked."""
+        """Returns what is wrong with a command, or None. Programs of other projects are not checked."""
         if not words:
             return None
         first = words[0]
@@ -87,7 +87,7 @@ class Commands:
             if line.startswith(" ") or not line.strip():
                 continue  # this line continues the line before, or is no command
             line = LEADERS.sub("", DESCRIPTION.sub("", line)).split("  #")[0]
-            # A list of commands says in one line what can follow: `tessera checkpoint ls, show or export`.
+            # A list of commands gives all possible continuations in one line: `tessera checkpoint ls, show or export`.
             if not re.match(r"(tessera|scripts/|benchmarks/|examples/|tests/|python3? )", line) or re.match(r"tessera \w+ +\w+, ", line):
                 continue
             try:

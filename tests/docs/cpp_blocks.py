@@ -1,7 +1,8 @@
-"""Writes the C++ blocks of all pages as functions of one source, for the build. Usage: cpp_blocks.py ROOT OUT
+"""Writes the C++ blocks of all pages as functions of one source, which the build compiles. Usage: cpp_blocks.py ROOT
+OUT
 
-A block's names (`<!-- block: with engine, mesh -->`) are parameters of its function. An #include goes to the top of the source, and a line
-"..." is left out. Errors name page and line.
+The names of a block (`<!-- block: with engine, mesh -->`) become parameters of its function. An #include goes to the
+top of the source, and a line "..." is left out. Errors name the page and the line.
 """
 
 import pathlib

@@ -28,7 +28,7 @@ class LlamaDecoderLayer(nn.Linear):
 
 
 class Model(nn.Module):
-    """Has the members that blocks name: layers, a head and a backbone."""
+    """A module with the members that blocks name: layers, a head and a backbone."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-// Tests that a steady step takes nothing from the heap beyond what the module itself takes. Every operator new of the
+// Tests that a steady step allocates no more from the heap than the module itself does. Every operator new of the
 // process is counted for the thread that called it, which is one rank. (Tensors' data does not come from operator new.)
 
 #include <gmock/gmock.h>
@@ -58,7 +58,7 @@ void measure_noise(Strategy& strategy) { strategy.noise_scale.every = 1; }
 void update_whole_tensors(Strategy& strategy) { strategy.optimizer.type = OptimizerType::kAdafactor; }
 constexpr void (*kUpdates[])(Strategy&) = {update_after_backward, update_in_backward, watch_for_spikes, measure_noise};
 
-/// Counts the allocations of one step's forward and backward without an Engine, as a torch::optim program makes them.
+/// Counts the allocations of one step's forward and backward without an Engine, in a program with torch::optim.
 std::int64_t plain_allocations(const Mesh& mesh, const Batch& batch) {
   Tiny model = make_tiny({}, /*deferred=*/false);
   const at::Tensor tokens = rows_of(batch.tokens, mesh), targets = rows_of(batch.targets, mesh);
@@ -84,7 +84,8 @@ TEST(Allocations, SteadyStepAllocatesNothing) {
   on_placements(kInMemory, 2, expect_steady_step, update_whole_tensors);
 }
 
-// The counted step is whole: it begins at the end of the step before, so the wait for data lies in it. Calls are timed.
+// The counted step is complete: it begins at the end of the previous step, so it includes the wait for data. Calls are
+// timed.
 TEST(Allocations, TimedCallsAllocateNothing) {
   const auto body = [](const Mesh& mesh, const Strategy& strategy) {
     const auto of_a_step = [&](bool timed) {
@@ -120,8 +121,8 @@ TEST(Allocations, ForwardAndBackwardAllocateNoMoreThanThePlainModule) {
   for (const auto update : kUpdates) on_each_placement(2, expect_no_more_than_plain_module, update);
 }
 
-// Pulls are counted in forward and pushes in the step: once with a bound on staleness, for which ranks wait, and once
-// without a bound.
+// Pulls are counted in forward and pushes in the step. This is done once with a bound on staleness, for which ranks
+// wait, and once without a bound.
 TEST(Allocations, AsynchronousPullsAndPushesAllocateNothing) {
   for (const bool is_bound : {false, true}) {
     Strategy strategy = tiny_strategy(ShardingStrategy::kShardOptimizer);

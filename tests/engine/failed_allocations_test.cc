@@ -1,6 +1,6 @@
-// Lets the n-th allocation above some size fail, for every n in a run of two ranks: set-up, steps, a checkpoint. Each
-// time, both ranks end with an error that names the lack of memory, and nothing is left behind that the next run would
-// notice.
+// Lets the n-th allocation above a certain size fail, for every n in a run of two ranks: set-up, steps, a checkpoint.
+// Each time, both ranks end with an error that names the lack of memory, and they leave nothing behind that would
+// disturb the next run.
 
 #include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
@@ -24,8 +24,8 @@
 namespace tessera::testing {
 namespace {
 
-/// The smallest allocation that may fail, in bytes. Texts are smaller: streams and logs go on without text for which
-/// there is no memory.
+/// The smallest allocation that may fail, in bytes. Texts are smaller, and streams and logs continue without texts for
+/// which there is no memory.
 constexpr std::size_t kSmallest = 8192;
 
 /// The number of allocations that remain until one fails; 0: none will fail.
@@ -74,7 +74,8 @@ extern "C" void* mmap(void* address, std::size_t bytes, int protection, int flag
 namespace tessera::testing {
 namespace {
 
-/// Returns the error of a run of two ranks whose `nth` allocation fails; empty if the run makes fewer allocations.
+/// Returns the error of a run of two ranks whose `nth` allocation fails. It is empty if the run makes fewer
+/// allocations.
 std::string failure_of(const Placed& placed, std::int64_t nth, Values* values = nullptr) {
   const TestFolder folder;
   failed = 0;

@@ -1,6 +1,5 @@
 // Tests the Engine on a real GPU: one rank, and several ranks that share the GPU. Ranks are forked, because each needs
-// a
-// CUDA context; so nothing here may touch CUDA before the fork.
+// a CUDA context. No code here may use CUDA before the fork.
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
@@ -46,7 +45,7 @@ const Placed kStrategies[] = {ShardingStrategy::kNoShard, ShardingStrategy::kSha
                               ShardingStrategy::kShardGradients, ShardingStrategy::kShardGradOp,
                               ShardingStrategy::kFullShard};
 
-/// Returns whether this machine was given any of the host's GPUs.
+/// Returns whether this machine may use any of the host's GPUs.
 bool has_gpu() {
   for (int i = 0; i < 64; ++i) {
     if (access(("/dev/nvidia" + std::to_string(i)).c_str(), F_OK) == 0) return true;
@@ -93,7 +92,7 @@ Strategy strategy_of(const Placed& placed, DType dtype, TransportChoice transpor
 
 void be_reproducible() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true); }
 
-/// Runs `body` on forked ranks, and reports what failed there.
+/// Runs `body` on forked ranks, and reports the failures there.
 void on_ranks(int ranks, const std::function<std::string(int rank, int port)>& body) {
   const int port = free_port();
   const std::vector<RankEnd> ends = fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -107,7 +106,7 @@ void on_ranks(int ranks, const std::function<std::string(int rank, int port)>& b
   }
 }
 
-/// Returns the first difference of bits between two runs; empty if there is none.
+/// Returns the first difference of bits between two runs. The text is empty if there is none.
 std::string difference(const Trained& a, const Trained& b, const std::string& what) {
   std::ostringstream text;
   for (std::size_t i = 0; i < a.steps.size(); ++i) {
@@ -152,7 +151,7 @@ TEST_F(Gpu, OneRankTrainsAsOnTheCpuUnderEveryStrategy) {
 }
 
 /// Records lie in pinned memory of the host, and in files. Some tensors are so large that several of their copies are
-/// under way at once; others are small.
+/// under way at once. Other tensors are small.
 TEST_F(Gpu, OffloadedMastersAndStatesChangeNoBits) {
   for (const int ranks : {1, 2}) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -192,7 +191,7 @@ TEST_F(Gpu, OffloadedMastersAndStatesChangeNoBits) {
   }
 }
 
-/// Activations lie in files, as parameters do.
+/// Activations lie in files, as do parameters.
 TEST_F(Gpu, OffloadedParametersAndGradientsChangeNoBits) {
   struct Lying {
     Tier parameters, gradients, states;
@@ -248,7 +247,7 @@ struct WantsTooMuch : torch::autograd::Function<WantsTooMuch> {
   }
 };
 
-/// LibTorch's own allocator fails, and the Engine says what takes up memory and what would need less of it.
+/// LibTorch's own allocator fails. The Engine says which things take memory and which settings would need less of it.
 TEST_F(Gpu, OutOfMemoryIsExplained) {
   on_ranks(1, [](int, int port) -> std::string {
     const Mesh mesh = mesh_of(0, 1, port, TransportChoice::kNccl);
@@ -269,7 +268,8 @@ TEST_F(Gpu, OutOfMemoryIsExplained) {
   });
 }
 
-/// States lie in every tier. Neither computation beside a unit's update nor copies of the next records may disturb it.
+/// State lies on every tier. Neither computation during a unit's update nor copies of the next records may disturb the
+/// update.
 TEST_F(Gpu, UpdatesInBackwardChangeNoBit) {
   struct Lying {
     Tier parameters, states;
@@ -314,7 +314,7 @@ TEST_F(Gpu, UpdatesInBackwardChangeNoBit) {
   }
 }
 
-/// Hosts make these sums, over Gloo, so they have the same bits, whichever collectives a strategy calls.
+/// Hosts make these sums, over Gloo, so they have the same bits, whichever collectives a strategy uses.
 TEST_F(Gpu, CompressedSumsAreTheSameUnderEveryStrategy) {
   constexpr ShardingStrategy kWhole[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
                                          ShardingStrategy::kShardGradients};
@@ -424,7 +424,7 @@ TEST_F(Gpu, RanksThatShareAGpuGiveTheSameBitsUnderEveryStrategy) {
 }
 
 /// Two ranks add one gradient each, and one rank adds its two microbatches. Both runs make one addition, so the bits
-/// are the same. The bits are the same for any number of microbatches with "reproducible".
+/// are the same. With "reproducible", the bits are the same for any number of microbatches.
 TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
   const int port = free_port();
   const std::vector<RankEnd> ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {
@@ -540,8 +540,8 @@ TEST_F(Gpu, OwnMatrixRuleTrainsAsOnTheCpuUnderEveryStrategy) {
   expect_own_rule_as_on_the_cpu(OptimizerType::kOwnMatrix, OwnRules::of(std::make_shared<OwnMuon>()));
 }
 
-/// The rules here are Muon, LAMB, LARS and Adafactor. cuBLAS makes products of whole matrices, the same on every rank.
-/// So strategies give the same bits, close to those of the CPU.
+/// The rules here are Muon, LAMB, LARS and Adafactor. cuBLAS makes products of whole matrices, with the same bits on
+/// every rank. All strategies therefore give the same bits, which are close to those of the CPU.
 TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpu) {
   const std::pair<const char*, OptimizerConfig> rules[] = {
       {"muon", {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}},
@@ -579,7 +579,7 @@ TEST_F(Gpu, RulesOfSeveralPassesTrainAsOnTheCpu) {
   }
 }
 
-/// Tests rules that go over state twice, rules of whole tensors, and a program's own, in backward too.
+/// Tests rules that read state twice, rules of whole tensors, and a program's own rules, with updates in backward too.
 TEST_F(Gpu, OffloadedStateOfEveryRuleChangesNoBits) {
   struct Lying {
     Tier parameters, states;
@@ -677,8 +677,8 @@ TEST_F(Gpu, UploadsBesideComputeBringTheirValues) {
   });
 }
 
-/// Trains Tiny in steps [begin, end) with a block that nobody uses. `around(engine, i)` is called before step i, and at
-/// the end.
+/// Trains Tiny in steps [begin, end), with a block that is never used. `around(engine, i)` is called before step i, and
+/// at the end.
 std::vector<std::pair<std::string, at::Tensor>> trained_around(const Mesh& mesh, const Strategy& strategy, int begin,
                                                                int end,
                                                                const std::function<void(Engine&, int)>& around) {
@@ -733,9 +733,9 @@ TEST_F(Gpu, ReplanningAndACheckpointKeepTheBits) {
   }
 }
 
-/// Two replicas that share a GPU meet in outer steps, with the same bits however a replica's state is sharded. A run
-/// that is saved between two of them goes on from there. tests/optim/device_outer_test.cc compares what the device
-/// computes with the CPU.
+/// Two replicas that share a GPU make outer steps together. The bits are the same, however a replica's state is
+/// sharded. A run that is saved between two outer steps continues from there. tests/optim/device_outer_test.cc compares
+/// the device's results with the CPU's.
 TEST_F(Gpu, OuterStepsGiveTheSameBitsUnderEveryStrategy) {
   const TestFolder folder;
   for (const int shards : {1, 2}) {

@@ -1,6 +1,6 @@
-// A model trains with masters and moments on disk and updates in backward, though its training state is many times what
-// the process may allocate. A second model trains with its parameters on disk too; they alone take twice what the
-// process may allocate. The second model also writes its weights, in both forms.
+// A model trains with masters and moments on disk and updates in backward, although its training state is many times
+// the memory that the process may allocate. A second model trains with its parameters on disk too. They alone take
+// twice the memory that the process may allocate. The second model also writes its weights, in both forms.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::int64_t kWidth = 1024, kLayers = 48;
 constexpr std::int64_t kParameters = kLayers * kWidth * (kWidth + 1);
-/// The bytes of bf16 parameters with fp32 masters, gradients and two moments.
+/// Bytes of bf16 parameters with fp32 masters, gradients and two moments.
 constexpr std::int64_t kStateBytes = 16 * kParameters;
 
 struct LayersImpl : torch::nn::Module {
@@ -66,8 +66,8 @@ std::int64_t allocated_now() {
   return -1;
 }
 
-/// Trains in a process that may allocate `bytes` more than it has allocated now, and then writes files of weights if
-/// `writes_weights`. Ends the process with 0, or with the error's exit code and its text on standard error.
+/// Trains in a process that may allocate `bytes` more than it has allocated now. If `writes_weights`, it then writes
+/// files of weights. Ends the process with 0, or with the error's exit code and its text on standard error.
 [[noreturn]] void train_in(std::int64_t bytes, OnDisk on_disk, bool writes_weights = false) {
   torch::set_num_threads(1);
   at::ones({64, 64}).matmul(at::ones({64, 64}));  // this takes memory that LibTorch allocates once
@@ -115,7 +115,7 @@ TEST(LittleMemory, ModelWithStateOfFourTimesTheMemoryTrains) {
 
 TEST(LittleMemory, ModelWithParametersOfTwiceTheMemoryTrainsAndWritesItsWeights) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  // Parameters have 2 bytes each.
+  // Parameters take 2 bytes each.
   EXPECT_EXIT(train_in(kParameters, OnDisk::kAll, /*writes_weights=*/true), ::testing::ExitedWithCode(0), "");
 }
 

@@ -32,9 +32,9 @@ inline void require(bool holds, const std::string& what) {
   if (!holds) throw Error(ExitCode::kInternal, what);
 }
 
-/// Runs `body` in `ranks` processes on `hosts` hosts: gloo joins hosts, and shared memory joins the ranks of one host.
-/// A test that computes with LibTorch before the fork must use one thread: OpenMP's other threads do not live in a
-/// forked process, which would wait for them forever.
+/// Runs `body` in `ranks` processes on `hosts` hosts. Gloo joins hosts, and shared memory joins the ranks of one host.
+/// A test that computes with LibTorch before the fork must use one thread: OpenMP's other threads do not exist in a
+/// forked process, which would wait for them for ever.
 inline void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)>& body) {
   const int port = free_port();
   const auto ends = fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -49,7 +49,7 @@ inline void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)
   }
 }
 
-/// Returns the distance between `values` and `others`, divided by the norm of `others`.
+/// Returns the norm of the difference of `values` and `others`, divided by the norm of `others`.
 inline double distance(const Values& values, const Values& others) {
   double difference = 0, size = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {

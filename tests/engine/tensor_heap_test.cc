@@ -47,7 +47,7 @@ TEST(TensorHeap, TensorsAre64ByteAligned) {
 TEST(TensorHeap, FreedPlaceIsReusedForTheSameSize) {
   install_tensor_heap();
   const auto make = [](std::int64_t bytes) { return at::empty({bytes}, at::kByte); };
-  make(20'000'000);  // freed: from here on, the heap serves blocks of up to this size, and maps none of them separately
+  make(20'000'000);  // freed: from now on the heap serves blocks up to this size and maps none of them separately
   for (std::int64_t bytes : {std::int64_t{200'000}, std::int64_t{5'000'000}}) {
     at::Tensor first = make(bytes);
     const at::Tensor behind = make(1000);  // this keeps the freed block away from the end of the heap
@@ -64,8 +64,8 @@ long faults() {
   return usage.ru_minflt;
 }
 
-// A malloc without this setting gives the end of the heap back to the system, so the tensors of the second step cause
-// as many page faults as those of the first.
+// A malloc without this setting returns the end of the heap to the system. The tensors of the second step then cause as
+// many page faults as those of the first.
 TEST(TensorHeap, FreedMemoryOfAStepIsKeptForTheNext) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "a sanitizer has a malloc of its own";

@@ -1,9 +1,9 @@
-"""Applies the diff that a page shows for a program, so that what it shows is known to build and to run.
+"""Applies the diff that a page shows for a program, so that the result is known to build and to run.
 
-The diff of a program is the one behind the last mention of its path in backticks.
+The diff of a program is the diff after the last mention of its path in backticks.
 
-A hunk begins with a line of "@@". Its lines of context and those that it takes away must stand in the program, once and
-one below the other; there are no line numbers. More than ten added lines are an error: the page promises few.
+A hunk begins with a line of "@@". Its lines of context and the lines that it removes must stand in the program, once
+and one below the other. There are no line numbers. More than ten added lines are an error, since the page promises few.
 
 Usage: apply_diff.py PAGE PROGRAM OUTPUT
 """

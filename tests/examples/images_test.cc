@@ -1,4 +1,4 @@
-// Tests the program examples/images: it learns, goes on where it stopped, and refuses files that are no pictures.
+// Tests the program examples/images: it learns, continues where it stopped, and refuses files that are no pictures.
 
 #include <gmock/gmock.h>
 
@@ -40,7 +40,7 @@ class Images : public Workplace {
  protected:
   void SetUp() override {
     Workplace::SetUp();
-    // Ten patterns of 8 x 8 that differ much, with some noise: what digits.py writes has this form.
+    // Ten very different patterns of 8 x 8, with some noise. They have the form that digits.py writes.
     std::mt19937 random(3);
     std::ofstream file(path("digits.csv"));
     std::vector<std::vector<int>> patterns(10, std::vector<int>(64));

@@ -1,9 +1,10 @@
-"""The patches of docs/extending*.md fit the tree, touch few files, and what they add builds and passes its tests.
+"""Tests that the patches of docs/extending*.md fit the tree and touch few files, and that the code that they add builds
+and passes its tests.
 
 With TESSERA_LONG_TESTS, each patch is applied to a copy of the tree. The targets without LibTorch that the patch
-concerns are built and run there. Sources with LibTorch are compiled, and not linked: a header that nearly every one
-includes has changed, so that would be a whole build. The last check removes the new row from the table of transports,
-which the compiler must refuse.
+concerns are built and run there. Sources with LibTorch are compiled, and not linked. A patch changes a header that
+nearly every source includes, so linking would need a whole build. The last check removes the new row from the table of
+transports, which the compiler must refuse.
 
 Usage: extending_test.py ROOT BUILD
 """
@@ -25,10 +26,10 @@ PATCH = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECTION = re.compile(r"^## (.*)$", re.MULTILINE)
 NEW_OR_CHANGED = re.compile(r"^\+\+\+ b/(.*)$", re.MULTILINE)
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "results", "pictures", "__pycache__")
-# The file with the table to which a patch must add a row for its transport: the compiler refuses a transport without
-# one.
+# The file with the table to which a patch must add a row for its transport. The compiler refuses a transport without a
+# row.
 TABLE = "runtime/comm/job/process_mesh.cc"
-# The most files of each section's patch, apart from tests. A header and its source count as one.
+# The largest number of files in each section's patch, not counting tests. A header and its source count as one.
 MOST_FILES = {"A method of compression": 3, "An update rule": 3, "An update rule with norms": 3, "A transport": 4}
 # Folders whose sources include LibTorch, and a target that has the flags for them.
 TARGETS = {"runtime/comm/c10d/": "tessera_comm_c10d", "runtime/comm/job/": "tessera_comm_torch"}
@@ -59,7 +60,8 @@ def run(command, folder, **options):
 
 
 def flags_of(target):
-    """Returns the compiler's command line for sources of this target, without options that name an output or a precompiled header."""
+    """Returns the compiler's command line for sources of this target. Options that name an output or a precompiled
+    header are left out."""
     for entry in json.loads((BUILD / "compile_commands.json").read_text()):
         if f"CMakeFiles/{target}.dir/" in entry["command"]:
             words = shlex.split(entry["command"].partition(" -o ")[0])
@@ -68,7 +70,7 @@ def flags_of(target):
 
 
 def compile_in(copy, source):
-    """Checks only that the compiler accepts the source."""
+    """Checks that the compiler accepts the source, and makes no object file."""
     target = next((target for folder, target in TARGETS.items() if source.startswith(folder)), "tessera_config")
     flags = [word.replace(f"-I{ROOT}", f"-I{copy}") for word in flags_of(target)]
     return subprocess.run([*flags, "-fsyntax-only", copy / source], capture_output=True, text=True)

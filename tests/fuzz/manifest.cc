@@ -1,4 +1,4 @@
-// Fuzzes manifest.json of a checkpoint: a manifest that was read can be written, and reads the same again.
+// Fuzzes manifest.json of a checkpoint: a manifest that was read can be written, and reading it again gives the same.
 
 #include "checkpoint/manifest.h"
 
@@ -11,7 +11,7 @@ using namespace tessera;
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text = fuzz::text_of(data, size);
   static_cast<void>(read_manifest("fuzz", text));
-  // The text gets a first line with its hash, which no mutation would guess.
+  // The text gets a first line with its hash, which no mutation could guess.
   const auto manifest =
       read_manifest("fuzz", manifest_line(Manifest::kVersion, checkpoint_hash(text)) + std::string(text));
   if (!manifest.ok()) return 0;

@@ -1,4 +1,4 @@
-// Fuzzes the header of a checkpoint's shard, in front of any number of bytes of data.
+// Fuzzes the header of a checkpoint's shard, followed by any number of bytes of data.
 
 #include "checkpoint/shard_header.h"
 

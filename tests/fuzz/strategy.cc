@@ -1,4 +1,4 @@
-// Fuzzes the strategy file: an accepted file is printed as a file that is accepted and means the same.
+// Fuzzes the strategy file: an accepted file is printed as a file that is accepted too and has the same meaning.
 
 #include "runtime/config/strategy_file.h"
 #include "tests/fuzz/fuzz.h"

@@ -1,5 +1,5 @@
-// Fuzzes files of weights: the pickle of an archive, whose tree keeps its bounds and whose parts have each name once;
-// and the code that recognizes other files.
+// Fuzzes files of weights: the pickle of an archive, whose tree stays within its bounds and whose parts have different
+// names, and the code that recognizes other files.
 
 #include <set>
 

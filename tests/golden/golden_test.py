@@ -1,7 +1,8 @@
-"""Files that earlier versions wrote are read by this one, and training goes on from them as it did with the version that wrote them.
+"""Tests that this version reads the files that earlier versions wrote, and that training continues from them as it did
+with the version that wrote them.
 
-Each folder beside this file whose name is a version holds such files; make_golden.py says how they were made. They are never
-written to: the tests work on a copy.
+Each folder beside this file whose name is a version has such files. make_golden.py says how they were made. The tests
+never write to them, but work on a copy.
 
 Usage: golden_test.py TESSERA [unittest's arguments]
 """
@@ -26,14 +27,14 @@ TESSERA = ""
 VERSIONS = sorted(file.parent for file in HERE.glob("*/expected.json"))
 CHECKPOINTS = ["fp32", "narrow", "compressed"]
 # Tessera's own sums and updates have the same bits on every instruction set, but LibTorch's forward and backward do
-# not, and they differ between its versions. Losses of a run in fp32 differ by 1e-7 when AVX-512 is taken away. The
-# tolerance 1e-6 accepts that. An error of a reader changes a loss by more, since losses are about 5 and change by 0.1
-# in each step. In bf16 such a difference sometimes rounds an element of an activation or a weight the other way, by 1 /
-# 256 of it: then losses differed by 1e-5.
+# not, and they differ between its versions. Losses of a run in fp32 differ by 1e-7 without AVX-512. The tolerance 1e-6
+# accepts that. An error of a reader changes a loss by more, since losses are about 5 and change by 0.1 in each step. In
+# bf16 such a difference sometimes rounds an element of an activation or a weight the other way, by 1 / 256 of its
+# value. Losses then differed by 1e-5.
 TOLERANCE = {"fp32": 1e-6, "narrow": 3e-4, "compressed": 1e-6, "durable": 1e-6}
 
 
-# Says where the keys of an earlier version stand now.
+# The places where keys of an earlier version stand now.
 MOVED = {"/compression/top_k": ("method", "fraction"), "/compression/top_k_momentum": ("method", "momentum")}
 
 
@@ -62,7 +63,7 @@ def kinds_of(trace):
 
 
 class Golden(unittest.TestCase):
-    """Makes a copy of each version's files, and continues each run in it. The tests look at the results."""
+    """Makes a copy of each version's files, and continues each run in it. The tests check the results."""
 
     @classmethod
     def setUpClass(cls):

@@ -1,7 +1,8 @@
-"""Writes the golden files of a version: the inputs below, what a `tessera` command of that version makes of them, and what it does next.
+"""Writes the golden files of a version: the inputs below, the files that a `tessera` command of that version makes from
+them, and its next steps.
 
-golden_test.py reads them with later versions. A folder that is committed never changes; a version whose files differ in form gets a
-folder of its own, before its release.
+golden_test.py reads them with later versions. A folder that is committed never changes. A version whose files have
+another form gets its own folder, before its release.
 
 Usage: make_golden.py TESSERA FOLDER
 """
@@ -21,8 +22,8 @@ from patience import patient  # noqa: E402
 MODEL = {"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 2, "width": 6, "heads": 2, "mlp_ratio": 2,
          "tie_head": True}
 
-# The first strategy trains in fp32 with nothing that rounds, the second keeps everything in few bits, the third keeps what compression
-# left out of gradients, and the fourth goes on from files in its own folder.
+# The first strategy trains in fp32 without any rounding, and the second stores everything in few bits. The third stores
+# the residuals of compressed gradients, and the fourth continues from files in its own folder.
 STRATEGIES = {
     "fp32": {
         "strategy": "FULL_SHARD",
@@ -64,12 +65,12 @@ STRATEGIES = {
         "gradient_clip_value": 0.5,
         "durable": {"every": 2, "dir": "durable"}},
 }
-KEPT, NEXT = 4, 8  # steps
+KEPT, NEXT = 4, 8  # numbers of steps
 SUMS = "SHA256SUMS"
 
 
 def some_text():
-    """Returns words in an order that follows no period."""
+    """Returns words in an order that has no period."""
     words = ["gather", "wait", "release", "shard", "unit", "mesh", "rank", "plan", "\n", "step"]
     state, text = 1, ""
     for _ in range(500):
@@ -79,7 +80,7 @@ def some_text():
 
 
 def train_command(tessera, name, steps, *more):
-    """Returns the command, to be run in a folder of golden files, or in a copy of one."""
+    """Returns the command. It must be run in a folder of golden files, or in a copy of one."""
     return [tessera, "launch", "-n", "2", "--", tessera, "train", "--model", "model.json", "--strategy", f"{name}.json", "--data",
             "text.txt", "--steps", str(steps), "--batch", "2", "--seed", "7", "--log-every", "1", *more]
 
@@ -107,7 +108,7 @@ def run(command, folder):
 
 
 def steps_of(metrics):
-    """Returns {step: loss} of a file of metrics. A step that was made twice has its last loss."""
+    """Returns {step: loss} of a file of metrics. If a step was made twice, its last loss counts."""
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
@@ -126,7 +127,7 @@ def main(tessera, folder):
     for name, strategy in STRATEGIES.items():
         (folder / f"{name}.json").write_text(json.dumps(strategy, indent=1) + "\n")
         run(train_command(tessera, name, KEPT, *outputs_of(name)), folder)
-    for lock in [*folder.rglob("*lock")]:  # each lock names the process that had it
+    for lock in [*folder.rglob("*lock")]:  # each lock names the process that held it
         lock.write_text("")
     expected = {"losses": {}}
     with tempfile.TemporaryDirectory() as scratch:

@@ -17,7 +17,7 @@
 namespace tessera::testing {
 namespace {
 
-/// A hook that sends contributions in bf16; every rank adds up all of them.
+/// A hook that sends contributions in bf16. Every rank adds up all of them.
 struct InBf16 final : CommHook {
   void sum(Bucket& bucket, Ranks& ranks) override {
     const at::Tensor own = bucket.gradients.to(at::kBFloat16);

@@ -12,16 +12,16 @@
 
 namespace tessera::testing {
 
-/// Says how the ranks of a configuration reach each other.
+/// The way in which the ranks of a configuration reach each other.
 enum class Joined {
   kMemory,    ///< "memory": they are on one host, and share its memory
-  kHosts,     ///< "hosts": they are on two hosts, with memory inside each and Gloo between the two
+  kHosts,     ///< "hosts": two hosts, with memory inside each and Gloo between them
   kGloo,      ///< "gloo": Gloo joins all of them
   kCudaHost,  ///< "cuda_host": they share an emulated GPU
-  kNccl,      ///< "nccl": each has an emulated GPU, and a late c10d backend joins them
+  kNccl,      ///< "nccl": each rank has an emulated GPU, and a late c10d backend joins them
 };
 
-/// One of the configurations of configurations.json. Each says what is trained, on which ranks, and under which
+/// One of the configurations of configurations.json. Each says which model is trained, on which ranks, and under which
 /// strategy.
 struct Configuration {
   std::string name;  ///< the name begins with the number of its row, from 01
@@ -33,8 +33,8 @@ struct Configuration {
   bool is_on_gpu() const { return joined == Joined::kCudaHost || joined == Joined::kNccl; }
   /// Returns the topology of rank 0.
   Topology topology() const;
-  /// Returns the strategy with `folder`, for ranks that are threads of this process. An emulated GPU is chosen by
-  /// EmulatedGpus, and not by comm.transport.
+  /// Returns the strategy with `folder` in place of $FOLDER, for ranks that are threads of this process. An emulated
+  /// GPU is chosen by EmulatedGpus, and not by comm.transport.
   Strategy trained(const std::filesystem::path& folder) const;
   /// Returns the strategy with the transport of its GPUs. A plan can be made from it without ranks.
   Strategy planned() const;
@@ -46,10 +46,10 @@ struct Configuration {
 const std::vector<Configuration>& configurations();
 std::vector<std::string> names_of_configurations();
 
-/// Returns the rules of the program's own that a strategy asks for: OwnAdamW, OwnMuon, and a CommHook that sends bf16.
+/// Returns the program's own rules that a strategy requires: OwnAdamW, OwnMuon, and a CommHook that sends bf16.
 OwnRules own_rules_for(const Strategy& strategy);
 
-/// Returns the name as GoogleTest allows it, for INSTANTIATE_TEST_SUITE_P.
+/// Returns the name in a form that GoogleTest allows, for INSTANTIATE_TEST_SUITE_P.
 std::string name_of_case(const Configuration& configuration);
 
 }  // namespace tessera::testing

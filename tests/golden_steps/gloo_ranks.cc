@@ -33,7 +33,7 @@ class Arrivals : public c10d::Work {
   const std::vector<c10::intrusive_ptr<c10d::Work>> messages_;
 };
 
-/// Takes the place of Gloo: it has Gloo's messages, and the two of its collectives that the transport uses.
+/// Replaces Gloo: it has Gloo's messages, and the two of Gloo's collectives that the transport uses.
 class MailboxGloo final : public MailboxBackend {
  public:
   using MailboxBackend::MailboxBackend;

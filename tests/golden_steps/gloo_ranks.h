@@ -4,9 +4,9 @@
 
 namespace tessera::testing {
 
-/// Joins ranks that are threads of this process as comm.transport "gloo" would, where `ranks.hosts` is 1, or as "auto"
-/// would on several hosts: by memory inside a host, and by Gloo between hosts. Messages that Gloo would send go through
-/// mailboxes, without a socket; everything else is the transport's own code, compression too.
+/// Joins ranks that are threads of this process. If `ranks.hosts` is 1, it does so like comm.transport "gloo"; on
+/// several hosts, like "auto": by memory inside a host, and by Gloo between hosts. Messages that Gloo would send go
+/// through mailboxes, without a socket. Everything else is the transport's own code, also for compression.
 ThreadRanks over_gloo(ThreadRanks ranks);
 
 }  // namespace tessera::testing

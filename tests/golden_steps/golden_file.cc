@@ -24,7 +24,7 @@ GoldenFile::Lines without(const GoldenFile::Lines& lines, const GoldenFile::Line
   return rest;
 }
 
-/// Returns lines that only one side has: "-" before stored lines, and "+" before present lines of the same name.
+/// Returns the lines that only one side has: "-" before stored lines, and "+" before present lines of the same name.
 std::string difference(const GoldenFile::Lines& stored, const GoldenFile::Lines& now) {
   const GoldenFile::Lines gone = without(stored, now);
   GoldenFile::Lines come = without(now, stored);

@@ -15,8 +15,8 @@ namespace tessera::testing {
 ///     [01 FULL_SHARD adamw, 2 in memory]
 ///     what: number 1, other number 2
 ///
-/// If the environment variable TESSERA_WRITE_GOLDEN is set, nothing is compared: results are stored in place of what
-/// was there. A run of some configurations alone (--gtest_filter) leaves the other sections as they are.
+/// If the environment variable TESSERA_WRITE_GOLDEN is set, nothing is compared: the new results replace the stored
+/// ones. A run of only some configurations (--gtest_filter) leaves the other sections as they are.
 class GoldenFile {
  public:
   using Lines = std::vector<std::string>;
@@ -28,11 +28,11 @@ class GoldenFile {
   bool is_there() const { return is_there_; }
   const std::filesystem::path& path() const { return path_; }
 
-  /// Fails the test where the section is missing or has other lines.
+  /// Fails the test if the section is missing or has other lines.
   void expect(const std::string& name, const Lines& lines);
-  /// Fails the test where the file has sections of other names, or in another order.
+  /// Fails the test if the file has sections of other names, or in another order.
   void expect_no_other_sections() const;
-  /// Writes the file where TESSERA_WRITE_GOLDEN is set.
+  /// Writes the file if TESSERA_WRITE_GOLDEN is set.
   void write() const;
 
  private:

@@ -1,7 +1,7 @@
 // Tests that the bytes, traffic and predicted seconds of all configurations are exactly those of plans.txt. They depend
-// on integers alone, and on no machine: seconds come from made-up links and a made-up profile.
+// only on integers, and not on the machine: seconds come from made-up links and a made-up profile.
 //
-// docs/testing.md says when plans.txt may be written anew.
+// docs/testing.md says when plans.txt may be written again.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Returns a model with more units than any plan has slots for, each of several records.
+/// Returns a model with more units than any plan has slots. Each unit has several records.
 TinyOptions deep(TinyOptions options) {
   options.vocab = options.width = 64;
   options.hidden = 192;
@@ -47,7 +47,7 @@ Links in_memory(Links links) {
   return links;
 }
 
-/// Returns the links of a configuration; each byte takes `slower` times as long.
+/// Returns the links of a configuration. Each byte takes `slower` times as long.
 MeshLinks links_for(const Configuration& configuration, const Strategy& strategy, double slower) {
   const Links network = links_of(1e-5, 1e-9 * slower), memory = in_memory(links_of(2e-6, 2.5e-10 * slower));
   const Topology topology = configuration.topology();

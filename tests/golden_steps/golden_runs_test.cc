@@ -1,13 +1,14 @@
-// All configurations train to the bits that were stored: losses, norms, rates, parameters, averages, and all states
+// Tests that all configurations train to the stored bits: losses, norms, rates, parameters, averages, and all states
 // that a checkpoint holds. The numbers of gathers and reductions, and the bytes to and from disks, hosts and GPUs, are
 // stored too.
 //
-// traffic.txt has this traffic, which is the same on every machine. Bits depend on LibTorch's kernels. So there is one
-// file for each version of LibTorch, version of the C library (kernels use its exp and log), and instruction set of the
-// kernels. This test sets the instruction set to the lowest one, so that all processors of a kind give the same bits.
-// If there is no file for this processor, only traffic is compared, and the test counts as skipped.
+// traffic.txt has this traffic, which is the same on every machine. Bits depend on LibTorch's kernels. There is
+// therefore one file for each version of LibTorch, version of the C library (kernels use its exp and log), and
+// instruction set of the kernels. This test sets the instruction set to the lowest one, so that all processors with the
+// same instructions give the same bits. If there is no file for this processor, only traffic is compared, and the test
+// counts as skipped.
 //
-// docs/testing.md says when the files may be written anew.
+// docs/testing.md says when the files may be written again.
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -49,8 +50,8 @@
 namespace tessera::testing {
 namespace {
 
-/// Chooses the kernels of the lowest instruction set. LibTorch and MKL choose once in a process, so this comes before
-/// either computes.
+/// Chooses the kernels of the lowest instruction set. LibTorch and MKL choose once in a process, so this must be called
+/// before either of them computes.
 void take_least_kernels() {
   setenv("ATEN_CPU_CAPABILITY", "default", 1);
   setenv("MKL_CBWR", "COMPATIBLE", 1);
@@ -87,7 +88,7 @@ GoldenFile& golden_bits() {
 }
 
 constexpr std::int64_t kSteps = 6;
-/// The step with a loss far above the others', for strategies that look for spikes.
+/// The step with a loss far above the other losses, for strategies that look for spikes.
 constexpr std::int64_t kSpike = 4;
 
 /// Fills parameters with multiples of 2^-10, which are the same everywhere, since LibTorch's generator is not used.
@@ -162,8 +163,8 @@ void write_states(const std::string& path, GoldenFile::Lines& lines) {
   lines.push_back(updates);
 }
 
-/// If activations are read before they have been written to disk, they come from memory. So the number of these reads,
-/// and the number of reads of all files, depend on how fast a disk is.
+/// If activations are read before they have been written to disk, they come from memory. The number of these reads, and
+/// the number of reads of all files, therefore depend on the speed of the disk.
 void write_traffic(const Engine& engine, GoldenFile::Lines& lines) {
   const TrafficCounts traffic = engine.traffic();
   Line("gathers")
@@ -248,7 +249,7 @@ class Training {
     return hash_of(*model_);
   }
 
-  /// Checks that the plan which golden_plans_test compares is the one that was carried out.
+  /// Checks that the plan that golden_plans_test compares is the plan that was carried out.
   void expect_planned() const {
     const PlannedMemory plan = engine_->plan();
     const Strategy strategy = configuration_.planned();
@@ -278,7 +279,7 @@ class Training {
   const std::vector<Batch> batches_ = make_batches(2 * kSteps, 24, 5, 32);
 };
 
-/// Returns the lines of all ranks' reports. Ranks that reported the same as rank 0 are left out.
+/// Returns the lines of all ranks' reports. If a rank reported the same as rank 0, its report is left out.
 GoldenFile::Lines of_all_ranks(const std::vector<Told>& told, GoldenFile::Lines Told::*kind) {
   GoldenFile::Lines lines = told[0].*kind;
   for (std::size_t rank = 1; rank < told.size(); ++rank) {
@@ -314,7 +315,7 @@ class GoldenRuns : public ::testing::TestWithParam<Configuration> {
   static void TearDownTestSuite() {
     golden_traffic().write();
     golden_bits().write();
-    // CTest takes this line for a skip, whatever else was found, so it is printed only where nothing failed.
+    // CTest takes this line for a skip, whatever else was found. It is therefore printed only if nothing failed.
     if (GoldenFile::is_written_anew() || golden_bits().is_there() || ::testing::UnitTest::GetInstance()->Failed())
       return;
     std::cout << "no golden for this processor: losses not compared, and there is no " << golden_bits().path().string()
@@ -343,7 +344,7 @@ TEST(GoldenRunsFiles, SectionsAreExactlyTheConfigurations) {
   if (golden_bits().is_there()) golden_bits().expect_no_other_sections();
 }
 
-/// Gloo's connections end when a rank ends, and so do the waits of other ranks for that rank.
+/// When a rank ends, Gloo's connections to it end, and so do the waits of other ranks for it.
 TEST(RanksOverGloo, OneFailedRankEndsAllAtOnce) {
   const auto begin = std::chrono::steady_clock::now();
   const auto body = [](const Mesh& mesh) {
@@ -360,7 +361,7 @@ TEST(RanksOverGloo, OneFailedRankEndsAllAtOnce) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "half of the ranks' time limit";
 }
 
-/// Runs before any test, and so before LibTorch computes.
+/// This runs before any test, and so before LibTorch computes.
 [[maybe_unused]] const bool kTakesLeastKernels = (take_least_kernels(), true);
 
 }  // namespace

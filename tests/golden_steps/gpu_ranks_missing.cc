@@ -1,4 +1,4 @@
-// Where CUDA's headers are missing, no kernels can be emulated.
+// Without CUDA's headers, no kernels can be emulated.
 
 #include <stdexcept>
 

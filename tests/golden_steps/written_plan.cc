@@ -160,7 +160,7 @@ void write_group(const std::string& what, const MemoryPlan& plan, const GroupSha
       .to(lines);
 }
 
-/// Writes the groups of all units. A unit with the same plan as the one before it gets no lines.
+/// Writes the groups of all units. A unit with the same plan as the unit before it gets no lines.
 void write_groups(const std::string& what, const MemoryPlan& plan, GoldenFile::Lines& lines) {
   GoldenFile::Lines before;
   for (const UnitShape& unit : plan.units()) {

@@ -1,11 +1,11 @@
-"""All code in the comments of the public headers compiles.
+"""Tests that all code in the comments of the public headers compiles.
 
     Usage: python3 comments_test.py SOURCE COMPILER INCLUDE[:INCLUDE...]
 
-Code is what a comment indents by three spaces or more behind an empty comment line, unless it is a list. Each piece
-becomes a function of one translation unit, beside the names that comments take for granted (prelude.h); a piece that
-holds `main` is not put into a function. "..." stands for the reader's own code: for no statement, or for no arguments
-in parentheses.
+Code is text that a comment indents by three spaces or more after an empty comment line, unless it is a list. Each piece
+of code becomes a function of one translation unit, which also has the names that comments use without declaring them
+(prelude.h). A piece that contains `main` is not put into a function. "..." stands for the reader's own code, which is
+replaced by no statement, or in parentheses by no arguments.
 """
 
 import pathlib

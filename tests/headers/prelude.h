@@ -1,7 +1,7 @@
 #pragma once
 
-// Names that examples in the comments of public headers use: a program's own module, data and values. They are declared
-// only, since examples are compiled and not run.
+// Names that examples in the comments of public headers use: a program's own module, data and values. They are only
+// declared, since examples are compiled and not run.
 
 #include <torch/script.h>
 #include <torch/torch.h>
@@ -26,7 +26,7 @@ struct MyDataset : torch::data::datasets::Dataset<MyDataset> {
   torch::data::Example<> get(std::size_t index) override;
   std::optional<std::size_t> size() const override;
 };
-/// Has the members of TokenBatches and of LibTorch's loaders.
+/// A type with the members of TokenBatches and of LibTorch's loaders.
 struct Batches {
   tessera::SamplerCursor cursor() const;
   void resume(const tessera::SamplerCursor& cursor);

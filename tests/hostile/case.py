@@ -9,15 +9,16 @@ MIB = 1 << 20
 
 @dataclasses.dataclass
 class Case:
-    """One process of a command, or, with `ranks`, one process for each rank of a job.
+    """One process of a command. With `ranks`, there is one process for each rank of a job.
 
-    It runs in the folder `inside`, which holds what seeds.py makes and `prepare` changes. Beside it lies the folder `outside`, with
-    copies of the same files: links point to them. Nothing in `outside` may be opened or changed.
+    It runs in the folder `inside`, with the files that seeds.py makes and the changes that `prepare` makes. The folder
+    `outside` lies beside it, with copies of the same files. Links point to these copies. No process may open or change
+    anything in `outside`.
     """
     group: str  # files, links, limits or network
     place: str  # the file, the port or the limit that is hostile
     what: str  # the way in which the place is hostile
-    kind: str  # the family of `what`, by which the sample is drawn
+    kind: str  # the family of `what`, from which the sample is drawn
     words: list  # words of the command line, without the program
     codes: tuple  # exit codes that are right
     prepare: Optional[Callable] = None  # a function that is called with the folder
@@ -26,15 +27,15 @@ class Case:
     opens_outside: bool = False  # files outside may be opened but not changed, since the user named the link
     environment: dict = dataclasses.field(default_factory=dict)
     limits: dict = dataclasses.field(default_factory=dict)  # limits of the process, by names of machine.LIMITS
-    disk: int = 0  # bytes of a file system of its own that is mounted at inside/disk; 0: none
+    disk: int = 0  # bytes of a separate file system that is mounted at inside/disk; 0: none
     as_nobody: bool = False  # the case runs without root's rights, since limits and permissions do not bind root
     stdout: str = ""  # a file that gets stdout; empty: a pipe gets it
     ranks: int = 0  # number of ranks of a job with a store; 0: a single process
     only: tuple = ()  # ranks that are started; empty: all
-    stranger: Optional[Callable] = None  # a function that runs beside the ranks, in a process of its own: stranger(Job)
-    late: tuple = ()  # ranks that wait until the stranger has said Job.go_on()
-    at_rest: float = 20  # seconds on a machine at rest, after which it counts as hanging
-    says: int = 20_000  # bytes that it prints at most
+    stranger: Optional[Callable] = None  # a function that runs beside the ranks, in its own process: stranger(Job)
+    late: tuple = ()  # ranks that wait until the stranger has called Job.go_on()
+    at_rest: float = 20  # seconds on an idle machine after which the case counts as hanging
+    says: int = 20_000  # most bytes that it may print
     memory: int = 256 * MIB  # bytes by which its peak may exceed that of a command that does nothing
     exec: bool = False  # the case runs the program `tessera` itself, which finds other programs beside it
 

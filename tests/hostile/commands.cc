@@ -1,5 +1,5 @@
-// Makes the commands of tessera-train a library, for tests that fork a process for each case, because starting LibTorch
-// takes longer than most cases. tests/hostile/machine.py loads it.
+// Turns the commands of tessera-train into a library, for tests that fork a process for each case. Starting LibTorch
+// takes longer than most cases. tests/hostile/machine.py loads the library.
 
 /// This is `main` of tessera-train, under the name that CMakeLists.txt gives it.
 int command_main(int argc, char** argv);

@@ -1,4 +1,5 @@
-"""Hostile files: each place is a file that a command reads, and each has the ways of mutations.py that fit its form."""
+"""Makes cases of hostile files. Each place is a file that a command reads. It gets all ways of mutations.py that fit
+the file's format."""
 
 import json
 
@@ -17,12 +18,12 @@ class Place:
         self.path, self.words, self.codes, self.forms = path, words, codes, forms
         self.names = names or (path.rpartition("/")[2],)
         self.absent = absent  # exit codes where the file is missing, or is no file
-        self.bytes_of_it = bytes_of_it  # number of ways to damage the bytes of any file
+        self.bytes_of_it = bytes_of_it  # number of ways to damage bytes that fit any file
         self.harmless = harmless  # families of mutations that may go unnoticed: the command then succeeds
         self.writes, self.more = writes, more
 
 
-# No command can notice changed numbers among a model's weights or a file's values, nor a changed letter of a text.
+# No command can notice changed numbers among a model's weights or a file's values, or a changed letter of a text.
 PLACES = [
     Place("strategy.json", PLAN, (CONFIG,), ["json"]),
     Place("model.json", PLAN, (CONFIG,), ["json"]),
@@ -101,7 +102,7 @@ def of_places(place):
 
 
 def of_values(place):
-    """Makes a case for each key, with values that it cannot have. No case says what happens with allowed values."""
+    """Makes a case for each key, with values that the key may not have. No case tests allowed values."""
     def prepare_with(number):
         def prepare(folder):
             file = folder / place.path

@@ -1,11 +1,11 @@
 """Tests hostile files, links, limits of the process, and strangers (processes outside the job) on the network. None of
-them may cause a signal, a hang, memory without bound, or a change outside of the folder of a case.
+them may cause a signal, a hang, unlimited use of memory, or a change outside of the folder of a case.
 
     Usage: python3 hostile_test.py path/to/hostile_commands.so path/to/tessera [--all] [-k PART_OF_A_NAME] [-v] [--list]
 
 Cases come from tables: a place, and a way in which it is hostile. Without --all (or TESSERA_LONG_TESTS) a sample of
-them runs. The sample has each place, each family of ways and each command in pairs with each other, as far as SAMPLE
-cases allow. A seed decides which cases are drawn.
+them runs. The sample has each place, each family of ways and each command in pairs with each other, as far as the
+number SAMPLE allows. A seed decides which cases are drawn.
 """
 
 import argparse
@@ -39,12 +39,12 @@ def all_cases():
 
 
 def pairs_of(case):
-    """Returns the pairs (of place, family and command) that this case covers."""
+    """Returns the pairs (of place, family and command) in this case."""
     return set(itertools.combinations([("group", case.group), ("place", case.place), ("kind", case.kind), ("command", case.command)], 2))
 
 
 def sample_of(cases):
-    """Returns SAMPLE cases. Each next case covers the most pairs that no case before it has covered."""
+    """Returns SAMPLE cases. Each next case covers as many new pairs as possible."""
     rng, shown, chosen = random.Random(SEED), set(), []
     left = [(case, pairs_of(case)) for case in rng.sample(cases, len(cases))]
     groups = collections.Counter(case.group for case in cases)

@@ -1,4 +1,4 @@
-"""Makes cases of limits of the process and of full devices: each ends in an error that names the limit or device, and
+"""Makes cases of limits of the process and of full devices. Each ends in an error that names the limit or device, and
 never in a signal."""
 
 from case import CONFIG, CREATE, IO, MIB, RESOURCE, Case

@@ -1,4 +1,5 @@
-"""Puts links, pipes and devices in place of input files, on the path to them, and in place of output files."""
+"""Puts links, pipes and devices in the place of input files, of output files, and of folders on the path to input
+files."""
 
 import os
 
@@ -55,7 +56,7 @@ OUTPUTS = [("--metrics", TRAIN, "out"), ("--trace", TRAIN, "out"), ("--save-weig
 
 
 def outputs():
-    """Returns cases in which something exists at the path of an output. The command changes neither what exists there
+    """Returns cases in which something exists at the path of an output. The command may not change what exists there,
     nor, if it is a link, its target."""
     def made(path):
         path.write_text("results")
@@ -73,7 +74,7 @@ def outputs():
                 if (number + turn + len(more)) % 2 or ("--checkpoint-dir" in option and more):
                     continue
                 words = [*command, option, name.partition(".")[0], *more]
-                # A folder that a user names may be a link. A file that may be overwritten is overwritten.
+                # A folder that a user names may be a link. If a file may be overwritten, it is overwritten.
                 codes = WRITE_CODES
                 if option in ("--checkpoint-dir", "--tensorboard", "--export-hf", "--out") or more:
                     codes = (*codes, 0)
@@ -95,7 +96,7 @@ HARD_LINK = ("a hard link of a file outside", "hard link", mutations.replaced(la
 
 
 def inside_folders():
-    """Returns cases in which something unexpected exists in a folder where a command keeps its own files."""
+    """Returns cases in which something unexpected exists in a folder that a command uses for its own files."""
     save = [*TRAIN, "--checkpoint-dir", "saved", "--steps", "3"]
     for path, words, writes in [("saved/lock", save, ("saved*",)), ("saved/run.lock", save, ("saved*",)), ("saved/latest", save, ("saved*",)),
                                 ("durable/rank-00000.lock", DURABLE, ("durable*", "scratch*")),

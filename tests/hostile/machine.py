@@ -1,7 +1,8 @@
-"""Runs cases, several at a time, and says what is bad about each result.
+"""Runs cases, several at a time, and reports what is bad about each result.
 
-This process has one thread and forks one for each rank of a case: the commands are a shared library that it has loaded, so LibTorch is
-started once. A case's process gets its folder, limits, user and environment, calls the command as its `main` would be called, and ends.
+This process has one thread, and forks one process for each rank of a case. The commands are a shared library that this
+process has loaded, so LibTorch is started only once. A case's process gets its folder, limits, user and environment,
+calls the command as its `main` would call it, and ends.
 """
 
 import ctypes
@@ -27,13 +28,14 @@ from patience import measure_reference, patient, REFERENCE_AT_REST  # noqa: E402
 
 NOBODY = 65534
 PROTECTION = 4 << 30  # bytes of address space beyond those at a process's start, so no case takes all of the memory
-# The names of Case.limits. Address space counts from what the process has at its start.
+# The names of Case.limits. The limit of address space is counted from the amount that the process has at its start.
 LIMITS = {"descriptors": resource.RLIMIT_NOFILE, "file size": resource.RLIMIT_FSIZE, "processes": resource.RLIMIT_NPROC,
           "locked memory": resource.RLIMIT_MEMLOCK, "address space": resource.RLIMIT_AS}
 # Variables that a launcher, or a test around this one, may have set.
 LEFT_OUT = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|OMPI_|PMI|MV2_|TESSERA_|TORCHELASTIC_")
 ERROR_LINE = re.compile(r"^(?:\[rank \d+\] )?\d\d:\d\d:\d\d\.\d+ error ", re.MULTILINE)
-# Lines that LibTorch logs about connections of its store, with stacks. They are allowed, since Tessera does not write them.
+# Lines that LibTorch logs about connections of its store, with stack traces. They are allowed, since Tessera does not
+# write them.
 OF_LIBTORCH = re.compile(r"^(\[[EWI]\d{4} |Exception raised from |frame #).*$", re.MULTILINE)
 INTERNAL = re.compile(r"internal error|Exception raised from|terminate called|\bstd::|miniz error|AddressSanitizer")
 
@@ -56,7 +58,7 @@ class Commands:
 
 
 class Watch:
-    """Sees each opening and change of a folder and of the files in it."""
+    """Watches a folder and its files for openings and changes."""
 
     SEEN = {0x1: "read", 0x2: "changed", 0x20: "opened", 0x100: "made", 0x200: "removed", 0x40: "moved", 0x80: "moved"}
     IGNORED, IS_FOLDER, CHANGES = 0x8000, 0x40000000, 0x3C2
@@ -96,7 +98,7 @@ class Watch:
 
 @dataclasses.dataclass
 class Job:
-    """The facts that a stranger knows about the job that it disturbs."""
+    """The facts that a stranger knows about the job that it attacks."""
     folder: pathlib.Path
     port: int  # port of the store
     pids: list
@@ -133,7 +135,7 @@ class End:
 
 
 class Process:
-    """A forked process, whose output goes through a pipe, since a limit of file sizes would cut it otherwise."""
+    """A forked process. Its output goes through a pipe, since a limit of file sizes would otherwise cut it."""
 
     def __init__(self, body, stdout=""):
         self.reads, writes = os.pipe()
@@ -175,7 +177,7 @@ class Process:
 
 
 def _become(body, writes, stdout):
-    """Runs in the forked process: makes a session, resets signals, and calls `body`, which does not return."""
+    """Runs in the forked process. It makes a session, resets signals, and calls `body`, which does not return."""
     try:
         os.setsid()
         libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -194,7 +196,7 @@ def _become(body, writes, stdout):
 
 
 def listing(folder):
-    """Returns {path below the folder: a value that differs if the path changed}."""
+    """Returns {path below the folder: a value that changes if the path changes}."""
     found = {}
     for path in folder.rglob("*"):
         status = path.lstat()
@@ -334,7 +336,7 @@ def _address_space():
 
 
 def _mount_at(name, size):
-    """A small file system that this process alone sees."""
+    """Mounts a small file system that only this process sees."""
     CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18
     if libc.unshare(CLONE_NEWNS) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) or \
             libc.mount(b"none", name.encode(), b"tmpfs", 0, f"size={size},mode=777".encode()):
@@ -366,7 +368,7 @@ def remove(folder):
 
 
 def run_all(cases, commands, tessera, seeds, work, at_once, least):
-    """Yields (case, what is bad, Running) as cases end."""
+    """Yields (case, list of everything that is bad, Running) when a case ends."""
     waiting, running, number = list(reversed(cases)), [], 0
     while waiting or running:
         while waiting and len(running) < at_once:

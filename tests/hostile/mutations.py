@@ -57,7 +57,7 @@ def replaced(make):
 def make_socket(path):
     with socket.socket(socket.AF_UNIX) as one:
         folder, here = os.open(path.parent, os.O_RDONLY), os.getcwd()
-        os.fchdir(folder)  # a socket's name must be short
+        os.fchdir(folder)  # the path of a socket must be short
         one.bind(path.name)
         os.chdir(here)
         os.close(folder)
@@ -88,12 +88,12 @@ IN_PLACE = [  # Each entry is (what, family, path -> None); no links, which have
 
 
 def outside_folder(path):
-    """Returns the folder beside that of the case."""
+    """Returns the folder `outside`, which lies beside the folder of the case."""
     return next(parent for parent in path.parents if parent.name == "inside").parent / "outside"
 
 
 def outside_of(path):
-    """Returns the path of this file's copy in the folder outside."""
+    """Returns the path of this file's copy in the folder `outside`."""
     outside = outside_folder(path)
     return outside / path.relative_to(outside.parent / "inside")
 
@@ -122,7 +122,8 @@ def _chain(path):
 # -------------------------------------------------------------------------------------------------------------- JSON
 
 def json_with(change):
-    """Returns a mutation that parses the JSON text. `change` returns a new value, or changes the value in place."""
+    """Returns a mutation that reads the text as JSON and writes it again. `change` returns a new value, or changes the
+    value in place."""
     def apply(data):
         value = json.loads(data)
         changed = change(value)
@@ -176,7 +177,8 @@ def with_value(document, path, value):
 
 
 def wrong_values(document, count, seed):
-    """Yields (text, changed document): at places all over it, values of all kinds, in an order that the seed draws."""
+    """Yields (text, changed document). Values of all kinds are put at places all over the document, in an order that
+    the seed draws."""
     rng = random.Random(seed)
     paths = [path for path in places_in(document) if path]
     rng.shuffle(paths)
@@ -249,7 +251,7 @@ TENSORS = [
 def zip_of(entries, compression=zipfile.ZIP_STORED):
     file = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(file, "w", compression) as archive:
-        warnings.simplefilter("ignore")  # this hides warnings about names that come twice
+        warnings.simplefilter("ignore")  # this hides warnings about repeated names
         for name, content in entries.items() if isinstance(entries, dict) else entries:
             archive.writestr(name, content)
     return file.getvalue()
@@ -285,7 +287,7 @@ def without_storages(entries):
 
 
 def lying_directory(data, offset, form, value):
-    """Changes a field of the first entry of the central directory."""
+    """Changes a field in the first entry of the central directory."""
     at = data.index(b"PK\x01\x02") + offset
     changed = bytearray(data)
     struct.pack_into(form, changed, at, value)

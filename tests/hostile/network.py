@@ -1,4 +1,5 @@
-"""Strangers (processes outside the job) that connect to the ports of a job, and listeners that are no store."""
+"""Makes cases with strangers (processes outside the job) that connect to the ports of a job, and with listeners that
+are no store."""
 
 import random
 import socket
@@ -29,7 +30,7 @@ def send(connection, data):
         pass  # the listener closed the connection, which is an answer
 
 
-# Requests to LibTorch's store: one byte for the kind, then texts, each behind its length.
+# Requests to LibTorch's store. Each has one byte for the kind, then texts, and each text comes after its length.
 HELLO = struct.pack("<BI", 0, 0x3C85F7CE)
 
 
@@ -116,7 +117,7 @@ def store(job):
 
 
 def gloo(job):
-    """Returns the ports of both ranks, apart from that of the store, once they listen."""
+    """Returns the ports of both ranks, without the store's port, after the ranks have begun to listen."""
     for _ in range(500):
         found = [[port for port in job.listening(rank) if port != job.port] for rank in (0, 1)]
         if all(len(ports) >= 2 for ports in found):  # one port waits for the rank before, which only watches this rank
@@ -136,7 +137,7 @@ def strangers():
 
 
 def answer(data, shut=False, reads=True):
-    """A listener at the store's port that is no store."""
+    """Returns a listener that takes the place of the store at the store's port."""
     def stranger(job):
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

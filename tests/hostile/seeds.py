@@ -1,4 +1,5 @@
-"""The good files that cases change: made once, by the commands themselves where they write such files."""
+"""Makes the good files that cases change. They are made once, and by the commands themselves if commands can write
+them."""
 
 import json
 import os
@@ -36,7 +37,7 @@ def with_offload(strategy, folder):
 
 
 def make_seeds(folder, run):
-    """`run(words)` runs a command in the folder and must succeed."""
+    """Makes the files in the folder. `run(words)` runs a command there and must succeed."""
     def write(name, content):
         (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
     write("model.json", MODEL)

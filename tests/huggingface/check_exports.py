@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Loads what Tessera exported with `transformers`, and compares it with the models that make_models.py made.
+"""Loads Tessera's exports with `transformers`, and compares them with the models that make_models.py made.
 
     Usage: check_exports.py FOLDER
 
-FOLDER/<name>/exported must hold the tensors of FOLDER/<name>/model byte for byte, and give the same logits.
+FOLDER/<name>/exported must have the tensors of FOLDER/<name>/model byte for byte, and give the same logits.
 """
 
 import pathlib

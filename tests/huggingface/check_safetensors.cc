@@ -1,5 +1,5 @@
-// Says for each file that is named on stdin whether TensorFiles opens it: "ok" or "no". safetensors_verdicts_test.py
-// runs it.
+// Reports for each file that stdin names whether TensorFiles opens it. It prints "ok" or "no".
+// safetensors_verdicts_test.py runs it.
 
 #include <iostream>
 #include <string>

@@ -1,8 +1,10 @@
-"""Tests fine-tuning a model of Hugging Face with the `tessera` command, from end to end, beside `transformers`.
+"""Tests fine-tuning a model of Hugging Face with the `tessera` command, from end to end, and compares it with
+`transformers`.
 
 Usage: finetune_test.py TESSERA
 
-Makes a small Qwen2 model and a tokenizer, runs examples/finetune_language_model/run on them, and looks at what comes out.
+The test makes a small Qwen2 model and a tokenizer, runs examples/finetune_language_model/run on them, and checks the
+results.
 """
 
 import concurrent.futures
@@ -81,7 +83,8 @@ class FineTuning(unittest.TestCase):
                        TESSERA=TESSERA, STEPS="60", PROMPT="The cat")
 
     def loss_of(self, folder):
-        """Returns the loss by transformers, on what two ranks read for --eval-batches 4: 64 windows of 32 tokens."""
+        """Returns the loss that transformers computes for the data that two ranks read with --eval-batches 4: 64
+        windows of 32 tokens."""
         model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
         ids = torch.tensor(self.tokenizer.encode(self.text).ids)
         windows = torch.stack([ids[32 * i:32 * i + 33] for i in range(64)])

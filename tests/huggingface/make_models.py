@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes small random models with `transformers`, and writes what a C++ test compares with.
+"""Makes small random models with `transformers`, and writes the results with which a C++ test compares.
 
     Usage: make_models.py FOLDER
 
-For each model of MODELS, FOLDER/<name>/model is what `save_pretrained` writes, FOLDER/<name>/batch holds `tokens` and `targets`
-([B, T] int64, in the format of exchange.h), and FOLDER/<name>/wanted `logits`, `loss` and the gradient of every parameter, by the
-name that transformers has for it.
+For each model of MODELS, FOLDER/<name>/model has the files that `save_pretrained` writes. FOLDER/<name>/batch has
+`tokens` and `targets` ([B, T] int64, in the format of exchange.h). FOLDER/<name>/wanted has `logits`, `loss` and the
+gradient of every parameter, under the name that transformers uses for the parameter.
 """
 
 import pathlib
@@ -27,7 +27,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 GPT2 = {"vocab_size": 61, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, **NO_DROPOUT, **NO_TOKENS}
 
-# name: model, and how large its files may be
+# name: model, and the largest allowed size of its files
 MODELS = {
     "gpt2": (lambda: GPT2LMHeadModel(GPT2Config(**GPT2)), "1GB"),
     "gpt2_untied": (lambda: GPT2LMHeadModel(GPT2Config(**{**GPT2, "n_inner": 64, "layer_norm_epsilon": 1e-3,

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Trains tokenizers with the package `tokenizers`, and writes what a C++ test compares with.
+"""Trains tokenizers with the package `tokenizers`, and writes the results with which a C++ test compares.
 
     Usage: make_tokenizers.py FOLDER
 
-FOLDER/text is 1 MB of text in many scripts, FOLDER/bytes is text with parts that are no UTF-8. For each kind (GPT-2's, Llama 3's, Qwen's and
-others' way to cut text), FOLDER/<kind>/tokenizer.json is the tokenizer, and FOLDER/<kind>/wanted holds `text` and `bytes`, their tokens, and
-`words` with `word_ends`, those of many short texts. FOLDER/<kind>/decoded is the text that `tokenizers` decodes from
-the text's tokens. Prints how fast it is.
+FOLDER/text is 1 MB of text in many scripts, and FOLDER/bytes is text with parts that are no UTF-8. The kinds are the
+ways in which GPT-2, Llama 3, Qwen and others cut text. For each kind, FOLDER/<kind>/tokenizer.json is the tokenizer.
+FOLDER/<kind>/wanted has `text` and `bytes`, which are the tokens of these files, and `words` with `word_ends`, which
+are the tokens of many short texts. FOLDER/<kind>/decoded is the text that `tokenizers` decodes from the text's tokens.
+It prints how fast the package is.
 """
 
 import pathlib
@@ -68,7 +69,7 @@ def make_bytes(seed):
 
 
 def tokenizers(text):
-    """Returns kind -> a tokenizer with 3000 tokens or so."""
+    """Returns a dictionary from each kind to a tokenizer with about 3000 tokens."""
     def trained(pre_tokenizer, normalizer=None, special=("<|endoftext|>",), **options):
         tokenizer = Tokenizer(models.BPE(**options))
         tokenizer.pre_tokenizer = pre_tokenizer

@@ -1,5 +1,5 @@
-// Tests models of `transformers`: read from their folders, they compute the same logits and gradients as there; and
-// what is exported is what was read, byte for byte.
+// Tests models of `transformers`. After they are read from their folders, they compute the same logits and gradients as
+// in transformers. An exported model is equal to the model that was read, byte for byte.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>

@@ -1,8 +1,10 @@
-"""Tests verdicts on safetensors files: Tessera's is that of the package `safetensors`, but for bounds of its own.
+"""Tests verdicts on safetensors files. Tessera's verdict must be that of the package `safetensors`, except for its own
+bounds.
 
 Usage: safetensors_verdicts_test.py CHECK
 
-CHECK (check_safetensors.cc) reads names of files from stdin, and says "ok" or "no" for each. The files are a few good ones and thousands of mutations of them.
+CHECK (check_safetensors.cc) reads names of files from stdin, and says "ok" or "no" for each. There are a few good files
+and thousands of mutations of these files.
 """
 
 import json
@@ -77,8 +79,8 @@ def accepted_by_package(path):
 
 
 def has_our_own_bounds(path):
-    """Returns whether a file is one that the package accepts and Tessera refuses. Such a file has unknown members in a
-    tensor's entry, names or shapes beyond bounds, or a NUL in a name."""
+    """Returns whether the package accepts the file, but Tessera refuses it because of its own bounds. Such a file has
+    unknown members in a tensor's entry, names or shapes beyond the bounds, or a NUL in a name."""
     whole = path.read_bytes()
     header = json.loads(whole[8:8 + struct.unpack("<Q", whole[:8])[0]], object_pairs_hook=list)
     for name, entry in header:

@@ -1,6 +1,6 @@
 """Tests scripts/to_safetensors.py on files of torch.save, of transformers, of DCP, and of DeepSpeed's layout.
 
-DeepSpeed's files are made here, in the layout that its converter to fp32 reads; DeepSpeed itself is not run.
+DeepSpeed's files are made here, in the layout that its converter to fp32 reads. DeepSpeed itself is not run.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def some_state():
 
 
 class RunsAProgram:
-    """An object that writes a file when it is unpickled without care."""
+    """An object that writes a file if it is unpickled carelessly."""
 
     def __init__(self, path):
         self.path = path
@@ -110,7 +110,7 @@ class ToSafetensors(unittest.TestCase):
         index = self.folder / "m" / "pytorch_model.bin.index.json"
         index.write_text('{"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}')
         self.expect_same(self.convert(self.folder / "m"), state)
-        # The same name stands in two files.
+        # Two files contain the same name.
         for value, code in ((state[names[0]], 0), (state[names[0]] + 1, 65)):
             torch.save({name: state[name] for name in names[2:]} | {names[0]: value}, self.folder / "m" / "pytorch_model-2.bin")
             got = self.convert(self.folder / "m", code=code)
@@ -127,8 +127,8 @@ class ToSafetensors(unittest.TestCase):
         self.assertIn("note", self.said)
 
     def test_dcp_checkpoint_of_several_ranks_is_converted(self):
-        # The process ends by itself once all is saved. PyTorch 2.11's Gloo group aborts now and then when it is taken
-        # down ("terminate called without an active exception", one run in twenty on two cores).
+        # The process ends by itself after everything is saved. PyTorch 2.11's Gloo group sometimes aborts when it is
+        # destroyed ("terminate called without an active exception", one run in twenty on two cores).
         program = ("import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp\n"
                    "from torch.distributed.tensor import distribute_tensor, init_device_mesh, Shard\n"
                    "dist.init_process_group('gloo')\n"

@@ -1,5 +1,5 @@
-// Tokens are those of the package `tokenizers`, for text in many scripts and for bytes that are no text. Files that are
-// damaged, hostile or of another kind are refused.
+// Tests that tokens are those of the package `tokenizers`, for text in many scripts and for bytes that are no text.
+// Files that are damaged, hostile or of another kind are refused.
 
 #include "workshop/tokenizer/tokenizer.h"
 
@@ -39,7 +39,7 @@ class TokenizersPackage : public ::testing::Test {
     if (!is_made_) GTEST_SKIP() << TESSERA_ORACLE_PYTHON " has no tokenizers. hint: scripts/setup --tests";
   }
 
-  /// Expects these tokens to be the same, and says where they differ.
+  /// Checks that these tokens are the same, and reports where they differ.
   static void expect_tokens(const std::vector<Tokenizer::Id>& got, const at::Tensor& wanted,
                             const Tokenizer& tokenizer) {
     const auto* const values = wanted.const_data_ptr<std::int64_t>();
@@ -104,7 +104,7 @@ TEST_F(TokenizersPackage, TokensAndTextEqualThePackages) {
   }
 }
 
-/// Returns a tokenizer.json with all bytes and a few merges, and with `more` members and another model if given.
+/// Returns a tokenizer.json with all bytes and a few merges. `more` adds members, and another model may be given.
 std::string tokenizer_json(const std::string& more = "", const std::string& model_members = "",
                            const std::string& merges = R"(["a b","ab c"])") {
   std::string vocabulary;
@@ -199,7 +199,7 @@ absl::StatusOr<Tokenizer> with_pattern(const std::string& expression) {
 }
 
 // A pattern that doubles its steps with each letter ends with an error, instead of running for a day. A pattern that
-// takes few steps for each place of a text, but many for the whole text, ends in the same error.
+// takes few steps for each place of a text, but many steps for the whole text, ends in the same error.
 TEST(TokenizerFile, EndlessPatternIsAnError) {
   std::string lines;
   for (int line = 0; line < 60; ++line) lines += std::string(32, 'a') + "b\n";
@@ -235,8 +235,8 @@ TEST(TokenizerFile, LongAddedTokenThatBeginsEverywhereIsAnError) {
   EXPECT_EQ(ids, (std::vector<Tokenizer::Id>{300, 'c'}));
 }
 
-// A search sees only a part of the text at a time, which must not change the result. Words may be longer than a part
-// and end where one ends, and a pattern may look ahead into the next part.
+// A search sees only a part of the text at a time, which must not change the result. Words may be longer than a part, a
+// word may end where a part ends, and a pattern may look ahead into the next part.
 TEST(TokenizerFile, PatternCutsLongTextsLikeShortOnes) {
   const auto tokenizer = with_pattern("(?:c\\\\S)+|\\\\s+(?!\\\\S)|^ab|ab$");
   ASSERT_TRUE(tokenizer.ok()) << message_of(tokenizer.status());
@@ -247,7 +247,7 @@ TEST(TokenizerFile, PatternCutsLongTextsLikeShortOnes) {
   };
   for (const std::size_t words : {1u, 340u, 341u, 342u, 50'000u}) {
     for (const std::size_t before : {0u, 1u, 1022u, 1023u, 1024u, 5000u}) {
-      // Pieces are "xx...", "cacaca...", "bc...", so "ab" is joined only where the pattern has not cut it.
+      // Pieces are "xx...", "cacaca...", "bc...", so "ab" is joined only at places where the pattern has not cut it.
       std::string text = std::string(before, 'x') + "ab", word;
       for (std::size_t i = 0; i < words; ++i) word += "ca";
       text += word + "bc";
@@ -261,7 +261,7 @@ TEST(TokenizerFile, PatternCutsLongTextsLikeShortOnes) {
   }
 }
 
-// utf8proc sorts the marks of one letter in time that grows with the square of their number; the marks in this text
+// utf8proc sorts the marks of one letter in a time that grows with the square of their number. The marks in this text
 // would take a day.
 TEST(TokenizerFile, ManyMarksOfOneLetterAreNormalizedInTime) {
   const auto tokenizer = Tokenizer::parse(tokenizer_json(std::string(kByteLevel) + R"("normalizer":{"type":"NFC"},)"));

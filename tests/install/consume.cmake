@@ -5,7 +5,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 file(REMOVE_RECURSE ${SCRATCH})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix)
 
-# Users see public headers and no others.
+# Users see only public headers.
 file(GLOB_RECURSE installed RELATIVE ${SCRATCH}/prefix/include ${SCRATCH}/prefix/include/*)
 foreach(header ${installed})
   if(NOT header MATCHES "^tessera/[a-z_]+\\.h$")
@@ -38,7 +38,7 @@ function(expect_learning program)
 endfunction()
 expect_learning(${SCRATCH}/build/consumer)
 
-# The same program without CMake, by what pkg-config says of the copy.
+# This builds the same program without CMake, with the flags that pkg-config gives for the copy.
 find_program(PKG_CONFIG NAMES pkg-config pkgconf REQUIRED)
 file(GLOB_RECURSE package ${SCRATCH}/prefix/*/tessera.pc)
 cmake_path(GET package PARENT_PATH folder)
@@ -52,7 +52,7 @@ endif()
 run(${CXX} -std=c++20 ${compile} ${SOURCE}/main.cc -o ${SCRATCH}/by_pkg_config ${link})
 expect_learning(${SCRATCH}/by_pkg_config)
 
-# README and the page for C++ show this program.
+# README and the page for C++ must show this program.
 file(READ ${SOURCE}/main.cc program)
 foreach(page README.md docs/start-cpp.md)
   file(READ ${CMAKE_CURRENT_LIST_DIR}/../../${page} text)

@@ -1,5 +1,6 @@
-# Takes this tree into another project with FetchContent. The whole library would take minutes to build a second time, so
-# this configures, builds its lowest layer, and compiles the program that uses the public headers, without linking it.
+# Takes this tree into another project with FetchContent. The whole library would take minutes to build a second time.
+# So this configures, builds its lowest layer, and compiles the program that uses the public headers, without linking
+# it.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 file(REMOVE_RECURSE ${SCRATCH})

@@ -1,4 +1,4 @@
-# run(<command>...): shows what the command says, leaves it in `output`, and ends the script if the command fails.
+# run(<command>...): prints the command's output, stores it in `output`, and ends the script if the command fails.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE failed OUTPUT_VARIABLE output ERROR_VARIABLE output)
   message("${output}")

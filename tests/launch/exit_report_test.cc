@@ -1,4 +1,4 @@
-// Tests the launcher's report: which rank's failure is the cause, and what the exit code is.
+// Tests the launcher's report: which rank's failure is the cause, and which exit code the job gets.
 
 #include "workshop/launch/exit_report.h"
 
@@ -128,7 +128,7 @@ TEST(ExitReport, RankThatEndedEarlyWithSuccessIsNamed) {
   const auto lost = record(0, 75, 5);
   const std::string text = failure_report({lost, record(1, 0, 2)}, lost);
   EXPECT_THAT(text, HasSubstr("rank 1 had ended early, and with success (exit code 0), 3.0 s before"));
-  // If there is a failure, it is reported instead of the early end.
+  // If there is a failure, the report names it instead of the early end.
   const auto guilty = record(0, 74, 5);
   EXPECT_THAT(failure_report({guilty, record(1, 0, 2)}, guilty), Not(HasSubstr("ended early")));
   EXPECT_THAT(failure_report({lost, record(1, 0, 9)}, lost), Not(HasSubstr("ended early")));

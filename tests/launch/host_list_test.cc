@@ -1,4 +1,4 @@
-// Tests lists of hosts, frames and the environment that goes to other hosts: no process is started.
+// Tests lists of hosts, frames, and the environment that is sent to other hosts. No process is started.
 
 #include "workshop/launch/hosts/host_list.h"
 

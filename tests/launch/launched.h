@@ -22,12 +22,12 @@
 #include "tests/support/limits/patience.h"
 #include "workshop/launch/launcher.h"
 
-// The helpers that tests of the launcher share: a launcher in a process of its own, and functions that look at the
-// processes that it started.
+// Helpers that tests of the launcher share: a launcher in a separate process, and functions that look at the processes
+// that it started.
 
 namespace tessera {
 
-/// Runs `launch` in a process of its own and reads its output. The destructor ends it, and the ranks with it.
+/// Runs `launch` in a separate process and reads its output. The destructor ends the process, and the ranks with it.
 class Launcher {
  public:
   explicit Launcher(LaunchOptions options, std::optional<rlimit> descriptors = std::nullopt) {
@@ -55,7 +55,8 @@ class Launcher {
   pid_t pid() const { return pid_; }
   void send(int signal) { ::kill(pid_, signal); }
 
-  /// Reads until both pipes are closed, then waits for the process. Returns the exit code as a shell counts it.
+  /// Reads until both pipes are closed, then waits for the process. Returns the exit code in the form in which a shell
+  /// reports it.
   int wait() {
     while (read_some(-1)) {
     }
@@ -93,7 +94,7 @@ class Launcher {
   std::array<bool, 2> open_ = {true, true};
 };
 
-/// Returns options to run `script` on each rank. A test that waits for a time-out sets a shorter one.
+/// Returns options to run `script` on each rank. A test that waits for a timeout sets a shorter one.
 inline LaunchOptions shell(int ranks, const std::string& script) {
   LaunchOptions options;
   options.ranks = ranks;
@@ -103,7 +104,7 @@ inline LaunchOptions shell(int ranks, const std::string& script) {
   return options;
 }
 
-/// A folder that is removed when the test ends, for files by which ranks wait for each other.
+/// A folder for files by which ranks wait for each other. It is removed when the test ends.
 class Folder {
  public:
   Folder() {
@@ -121,7 +122,7 @@ class Folder {
   std::string path_;
 };
 
-/// Returns whether a process lives: it is neither a zombie nor gone.
+/// Returns whether a process is alive, and not a zombie.
 inline bool is_running(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;

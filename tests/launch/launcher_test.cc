@@ -49,7 +49,7 @@ TEST(Launch, RanksGetTheVariablesOfTorchrun) {
   EXPECT_EQ(launcher.err, "");
 }
 
-/// Returns the path of a script that stands in for `tessera serve`.
+/// Returns the path of a script that replaces `tessera serve`.
 std::string server_script(const Folder& folder, const std::string& text) {
   const std::string path = folder / "tessera";
   std::ofstream(path) << "#!/bin/sh\n" << text << "\n";
@@ -103,7 +103,8 @@ TEST(Launch, ServerThatKeepsItsShardsStartsAgainOnItsAddress) {
   EXPECT_THAT(launcher.err, HasSubstr("it starts again"));
 }
 
-// The child that the server leaves in its group keeps the launcher from starting it again until the rank has gone.
+// The child that the server leaves in its group keeps the launcher from starting the server again until the rank has
+// gone.
 TEST(Launch, ServerThatKeepsItsShardsMayBeKilledAsTheLastRankEnds) {
   const Folder folder;
   const std::string pid = folder / "pid";
@@ -132,8 +133,8 @@ TEST(Launch, RanksThatAllFailBesideServersAreAFailure) {
   EXPECT_EQ(launcher.wait(), 65);
 }
 
-/// Returns options for workers that come and go, beside a server that ends by SIGUSR1, as `tessera serve` does.
-/// `script` runs once the server does.
+/// Returns options for workers that come and go, with a server that SIGUSR1 ends, as with `tessera serve`. `script`
+/// runs once the server is running.
 LaunchOptions elastic(const Folder& folder, const WorkerRange& workers, const std::string& script) {
   auto options = shell(workers.most, "until test -e " + (folder / "serves") + "; do sleep 0.01; done; " + script);
   options.workers = workers;
@@ -177,7 +178,8 @@ TEST(Launch, ServerOfWorkersThatKeepsItsShardsStartsAgain) {
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("parameter server 0 has ended: signal 9"), HasSubstr("it starts again")));
 }
 
-// All steps are made by then, as the other worker's end says. The worker that begins anew writes the results.
+// All steps have been made by then, as the end of the other worker shows. The worker that is started again writes the
+// results.
 TEST(Launch, WorkerThatFailsToWriteTheResultsBeginsAnewOrIsAFailure) {
   for (const int restarts : {0, 1}) {
     const Folder folder;
@@ -293,7 +295,7 @@ TEST(JobSecret, FilesThatAreNoSecretsAreRefused) {
 }
 
 TEST(Launch, LinesOfRanksAreNotTorn) {
-  // Each line is written in two halves by each of four ranks at once.
+  // Four ranks write lines at the same time, each line in two halves.
   Launcher launcher(
       shell(4,
             "i=0; while [ $i -lt 200 ]; do printf 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'; "
@@ -309,7 +311,7 @@ TEST(Launch, LinesOfRanksAreNotTorn) {
     }
     ++count[rank];
   }
-  EXPECT_THAT(count, ::testing::Each(201));  // the last line came without a line end
+  EXPECT_THAT(count, ::testing::Each(201));  // the last line had no line end
   EXPECT_THAT(launcher.err, HasSubstr("[rank 2] e\n"));
 }
 
@@ -330,8 +332,8 @@ TEST(Launch, LongOutputArrivesWhole) {
 }
 
 TEST(Launch, FirstFailureSetsTheExitCodeAndIsReportedLast) {
-  // Rank 2 fails first. The others then fail since they lost a peer, and one of them prints more. They wait until rank
-  // 2 is known to be gone: kill -0 finds it until the launcher has looked at its end.
+  // Rank 2 fails first. The other ranks then fail since they lost a peer, and one of them prints more. They wait until
+  // rank 2 is known to be gone: kill -0 finds it until the launcher has reaped it.
   const Folder folder;
   const std::string pid = folder / "pid";
   Launcher launcher(
@@ -349,7 +351,7 @@ TEST(Launch, FirstFailureSetsTheExitCodeAndIsReportedLast) {
 }
 
 TEST(Launch, LaterFailureGoesBeforePeerLoss) {
-  // The rank whose failure is the cause ends slowly: the ranks that it aborted are gone before it.
+  // The rank whose failure is the cause ends slowly. The ranks that it aborted are gone before it.
   Launcher launcher(shell(3, "if [ $RANK = 0 ]; then sleep 0.4; exit 70; fi; exit 75"));
   EXPECT_EQ(launcher.wait(), 70);
   EXPECT_THAT(launcher.err, HasSubstr("first cause: rank 0"));
@@ -415,7 +417,7 @@ TEST(Launch, InterruptEndsTheRestarts) {
   EXPECT_THAT(launcher.out, Not(HasSubstr("ready 1")));
 }
 
-// The error report of a rank of an earlier start is not taken for that of the next start.
+// The error report of a rank from an earlier start is not used for the next start.
 TEST(Launch, ErrorReportOfAnEarlierStartIsNotReused) {
   auto options = shell(1,
                        "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && echo '{\"message\":\"the first start\"}' > "

@@ -49,7 +49,7 @@ TEST(RankEnvironment, WorkerThatComesAndGoesIsAJobOfOneRank) {
       << "a job that a worker starts";
 }
 
-/// `resolve_topology` understands the launcher's variables, whatever started the launcher.
+/// `resolve_topology` understands the launcher's variables, in whatever way the launcher was started.
 TEST(RankEnvironment, VariablesAreUnderstoodInsideOtherLaunchers) {
   const std::vector<std::vector<std::string>> around = {
       {},

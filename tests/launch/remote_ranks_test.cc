@@ -23,7 +23,7 @@ LaunchOptions on_hosts(int hosts, const std::string& script) {
   return options;
 }
 
-/// Makes a program that takes the place of `tessera` on the other hosts.
+/// Makes a program that replaces `tessera` on the other hosts.
 std::string script_file(const Folder& folder, const std::string& text) {
   const std::string path = folder / "a program's name";
   std::ofstream(path) << "#!/bin/sh\n" << text << "\n";
@@ -31,7 +31,7 @@ std::string script_file(const Folder& folder, const std::string& text) {
   return path;
 }
 
-/// A variable of this process while the object lives.
+/// A variable of this process that is set while the object exists.
 class Variable {
  public:
   Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
@@ -159,7 +159,7 @@ TEST(LaunchHosts, SilentLauncherEndsTheRanksOfOtherHosts) {
 }
 
 TEST(LaunchHosts, LostConnectionEndsTheJobWithThatCause) {
-  // The agent is the parent of the ranks. Whatever ends the agent ends the connection.
+  // The agent is the parent of the ranks. If anything ends the agent, the connection ends too.
   const Folder folder;
   const std::string all = folder / "all";
   auto options = on_hosts(2, "echo pid=$$; echo ready; [ $RANK = 3 ] || exec sleep 1000; until [ -e " + all +
@@ -278,7 +278,7 @@ TEST(LaunchHosts, HostsThatCannotStartRanksAreNamedBeforeAnyRankStarts) {
 TEST(LaunchHosts, HostThatAnswersAndStartsNothingIsNamedWhenItsTimeIsUp) {
   const Folder folder;
   auto options = on_hosts(2, "sleep 1000");
-  // The agent greets, and then sends nothing more.
+  // The agent sends its greeting, and then nothing more.
   options.tessera = script_file(folder, TESSERA_PROGRAM " launch-agent < /dev/null 2> /dev/null; exec sleep 1000");
   options.times.connect_s = 3;
   Launcher launcher(options);
@@ -287,7 +287,7 @@ TEST(LaunchHosts, HostThatAnswersAndStartsNothingIsNamedWhenItsTimeIsUp) {
                                   HasSubstr("hint: ")));
 }
 
-/// Makes an agent that does not see what lies in `hidden`, as on a host to which `hidden` was not copied.
+/// Makes an agent that does not see the files in `hidden`, as on a host to which `hidden` was not copied.
 std::string agent_without(const Folder& folder, const std::string& hidden) {
   return script_file(
       folder, "exec unshare -m sh -c 'mount -t tmpfs none \"$0\" && exec " TESSERA_PROGRAM " launch-agent' " + hidden);

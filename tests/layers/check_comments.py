@@ -1,5 +1,6 @@
-"""Comments of C++ sources are sentences that fit the page: no line above 120 columns, no sentence that begins with "Of", and a header
-says what it is. The name of a test has a subject: it does not begin with "And", "Of" or "But".
+"""Checks that comments of C++ sources are sentences that fit the page. No line is longer than 120 columns, no sentence
+begins with "Of", and each header has a comment that describes it. The name of a test has a subject: it does not begin
+with "And", "Of" or "But".
 
 Usage: check_comments.py ROOT
 """
@@ -22,8 +23,8 @@ def sources(root):
 
 
 def begins_with_of(text):
-    """Line numbers, from 1, of comments in which a sentence begins with "Of". A comment behind code may begin a
-    sentence with a small letter too."""
+    """Returns the line numbers, from 1, of comments in which a sentence begins with "Of". A sentence in a comment
+    behind code may also begin with a small letter."""
     for block in BLOCK.finditer(text):
         first = text[: block.start()].count("\n") + 1
         begun = True  # the line begins a sentence

@@ -1,5 +1,5 @@
-"""check_comments.py finds a long line, a sentence that begins with "Of", a header without a comment, and a test whose
-name has no subject."""
+"""Tests that check_comments.py finds a long line, a sentence that begins with "Of", a header without a comment, and a
+test whose name has no subject."""
 
 import pathlib
 import subprocess

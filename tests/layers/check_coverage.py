@@ -1,4 +1,4 @@
-"""docs/coverage.md claims nothing that cannot be looked up: whatever it has in backticks exists in this tree.
+"""Checks that docs/coverage.md claims nothing that cannot be looked up: every name in backticks exists in this tree.
 
 Such a name is that of a test (`FILE: Suite.Name`, or `FILE: method` in Python), a path from the root or from include/,
 a command of `tessera` with its options, or a key of the strategy file, with one of its values or without (`sync.type:
@@ -30,7 +30,8 @@ KEY = re.compile(r"([a-z][\w.]*)(?:: (\w+))?")
 
 @functools.cache
 def values_of_keys(root):
-    """Maps each key of the strategy file, such as "sync.type", to the words that it allows; none if any is allowed."""
+    """Maps each key of the strategy file, such as "sync.type", to the words that the key allows. There are none if any
+    text is allowed."""
     def keys(schema, before):
         for name, inner in schema.get("properties", {}).items():
             yield before + name, tuple(inner.get("enum", ()))
@@ -40,15 +41,15 @@ def values_of_keys(root):
 
 @functools.cache
 def words_of_commands(root):
-    """Returns the quoted words in the sources of the commands, such as "bench" and "--fit", and both names of
-    "-n,--ranks"."""
+    """Returns the quoted words in the sources of the commands, such as "bench" and "--fit". For "-n,--ranks" it returns
+    both names."""
     sources = sorted((root / COMMANDS).rglob("*.cc"))
     return {word for source in sources for text in LITERAL.findall(source.read_text(encoding="utf-8")) for word in text.split(",")}
 
 
 def words_to_look_up(command):
-    """Returns the words to look up. For "tessera plan --strategy auto" they are plan and --strategy, since the word after an option is
-    its value."""
+    """Returns the words to look up. These are plan and --strategy for "tessera plan --strategy auto", since the word
+    after an option is its value."""
     words = command.split()[1:]
     return [word for i, word in enumerate(words) if word.startswith("-") or not any(before.startswith("-") for before in words[:i])]
 
@@ -67,7 +68,7 @@ def exists(root, name):
 
 
 def rows(text):
-    """Returns the cells of each row in the tables of techniques, also of rows with too many or too few cells."""
+    """Returns the cells of each row in the tables of techniques, even if a row has too many or too few cells."""
     inside = False
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []

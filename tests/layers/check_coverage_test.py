@@ -1,4 +1,5 @@
-"""check_coverage.py finds a name that does not exist any more, and a row that lacks something; it accepts all else."""
+"""Tests that check_coverage.py finds a name that does not exist any more, and a row that lacks something, and accepts
+everything else."""
 
 import json
 import pathlib

@@ -1,11 +1,12 @@
-"""Every file of this project that a page or a comment names exists, and so does every test that a page names.
+"""Checks that every file of this project that a page or a comment names exists, and every test that a page names.
 
-A name ends in .h, .cc, .cu, .cuh, .py or .md. In pages, the names in backticks and in links are looked at; in sources, the names in
-comments. With a '/' it is a path from the root, from include/ or docs/, or from the folder that names it. A name
-without a '/' is that of any file of this project. Pages may also name folders and programs; names that begin with a
-folder of ours are looked at. A link of a page is a path from the page's folder, as a browser follows it.
+A name ends in .h, .cc, .cu, .cuh, .py or .md. Names in backticks and in links are checked in pages, and names in
+comments are checked in sources. A name with a '/' is a path from the root, from include/ or docs/, or from the folder
+of the file that names it. A name without a '/' may be that of any file of this project. Pages may also name folders and
+programs. Such names are checked if they begin with a folder of ours. A link of a page is a path from the page's folder,
+as a browser follows it.
 
-A page in MOST_BYTES has the limit of bytes that stands there. Other pages of docs/ have a limit too, except LISTS and
+A page in MOST_BYTES has the limit of bytes that is given there. Other pages of docs/ have a limit too, except LISTS and
 pages that a program makes.
 
 A page names a test as `FILE: Suite.Name` (GoogleTest), `FILE: method` (Python), or, for the table in
@@ -24,12 +25,12 @@ import sys
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "*/README.md", "*/*/README.md"]
 MOST_BYTES = {"README.md": 8192}  # the most bytes that a page outside of docs/ may have
 MOST_BYTES_OF_A_PAGE = 25 * 1024
-LISTS = ["docs/faults.md"]  # these pages are looked up, and not read from top to bottom
-MADE = "<!-- Made by "  # stands in a page that a program makes
+LISTS = ["docs/faults.md"]  # these pages are for looking things up, and are not read from top to bottom
+MADE = "<!-- Made by "  # marks a page that a program makes
 CODE = ["benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "offload", "optim", "planner", "python", "runtime", "scripts",
         "sharding", "tests", "workshop"]
 SUFFIXES = (".h", ".cc", ".cu", ".cuh", ".py", ".md")
-# A name whose folder is in capitals (DIRECTORY/strategy.md) is a placeholder, and is not looked at.
+# A name whose folder is in capitals (DIRECTORY/strategy.md) is a placeholder, and is not checked.
 NAME = re.compile(r"(?<![\w/.:<~-])(?![A-Z]+/)((?:[\w.{},-]+/)*[\w{},-]+\.(?:h|cc|cuh|cu|py|md|\{[\w,]+\}))(?![\w/(-])")
 IN_BACKTICKS = re.compile(r"`([^`\n]+)`|\]\(([^)\n]+)\)")
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(?:#[^)\s]*)?\)")
@@ -38,7 +39,8 @@ TEST = re.compile(r"`(tests/[\w/]+\.(?:cc|py)): ([^`\n]+)`")
 ROWS = "tests/app/odd_inputs/rows.py"
 COMMENTS = {".py": re.compile(r'#.*|"""[\s\S]*?"""')}
 C_COMMENTS = re.compile(r"//.*")
-# Headers and files of other projects: LibTorch, PyTorch, the standard library, the system's, and what a user writes.
+# Headers and files of other projects: those of LibTorch, PyTorch, the standard library and the system, and files that a
+# user writes.
 ELSEWHERE = re.compile(r"(ATen|c10|torch|caffe2|absl|nlohmann|gloo|CLI|sys|linux|arpa|netinet)/|(nccl|mpi|sysexits)\.h$|main\.cc$")
 EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # these tests make trees of sources, and name files in them
 
@@ -74,7 +76,7 @@ def has_test(root, file, name):
 
 
 def expanded(name):
-    """Returns all names that a name with {a,b} stands for: one with a and one with b."""
+    """Returns all names for which a name with {a,b} stands: one with a and one with b."""
     choice = re.search(r"\{([^{}]*)\}", name)
     if choice is None:
         return [name]
@@ -97,7 +99,8 @@ def dead_links(page):
 
 
 def ours(root):
-    """Returns the files of this project, relative to the root; none of a build, a virtual environment or git."""
+    """Returns the files of this project, relative to the root. Files of builds, virtual environments and git are left
+    out."""
     for top in [root, *(root / folder for folder in [*CODE, "docs"])]:
         for file in top.glob("*") if top == root else top.rglob("*"):
             path = file.relative_to(root)
@@ -106,7 +109,7 @@ def ours(root):
 
 
 def most_bytes(root, source):
-    """Returns how many bytes a page may have; None: any number."""
+    """Returns how many bytes a page may have, or None if there is no limit."""
     if not source.startswith("docs/") or not source.endswith(".md") or source in LISTS:
         return MOST_BYTES.get(source)
     return None if MADE in (root / source).read_text(encoding="utf-8") else MOST_BYTES_OF_A_PAGE

@@ -1,5 +1,5 @@
-"""check_docs.py notices a name of a file or a test that is gone, in pages and comments, and a README or page that is too long; and
-nothing else."""
+"""Tests that check_docs.py reports a name of a file or a test that is gone, in pages and comments, and a README or page
+that is too long, and nothing else."""
 
 import pathlib
 import tempfile

@@ -1,10 +1,11 @@
-"""docs/environment.md names every environment variable that the code reads or sets, and no variable of Tessera that nobody reads. Slurm's
-variables may be named in docs/guide/slurm.md and not there.
+"""Checks that docs/environment.md names every environment variable that the code reads or sets, and no variable of
+Tessera that is never read. Slurm's variables may be named in docs/guide/slurm.md instead.
 
-The check looks at C++ and Python sources, the scripts and the CMake files. A variable counts as read where a call such as getenv("NAME")
-or os.environ["NAME"] names it, where a script writes ${NAME:-...}, and where CMake writes $ENV{NAME}. A file that reads variables through
-tables has their names as strings, so each string of such a file that looks like a name (capitals and a "_") counts too. Tests, benchmarks
-and examples also set variables of other programs, so only their names that begin with TESSERA_ count.
+The check looks at C++ and Python sources, the scripts and the CMake files. A variable counts as read if a call such as
+getenv("NAME") or os.environ["NAME"] names it, if a script contains ${NAME:-...}, or if CMake contains $ENV{NAME}. A
+file that reads variables through tables has their names as strings. Each string of such a file that looks like a name
+(capitals and a "_") therefore counts too. Tests, benchmarks and examples also set variables of other programs, so only
+their names that begin with TESSERA_ count.
 
 Usage: check_environment.py ROOT
 """
@@ -17,7 +18,7 @@ import sys
 PAGE = "docs/environment.md"
 PAGES = (PAGE, "docs/guide/slurm.md")
 OF_OTHERS = ("tests/", "benchmarks/", "examples/")
-EXCEPT = ("tests/layers/",)  # this folder names variables that nobody reads
+EXCEPT = ("tests/layers/",)  # this folder names variables that are never read
 CALL = re.compile(r'(?:getenv|setenv|putenv|\btext|\bhas|\btake)\(\s*"([A-Za-z]\w*)"')
 NUMBER = re.compile(r'number\(\w+, "([A-Za-z]\w*)"')
 ENTRY = re.compile(r"""environ\[["'](\w+)["']\]|["'](\w+)["'] (?:not )?in os\.environ""")

@@ -1,4 +1,5 @@
-"""check_environment.py finds a variable that no page names, in each way of reading it, and a row of a variable that nobody reads."""
+"""Tests that check_environment.py finds a variable that no page names, in each way of reading it, and a row for a
+variable that is never read."""
 
 import pathlib
 import subprocess

@@ -1,9 +1,9 @@
-"""Each remedy ("hint: ...") that an error may have has an id, and docs/errors.md has a row for it.
+"""Checks that each remedy ("hint: ...") that an error may have has an id, and that docs/errors.md has a row for it.
 
     blocks.3: wanted 4 microbatches, got 3. [T0217] hint: call backward first
 
 An id stands in the source, directly before its remedy. The id belongs to that error for ever, since people search for
-it: docs/errors.md, which is made from the sources, also remembers the ids of errors that are gone. scripts/errors gives
+it. docs/errors.md is made from the sources, and also remembers the ids of errors that are gone. scripts/errors gives
 new ids and writes the page.
 
 Usage: check_errors.py ROOT
@@ -19,8 +19,8 @@ import error_texts
 
 PAGE, CODES = "docs/errors.md", "include/tessera/exit_code.h"
 GONE = "retired"
-# Each entry has a heading, a remark about its error texts, the folders whose errors belong to it, and the exit code if
-# the sources do not show it. The first entry that fits counts.
+# Each entry has a heading, a remark about its error texts, and the folders whose errors belong to it. It also has the
+# exit code if the sources do not show it. The first entry that matches an error is used.
 ROOMS = [("Strategy files and configurations", "File, line, column and key come before each.", ["runtime/config"], "kConfig"),
          ("Start of a job", "The launcher, its variables, and how ranks meet and miss each other.", ["workshop/launch", "runtime/comm"], ""),
          ("Files, disks and limits of the system", "", ["runtime/base", "offload"], ""),
@@ -50,7 +50,7 @@ def escaped(text):
 
 
 def read_sources(root):
-    """Returns two dictionaries, for C++ and for Python: [path] = text."""
+    """Returns two dictionaries, for C++ and for Python: {path: text}."""
     cpp, python = {}, {}
     for folder in sorted({folder.partition("/")[0] for _, _, folders, _ in ROOMS for folder in folders}):
         for file in sorted((root / folder).rglob("*")):
@@ -70,7 +70,8 @@ def read_errors(root):
 
 
 def read_page(root):
-    """Returns the rows of the page: [id] = (exit codes, text, remedy). The codes of an error that is gone are GONE."""
+    """Returns the rows of the page: {id: (exit codes, text, remedy)}. The codes of an error that no longer exists are
+    GONE."""
     page = (root / PAGE).read_text(encoding="utf-8") if (root / PAGE).exists() else ""
     return {row[1]: (row[2], row[3], row[4]) for row in ROW.finditer(page)}
 
@@ -80,21 +81,21 @@ def room_of(error):
 
 
 def row_of(error, numbers):
-    """Returns (exit codes, text, remedy) as the page shows them."""
+    """Returns (exit codes, text, remedy) in the form in which the page shows them."""
     usual = room_of(error)[3]
     codes = sorted({str(numbers.get(code, code)) for code in [*error.codes, usual] if code}) or [numbers[""]]
     return escaped(" or ".join(codes)), escaped(error.text or "{...}"), escaped(error.remedy)
 
 
 def rows_of(root, errors):
-    """Returns [id] = (exit codes, text, remedy) of the sources."""
+    """Returns {id: (exit codes, text, remedy)} of the sources."""
     names = dict(re.findall(r"\b(k\w+) = (\d+),", (root / CODES).read_text(encoding="utf-8")))
     numbers = {**names, "kWarning": "a warning", "kErrno": "71, 73, 74 or 77", "": "–"}
     return {error.id: row_of(error, numbers) for error in errors if error.id}
 
 
 def page_of(root, errors, gone):
-    """Returns the text of the page. `gone`: rows of ids that no source has any more."""
+    """Returns the text of the page. `gone`: rows of ids that are not in the sources any more."""
     rows = rows_of(root, errors)
     sections = collections.defaultdict(dict)
     for error in errors:
@@ -114,7 +115,7 @@ def words(*texts):
 
 
 def is_other_error(old, new):
-    """Returns whether the two rows differ so much that they cannot be the same error with a changed text."""
+    """Returns whether the two rows differ so much that they cannot be one error whose text has changed."""
     if old[1] == new[1] or old[2] == new[2]:
         return False
     before, now = words(*old[1:]), words(*new[1:])
@@ -122,7 +123,7 @@ def is_other_error(old, new):
 
 
 def complaints(root, errors, reworded=()):
-    """Yields a complaint for each fault, except that the page is out of date."""
+    """Yields a complaint for each fault. It does not check whether the page is up to date."""
     page = read_page(root)
     places = collections.defaultdict(list)
     for error in errors:

@@ -1,5 +1,5 @@
-"""check_errors.py reads what errors say, and finds ids that are missing, given twice, taken away or given to other
-errors; scripts/errors mends these faults."""
+"""Tests that check_errors.py reads the texts of errors, and finds ids that are missing, given twice, removed or given
+to other errors. Also tests that scripts/errors repairs these faults."""
 
 import importlib.machinery
 import importlib.util

@@ -1,4 +1,5 @@
-"""Every C++ and CUDA source is as clang-format would leave it. Mend with: clang-format -i FILE...
+"""Checks that every C++ and CUDA source is formatted as clang-format would format it. To repair a source, run
+clang-format -i FILE...
 
 Usage: check_format.py ROOT CLANG_FORMAT
 """
@@ -10,7 +11,7 @@ import sys
 
 FOLDERS = ["benchmarks", "checkpoint", "engine", "examples", "include", "offload", "optim", "planner", "python", "runtime", "sharding",
            "tests", "workshop"]
-# Declarations that stand in for another project's headers, where the order of includes matters.
+# Declarations that replace another project's headers, where the order of includes matters.
 EXCEPT = ["runtime/comm/c10d/gloo_stubs", "runtime/comm/c10d/gloo_transport.cc", "tests/support/stand_ins/cuda_on_host.h"]
 
 

@@ -1,5 +1,6 @@
-"""A header whose comments use a coined word names the glossary once, with the word: `// See docs/glossary.md: slot, unit.` stands directly
-behind `#pragma once`. Coined words are those that docs/glossary.md prints bold. Headers of tests and examples are not looked at.
+"""Checks that a header whose comments use a coined word names the glossary once, with the word: `// See
+docs/glossary.md: slot, unit.` must stand directly after `#pragma once`. Coined words are those that are bold in
+docs/glossary.md. Headers of tests and examples are not checked.
 
 Usage: check_glossary.py ROOT [--write]; --write puts the right line into each header.
 """
@@ -22,7 +23,7 @@ def coined_words(glossary):
 
 
 def words_used(text, coined):
-    """Returns the coined words of the comments, in singular."""
+    """Returns the coined words in the comments, in the singular."""
     comments = " ".join(part.strip() for part in COMMENT.findall(LINE.sub("", text))).lower()
     return {word for word in coined if re.search(rf"\b{re.escape(word)}s?\b", comments)}
 

@@ -1,4 +1,5 @@
-"""check_glossary.py finds a header that uses a coined word and does not name the glossary, and a line that names other words."""
+"""Tests that check_glossary.py finds a header that uses a coined word and does not name the glossary, and a line that
+names other words."""
 
 import pathlib
 import subprocess

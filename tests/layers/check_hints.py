@@ -1,10 +1,10 @@
-"""An error that a user can cause ends in a remedy of its own ("hint: ..."). The check looks for texts that have none.
+"""Checks that an error that a user can cause ends in its own remedy ("hint: ..."). The check looks for texts that have
+none.
 
-The check takes these for errors: calls of make_error, expect or TORCH_CHECK, `throw Error`, and in Python `raise` with
-a call. The text of an error may come from elsewhere: from another error (message_of), from a variable that its function
-makes, or from a parameter, if the function's callers add the hint. A bug of Tessera (ExitCode::kInternal) is no fault
-of the user, so
-it needs no hint. Each hint has an id: tests/layers/check_errors.py.
+Calls of make_error, expect or TORCH_CHECK, `throw Error`, and in Python `raise` with a call count as errors. The text
+of an error may come from elsewhere: from another error (message_of), or from a variable that its function makes. It
+comes from a parameter if the function's callers add the hint. A bug of Tessera (ExitCode::kInternal) is no fault of the
+user, so it needs no hint. Each hint has an id: tests/layers/check_errors.py.
 
 Usage: check_hints.py ROOT
 """
@@ -17,22 +17,22 @@ import sys
 FOLDERS = ["include", "runtime", "sharding", "planner", "offload", "checkpoint", "optim", "engine", "python",
            "workshop/app", "workshop/launch", "workshop/models", "workshop/tokenizer"]
 ERROR = re.compile(r"\b(make_error|throw (?:tessera::)?Error|expect|TORCH_CHECK(?:_\w+)?)\(")
-# Matches whatever brings a hint: the word itself, a function or variable named for it, or the text of an error that was checked where it
-# was made.
+# Matches everything that adds a hint. This is the word itself, a function or variable named for it, or the text of an
+# error that was checked in the place that made it.
 BRINGS_HINT = re.compile(r"[Hh]int|reason_of(?:_\w+)?\(|message_of\(|[.>]message\(\)")
 INTERNAL = re.compile(r"^\s*ExitCode::kInternal\s*,")
 # The text of an error that was made elsewhere. The code that catches an OutOfMemoryError adds a text about memory
 # (engine/job/last_words.cc).
 PASSED_ON = re.compile(r"^\s*(static_cast<ExitCode>\(|OutOfMemoryError,)")
 LITERAL = re.compile(r'"(?:[^"\\\n]|\\.){12,}"')
-# Parameters that hold the text of an error; the others hold names of a file, a rank or a call.
+# Parameters that hold the text of an error. The other parameters hold names of a file, a rank or a call.
 TEXT = re.compile(r"(what|why|wrong|text|message|problem|problems|reason|error|errors|said|words|complaint|costs)(_\w+)?$")
 CONTROL = {"if", "for", "while", "switch", "catch", "return"}
 FUNCTION = re.compile(r"([\w~]+)\s*(?:=\s*\[[^\]]*\]\s*)?\(((?:[^()]|\([^()]*\))*)\)[^()]*(?:\([^()]*\)[^()]*)*$", re.S)
 
 
 def without_comments(text):
-    """Returns `text` with blanks for comments, so that positions stay."""
+    """Returns `text` with blanks in place of comments, so that positions do not change."""
     blank = lambda found: found.group() if found.group().startswith('"') else re.sub(r"[^\n]", " ", found.group())
     return re.sub(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', blank, text, flags=re.S)
 
@@ -51,8 +51,8 @@ def end_of_call(bare, opening):
 
 
 class Function:
-    """The function or named lambda around a position in the text: its name, its parameters' names, and where its body
-    begins."""
+    """The function or named lambda around a position in the text: its name, its parameters' names, and the place where
+    its body begins."""
 
     def __init__(self, bare, place):
         self.name, self.parameters, self.body = "", [], 0
@@ -74,7 +74,7 @@ class Function:
 
 
 def is_declaration(bare, place):
-    """Returns whether a type stands before the name at the position `place`."""
+    """Returns whether a type stands before the name at position `place`."""
     found = re.search(r"([\w>&*]+)\s+[&*]?(\w+::)*$", bare[max(0, place - 80) : place])
     return bool(found) and found.group(1) not in ("return", "throw", "else") and found.group(1) not in ("&&", "&")
 
@@ -119,7 +119,8 @@ def complaints_about(text):
 
 
 def complaints_about_python(text):
-    """Yields complaints about a Python source. A text may begin or end with that of another error: f"{error}. ..."."""
+    """Yields complaints about a Python source. A text may begin or end with the text of another error: f"{error}.
+    ..."."""
     for node in ast.walk(ast.parse(text)):
         call = node.exc if isinstance(node, ast.Raise) else None
         if not isinstance(call, ast.Call) or not call.args:

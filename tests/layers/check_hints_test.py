@@ -1,5 +1,5 @@
-"""check_hints.py finds an error without a remedy, wherever its text is made, and accepts errors that are bugs of
-Tessera."""
+"""Tests that check_hints.py finds an error without a remedy, wherever its text is made, and accepts errors that are
+bugs of Tessera."""
 
 import unittest
 

@@ -1,5 +1,5 @@
-"""No folder includes upwards, the folders below LibTorch include none of it, public headers stand alone, and one room alone looks at
-LibTorch's version.
+"""Checks that no folder includes upwards, and that the folders below LibTorch do not include LibTorch. Public headers
+must be usable alone, and only one room may depend on LibTorch's version.
 
 Usage: check_layers.py ROOT
 """
@@ -8,10 +8,10 @@ import pathlib
 import re
 import sys
 
-# Folder -> folders whose headers it may include (besides its own), as in docs/design.md. The longest prefix counts, so a
-# room of a folder has rules of its own. An entry that names a file allows that file alone.
+# Maps a folder to the folders whose headers it may include (besides its own), as in docs/design.md. The longest prefix
+# counts, so a room inside a folder has its own rules. An entry that names a file allows only that file.
 #
-# Public headers that are free of LibTorch, and that layers below LibTorch share with users.
+# The public headers that do not use LibTorch, and that layers below LibTorch share with users.
 PUBLIC_BASE = ["include/tessera/dtype.h", "include/tessera/exit_code.h", "include/tessera/metric.h", "include/tessera/span.h"]
 PUBLIC_CONFIG = [*PUBLIC_BASE, "include/tessera/compression_methods.h", "include/tessera/optimizer_types.h", "include/tessera/strategy.h",
                  "include/tessera/transports.h"]
@@ -132,7 +132,7 @@ FREE_OF_TORCH = ["runtime/base", "runtime/base/metrics", "runtime/config", "runt
 PUBLIC = "include/tessera"
 PUBLIC_FREE_OF_TORCH = ["include/tessera/metrics_file.h", *PUBLIC_CONFIG, *PUBLIC_COMM, *PUBLIC_DATA, *PUBLIC_LAYOUT, *PUBLIC_OFFLOAD, *PUBLIC_MODELS]
 SOURCES = (".h", ".cc", ".cu", ".cuh")
-# Stands in for the folder of headers that LibTorch's wheel lacks.
+# Replaces the folder of headers that LibTorch's wheel lacks.
 GLOO_STUBS = "runtime/comm/c10d/gloo_stubs"
 TORCH = re.compile(r"^(ATen|c10|torch|caffe2)/")
 # If LibTorch's headers are included too, an include of fmt finds LibTorch's own copy.
@@ -162,7 +162,7 @@ def target_of(root, source, name):
 
 
 def public_complaints(root, source):
-    """A user needs nothing but the public headers, LibTorch and the standard library to compile against them."""
+    """To compile against the public headers, a user needs only these, LibTorch and the standard library."""
     free_of_torch = source.relative_to(root).as_posix() in PUBLIC_FREE_OF_TORCH
     for bracket, name in INCLUDE.findall(source.read_text(encoding="utf-8")):
         if TORCH.match(name):
@@ -208,7 +208,7 @@ def sources_of(root, layer):
 
 
 def twice_named(root, sources):
-    """Classes that two headers define under one name: a linker uses the functions of one class for both."""
+    """Finds classes that two headers define under one name. A linker would use the functions of one class for both."""
     first = {}
     for source in sources:
         text = source.read_text(encoding="utf-8") if source.suffix == ".h" else ""

@@ -1,4 +1,5 @@
-"""check_layers.py finds an upward include, LibTorch where it must not be, and two classes of one name."""
+"""Tests that check_layers.py finds an upward include, LibTorch where it must not be used, and two classes with one
+name."""
 
 import pathlib
 import subprocess

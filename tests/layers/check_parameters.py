@@ -1,4 +1,4 @@
-"""No function of the library, the workshop or the Python module's C++ has more than 6 parameters.
+"""Checks that no function of the library, the workshop or the Python module's C++ has more than 6 parameters.
 
 Usage: check_parameters.py ROOT
 """
@@ -24,13 +24,14 @@ def sources(root):
 
 
 def follows(cpp, i):
-    """Returns whether token i follows the token before it without a blank, as `&` or `<` follows a type
+    """Returns whether no blank stands between token i and the token before it, as with `&` or `<` after a type
     (clang-format)."""
     return i > 0 and cpp.tokens[i - 1].start + len(cpp.tokens[i - 1].text) == cpp.tokens[i].start
 
 
 def pieces(cpp, bracket):
-    """Returns what stands between a bracket's commas: lists of the tokens outside of inner brackets and template arguments."""
+    """Returns the parts between a bracket's commas. Each is a list of the tokens outside of inner brackets and template
+    arguments."""
     found, depth, i = [[]], 0, bracket + 1
     while i < cpp.partner[bracket]:
         if cpp.is_sign(i, "<") and cpp.is_name(i - 1) and follows(cpp, i):
@@ -48,7 +49,7 @@ def pieces(cpp, bracket):
 
 
 def is_declaration(cpp, piece):
-    """Returns whether `piece` is surely a parameter, as `const T& t = x`, `T* t`, `T t` and `T&` are: no expression
+    """Returns whether `piece` is surely a parameter, such as `const T& t = x`, `T* t`, `T t` and `T&`: no expression
     looks like these."""
     for k, i in enumerate(piece):
         if cpp.is_sign(i, "="):

@@ -1,4 +1,5 @@
-"""check_parameters.py finds a function with too many parameters, and does not mistake a call for one."""
+"""Tests that check_parameters.py finds a function with too many parameters, and does not mistake a call for a
+function."""
 
 import pathlib
 import subprocess

@@ -1,5 +1,5 @@
-"""Errors name calls in the language of their reader. Texts of the layers that Python calls too take the names of calls
-from runtime/border/phrase.h, which has each name for C++ and for Python.
+"""Checks that errors name calls in the language of their reader. Texts of the layers that Python calls too take the
+names of calls from runtime/border/phrase.h, which has each name for C++ and for Python.
 
 Usage: check_phrases.py ROOT
 """
@@ -9,7 +9,7 @@ import re
 import sys
 
 FOLDERS = ["engine", "planner", "sharding"]
-# Files whose functions only C++ programs can call, or that have phrases of their own.
+# Files whose functions only C++ programs can call, or that have their own phrases.
 CPP_ALONE = ["engine/job/init.cc", "engine/job/run.cc", "engine/loop/data_parallel.cc", "engine/loop/sync_batch_norm.cc"]
 TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 CPP_NAME = re.compile(r"tessera::|torch::|NoGradGuard|= true\)|std::\w+\(|make_unique|\bk(Write|Ema)\b|StepResult::")

@@ -1,4 +1,4 @@
-"""check_phrases.py finds a text that names a call of C++, and accepts comments and phrases."""
+"""Tests that check_phrases.py finds a text that names a call of C++, and accepts comments and phrases."""
 
 import pathlib
 import tempfile

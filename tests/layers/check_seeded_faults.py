@@ -1,4 +1,5 @@
-"""The seeded faults of tests/seeded_faults.json are those of runtime/base/seeded_fault.h: each is used in its file, and only there.
+"""Checks that the seeded faults of tests/seeded_faults.json are those of runtime/base/seeded_fault.h. Each must be used
+in its file, and only there.
 
 Usage: check_seeded_faults.py ROOT
 """
@@ -22,7 +23,7 @@ def in_header(text):
 
 
 def uses(root):
-    """Returns [enumerator] = files that use it."""
+    """Returns {enumerator: files that use it}."""
     found = collections.defaultdict(set)
     for folder in FOLDERS:
         for source in sorted((root / folder).rglob("*")):

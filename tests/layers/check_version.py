@@ -1,7 +1,8 @@
-"""Tessera's version is said once, by project() in the root's CMakeLists.txt, and nothing else disagrees with it.
+"""Checks that Tessera's version is stated once, by project() in the root's CMakeLists.txt, and that all other files
+agree with it.
 
-CHANGELOG.md begins with it, CITATION.cff and each find_package(Tessera X.Y) repeat it, and it stands in no other file. The package
-for Python reads it from CMakeLists.txt.
+CHANGELOG.md begins with it, and CITATION.cff and each find_package(Tessera X.Y) repeat it. It stands in no other file.
+The package for Python reads it from CMakeLists.txt.
 
 Usage: check_version.py ROOT
 """
@@ -16,7 +17,7 @@ HEADING = re.compile(r"^## \[([^\]]+)\]", re.MULTILINE)
 CITED = re.compile(r"^version: *(\S+)", re.MULTILINE)
 FOUND = re.compile(r"find_package\(Tessera\s+(\d[\d.]*)")
 SAYS_IT = ["CMakeLists.txt", "CHANGELOG.md", "CITATION.cff"]
-# Files that some version of Tessera wrote, and trees of sources that tests of checks make.
+# Files that some version of Tessera wrote, and trees of sources that are made by tests of the checks.
 EXCEPT = ["benchmarks/results/", "tests/golden/", "tests/fuzz/corpus/",
           "tests/layers/check_version_test.py", "tests/layers/release_test.py"]
 
@@ -28,7 +29,7 @@ def version_of(root):
 
 
 def tracked(root):
-    """Returns Git's files, or, in a tree without git, the files outside of builds and of hidden folders."""
+    """Returns Git's files. In a tree without git, returns the files outside of builds and of hidden folders."""
     listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True)
     if listed.returncode == 0:
         return sorted(path for path in listed.stdout.split("\0") if path)
@@ -37,7 +38,7 @@ def tracked(root):
 
 
 def text_of(file):
-    """Returns the text of a file; None if it is no text, or does not exist."""
+    """Returns the text of a file, or None if it is no text or does not exist."""
     try:
         return file.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
@@ -48,7 +49,7 @@ def complaints_of_file(path, text, version):
     minor = version.rpartition(".")[0]
     yield from (f"{path}: asks for Tessera {asked}, and the version is {version}: write {minor}"
                 for asked in FOUND.findall(text) if asked != minor)
-    # "name==1.2.3" is another package's version.
+    # A text such as "name==1.2.3" is another package's version.
     if path not in SAYS_IT and re.search(rf"(?<![\d.=]){re.escape(version)}(?![\d.]*\d)", text):
         yield f"{path}: says {version}, which CMakeLists.txt alone should say"
 

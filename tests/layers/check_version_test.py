@@ -1,4 +1,4 @@
-"""check_version.py notices each file that states another version, and each file that should state none."""
+"""Tests that check_version.py reports each file that states another version, and each file that should state none."""
 
 import pathlib
 import tempfile

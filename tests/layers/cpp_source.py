@@ -1,8 +1,8 @@
-"""C++ sources as tokens. The class Cpp tells which bracket belongs to which, and finds the text, the call and the
-function around a token.
+"""Reads C++ sources as tokens. The class Cpp finds the partner of a bracket, and the text, the call and the function
+around a token.
 
-This module knows as much of C++ as error_texts.py needs to tell what an error says. clang-format has been over the
-sources, and macros are few.
+This module knows only as much of C++ as error_texts.py needs to find an error's text. The sources are formatted by
+clang-format, and have few macros.
 """
 
 import bisect
@@ -16,7 +16,7 @@ TOKEN = re.compile(
     r"""|(?P<char>'(?:[^'\\\n]|\\.)+')|(?P<name>[A-Za-z_]\w*)|(?P<number>\d[\w.']*)|(?P<sign>::|->|<<|&&|\|\||[=!<>+-]=|.)""", re.S)
 ESCAPES = {"n": "\n", "t": "\t", "0": "\0"}
 PAIRS = {"(": ")", "[": "]", "{": "}"}
-# Functions that make a text from their arguments: from all of them (SAYS_ALL), or from the first one (SAYS_FIRST).
+# Functions that make a text from all of their arguments (SAYS_ALL), or from the first one (SAYS_FIRST).
 SAYS_ALL, SAYS_FIRST = {"str", "StrCat"}, {"format", "string", "move", "say"}
 CHECKS = {"expect": "kUsage", "TORCH_CHECK": "kInternal"}  # an error's text begins at argument 2 of these
 NO_FUNCTION = {"if", "for", "while", "switch", "catch", "return", ""}
@@ -79,8 +79,8 @@ class Cpp:
         return 0 <= i < len(self.tokens) and self.tokens[i].kind == "name" and (not texts or self.tokens[i].text in texts)
 
     def called(self, bracket):
-        """Returns the first token and the last name of what stands before a bracket: `a.b::c<T>(` gives (the token `a`,
-        "c")."""
+        """Returns the first token and the last name of the expression before a bracket: `a.b::c<T>(` gives (the token
+        `a`, "c")."""
         last = bracket - 1
         if self.is_sign(last, ">"):
             while last > 0 and not self.is_sign(last, "<"):
@@ -94,7 +94,7 @@ class Cpp:
         return first, self.tokens[last].text
 
     def cut(self, low, high, *signs):
-        """Cuts [low, high) at those `signs` that stand in no inner bracket, and returns the pieces."""
+        """Cuts [low, high) at those `signs` that are in no inner bracket, and returns the parts."""
         pieces, begin, i = [], low, low
         while i < high:
             if self.is_sign(i, *PAIRS):
@@ -106,7 +106,7 @@ class Cpp:
         return [*pieces, (begin, high)]
 
     def argument(self, i):
-        """Returns (low, high) of the argument, element or statement that token i is in."""
+        """Returns (low, high) of the argument, element or statement that contains token i."""
         bracket = self.around[i]
         is_block = bracket < 0 or self.is_sign(bracket, "{") or self.called(bracket)[1] in NO_FUNCTION - {""}
         ends = (",", ";") if is_block else (",",)
@@ -121,7 +121,8 @@ class Cpp:
         return low, high
 
     def expression(self, i):
-        """Returns (low, high, call) of the whole text that token i is a part of. `call`: the bracket of the function that takes it, or -1."""
+        """Returns (low, high, call) of the whole text that contains token i. `call`: the bracket of the function that
+        takes it, or -1."""
         low, high = self.argument(i)
         call = self.around[i]
         while self.is_sign(call, "(") and self.called(call)[1] not in NO_FUNCTION - {""}:
@@ -140,7 +141,7 @@ class Cpp:
         return low, high, call
 
     def find_rest(self, name):
-        """Returns the number of the parameter `const Text&... text` of a function of this source, or None."""
+        """Returns the position of the parameter `const Text&... text` of a function of this source, or None."""
         for i, token in enumerate(self.tokens if name else ()):
             if token.kind == "name" and token.text == name and self.body_at(i) and self.is_sign(i + 1, "("):
                 parameters = self.cut(i + 2, self.partner[i + 1], ",")
@@ -149,7 +150,8 @@ class Cpp:
         return None
 
     def function(self, i):
-        """Returns (name, token) of the function or named lambda that token i is in; ("", -1) outside of all."""
+        """Returns (name, token) of the function or named lambda that contains token i. Returns ("", -1) outside of all
+        functions."""
         bracket = self.around[i]
         while bracket >= 0:
             end = bracket - 1
@@ -179,7 +181,7 @@ class Cpp:
         return (end, self.partner[end]) if self.is_sign(end, "{") and end in self.partner else None
 
     def errnos(self, i):
-        """Returns the errnos among the `case` labels of the `return` that token i belongs to, such as ["ENOENT"]."""
+        """Returns the errnos among the `case` labels of the `return` that contains token i, such as ["ENOENT"]."""
         begin = self.function(i)[1]
         while i > begin and not self.is_name(i, "case", "default"):
             i -= 1

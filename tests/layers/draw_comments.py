@@ -1,8 +1,9 @@
-"""Draws comments of C++ and Python sources by a seed, to be read: a newcomer should find each sentence whole and plain.
+"""Draws comments of C++ and Python sources with a seed, so that people can read them: a newcomer should find each
+sentence whole and plain.
 
-A comment is a block of whole lines, what stands behind code, or a docstring. Sources of others are left out. The same
-seed draws the same comments as long as the sources do not change. Each comment is printed with its file and line, and
-its sentences below it, each with a number.
+A comment is a block of whole lines, a text behind code, or a docstring. Sources of other projects are left out. The
+same seed draws the same comments as long as the sources do not change. Each comment is printed with its file and line,
+and its sentences below it, each with a number.
 
 Usage: draw_comments.py ROOT [--seed N] [--count N] [--folder NAME ...]
 """
@@ -30,7 +31,7 @@ class Comment:
 
     @property
     def sentences(self):
-        """Returns whole sentences, or the phrase behind code. Lists, tables and code of a comment count as they are."""
+        """Returns whole sentences, or the phrase behind code. Lists, tables and code in a comment are not divided."""
         return [sentence for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z`\"])", self.text) if re.search(r"[a-z]", sentence)]
 
 

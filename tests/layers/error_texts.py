@@ -1,9 +1,12 @@
-"""Reads what errors say: from C++ and Python sources, each text with a remedy ("hint: ...") as it would be printed.
+"""Reads the texts of errors from C++ and Python sources. It returns each text with a remedy ("hint: ...") as it would
+be printed.
 
-A value that the program puts into the text is a placeholder, named for what the source calls it: "{path}: {bytes} bytes, want {wanted}".
-Where the remedy comes from a constant, a variable or a function of its own, the text is that of the places that use it.
+If the program puts a value into the text, the text has a placeholder with the value's name in the source: "{path}:
+{bytes} bytes, want {wanted}". If the remedy comes from a constant, a variable or a separate function, the text is that
+of the places that use it.
 
-This is no compiler. It knows the few ways in which this tree puts texts together, and gives "{...}" for everything else.
+This is no compiler. It knows only the few ways in which this tree puts texts together, and gives "{...}" for everything
+else.
 """
 
 import ast
@@ -19,11 +22,11 @@ from cpp_source import CHECKS, NO_FUNCTION, SAYS_ALL, SAYS_FIRST, Cpp
 HINT = re.compile(r"(?:\[(T\d{4})\] )?hint: ?")
 CODES = {**CHECKS, "log_warning": "kWarning", "log_info": "kWarning"}
 MAKERS = {"make_error", "Error"}
-# Words of an expression that do not say what a value is.
+# Words of an expression that do not describe a value.
 WORDLESS = set("std string to_string static_cast int64_t int size_t double auto c_str str format fmt c10 at tessera phrases front value get first second"
                " self this quoted_text clipped format_bytes name_of joined say message_of strerror s c d i".split())
 METHODS = ("what", "data", "begin", "empty", "size", "native", "generic_string", "toStringRef", "index", "count")
-MARK = "\0"  # in a text: here comes what a constant, a variable or a function brings
+MARK = "\0"  # in a text, this marks the place for the text of a constant, a variable or a function
 MOST_TEXTS, MOST_CODES, MOST_STEPS, MOST_FILES = 6, 3, 5, 25
 DEFAULT_CODES = {"Error": (64,)}  # exit codes of Python's exceptions
 CODES_OF_FOLDERS = {"python/tessera/import_config": (78,)}  # codes of texts that reach an exception through a function
@@ -36,7 +39,7 @@ class Error:
     line: int
     offset: int  # offset of the error's id, or of its "hint: ", in the source
     id: str
-    codes: tuple  # names in ExitCode, or "kWarning" of what only warns, or "kErrno" where the system's reason decides; empty if unknown
+    codes: tuple  # names in ExitCode; "kWarning" of warnings; "kErrno" if the system reason decides; empty if unknown
     text: str
     remedy: str
 
@@ -53,7 +56,8 @@ class CppTexts:
         self.codes = functools.cache(self.find_codes)
 
     def find_places(self, name):
-        """Returns [(source, token)] of all places of a name. The list is empty for a name in many files, which means several things."""
+        """Returns [(source, token)] of all places of a name. The list is empty for a name that occurs in many files,
+        since it then means several things."""
         paths = [path for path, words in self.words.items() if name in words]
         return [place for path in paths[:MOST_FILES + 1] if len(paths) <= MOST_FILES for place in self.places_in(self.source(path), name)]
 
@@ -62,8 +66,8 @@ class CppTexts:
         return [(source, i) for i, token in enumerate(source.tokens) if token.kind == "name" and token.text == name]
 
     def find_constant(self, name):
-        """Returns the text of the constant kName; for a Phrase, its texts for C++ and for Python; for other names,
-        None."""
+        """Returns the text of the constant kName. For a Phrase, returns its texts for C++ and for Python. For other
+        names, returns None."""
         for source, i in self.places(name) if re.match(r"k[A-Z]", name) else ():
             after = source.partner[i + 1] + 1 if source.is_sign(i + 1, "[") else i + 1
             value = source.tokens[after + 1:after + 6]
@@ -109,7 +113,7 @@ class CppTexts:
         return "{" + (re.sub(r"^k(?=[A-Z])|_$", "", names[-1]) if names else "...") + "}"
 
     def choice(self, source, low, high):
-        """Returns both branches behind a "?" in [low, high), or nothing."""
+        """Returns both branches after a "?" in [low, high), or nothing."""
         question = source.cut(low, high, "?")[0][1]
         if question == high:
             return ()
@@ -121,7 +125,8 @@ class CppTexts:
         return ()
 
     def said_by_call(self, source, low, high, focus):
-        """Returns the text of a call that puts a text together, or returns its argument; None for other calls."""
+        """Returns the text of a call that puts a text together, or that returns its argument. Returns None for other
+        calls."""
         opening = source.partner.get(high - 1, -1)
         if not source.is_sign(high - 1, ")", "}") or opening + 1 >= high - 1:
             return None
@@ -151,8 +156,8 @@ class CppTexts:
     # ------------------------------------------------------------------------------------------------------------------- one error
 
     def texts_before(self, source, i, text, steps=0):
-        """Returns the whole text of the error whose hint is token i: the texts of the functions that use `text`, then
-        `text` itself."""
+        """Returns the whole text of the error whose hint is token i. It consists of the texts of the functions that use
+        `text`, and then `text` itself."""
         low, _, call = source.expression(i)
         holder = self.holder(source, i)
         if source.is_sign(low - 1, "+="):
@@ -171,8 +176,8 @@ class CppTexts:
         return list(dict.fromkeys(filter(None, found))) or [text]
 
     def holder(self, source, i):
-        """Returns the token at which the constant, local variable or function is defined that gives the text of token i; -1 if there is
-        none."""
+        """Returns the token that defines the constant, local variable or function with the text of token i. Returns -1
+        if there is none."""
         low = source.expression(i)[0]
         if source.is_sign(low - 1, "=") or source.is_sign(low - 1, "+=") and self.first_value(source, low - 2) is not None:
             return low - 4 if source.is_sign(low - 2, "]") else low - 2
@@ -197,7 +202,7 @@ class CppTexts:
         return [(other, k) for other, k in others if other.function(k)[0] not in ("", name)]
 
     def first_value(self, source, variable):
-        """Returns the first text of a local variable; None for other names."""
+        """Returns the first text of a local variable, or None for other names."""
         name, maker = source.tokens[variable].text, source.function(variable)
         for k in range(max(maker[1], 0), variable):
             if source.is_name(k, name) and source.is_name(k - 1) and source.is_sign(k + 1, "=") and source.function(k) == maker:
@@ -209,7 +214,7 @@ class CppTexts:
         return self.say(source, *source.cut(opening + 1, source.partner[opening], ",")[0]) if source.is_sign(opening, "(") else ""
 
     def find_codes(self, source, i, steps=0):
-        """Returns the ExitCodes with which the text of token i ends the program, as far as they can be found."""
+        """Returns the ExitCodes with which the program ends after the text of token i, as far as they can be found."""
         call = source.expression(i)[2]
         if source.is_sign(call, "(") and source.called(call)[1] not in NO_FUNCTION:
             name = source.called(call)[1]
@@ -256,7 +261,7 @@ class CppTexts:
 
     @staticmethod
     def codes_in(source, low, high):
-        """Returns the ExitCodes that are named in [low, high)."""
+        """Returns the ExitCodes that [low, high) names."""
         names = [source.tokens[k + 2].text if source.is_name(k, "ExitCode") else "kErrno" for k in range(low, high)
                  if source.is_name(k, "ExitCode") and source.is_sign(k + 1, "::") or source.is_name(k, "exit_code_of_errno")]
         return tuple(dict.fromkeys(names))
@@ -285,7 +290,7 @@ class CppTexts:
 
     @functools.cached_property
     def code_of_errno(self):
-        """Returns the table of exit_code_of_errno: [errno] = ExitCode, and [""] for all other errnos."""
+        """Returns the table of exit_code_of_errno: {errno: ExitCode}, with "" for all other errnos."""
         source = self.source(CODE_OF_ERRNO)
         low, high = source.body("exit_code_of_errno")
         return {name: source.tokens[k + 2].text for k in range(low, high) if source.is_name(k, "ExitCode") for name in source.errnos(k) or [""]}
@@ -314,13 +319,13 @@ def python_text(node):
 
 
 def python_numbers(tree):
-    """Returns the names of a module that are assigned an integer: [name] = number."""
+    """Returns the names of a module that are assigned an integer: {name: number}."""
     return {target.id: value.value for node in ast.walk(tree) if isinstance(node, ast.Assign)
             for target, value in python_assigned(node) if isinstance(value, ast.Constant) and isinstance(value.value, int)}
 
 
 def python_errors(path, text, imported=()):
-    """Yields the errors of a module. `imported`: numbers of other modules, by name."""
+    """Yields the errors of a module. `imported`: numbers from other modules, by name."""
     tree = ast.parse(text)
     starts = [0, *(found.end() for found in re.finditer("\n", text))]
     encoded = [line.encode() for line in text.splitlines(keepends=True)]

@@ -1,4 +1,5 @@
-"""`scripts/release --check` accepts a tree that can be released, and names everything that prevents the release."""
+"""Tests that `scripts/release --check` accepts a tree that can be released, and names everything that prevents the
+release."""
 
 import pathlib
 import shutil

@@ -1,4 +1,4 @@
-// Tests which tensors are sent as low-rank factors, where the factors lie, and which groups a method of compression
+// Tests which tensors are sent as low-rank factors, where these factors lie, and which groups a method of compression
 // refuses.
 
 #include <gmock/gmock.h>

@@ -116,7 +116,7 @@ TEST(Layout, OffsetsDoNotDependOnTheNumberOfRanks) {
 }
 
 TEST(Layout, ShardsOfSmallTensorsAreNotPaddedToWholeBlocks) {
-  // Linear(4, 4): both its tensors are in 64 elements.
+  // Linear(4, 4): both its tensors are in one block of 64 elements.
   EXPECT_EQ(Layout::pack(Numels{16, 4}, 1).numel(), 64);
   EXPECT_EQ(Layout::pack(Numels{16, 4}, 8).numel(), 8 * 64);
   EXPECT_EQ(Layout::pack(Numels{3}, 8).numel(), 8 * 64);

@@ -1,4 +1,4 @@
-// Tests which rank updates which matrix, how matrices are divided into batches, and which elements travel to their
+// Tests which rank updates which matrix, how matrices are divided into batches, and which elements are sent to their
 // owner and back.
 
 #include "sharding/layout/matrix_deal.h"
@@ -115,7 +115,7 @@ TEST(MatrixDeal, MessagesFitTheBatchsPlannedSizes) {
   });
 }
 
-/// Gives each matrix a state with a number for each row, and one with a number for each column.
+/// Gives each matrix one state with a number for each row, and one state with a number for each column.
 void add_states(std::vector<UnitShape>& units, int parts) {
   for (UnitShape& unit : units) {
     for (GroupShape& group : unit.groups) {
@@ -177,7 +177,7 @@ TEST(MatrixDeal, StatesTravelWithTheirMatrices) {
   }
 }
 
-// An owner has a copy of its own where state is replicated, so it collects nothing.
+// If state is replicated, an owner has its own copy, so it collects nothing.
 TEST(MatrixDeal, OwnerWithItsOwnCopyCollectsNothing) {
   const MatrixDeal replicated(blocks_of(3, 100, 1), placement_of(ShardingStrategy::kNoShard, false).optimizer, {1, 4});
   for (const MatrixBatch& batch : replicated.batches()) {
@@ -188,7 +188,7 @@ TEST(MatrixDeal, OwnerWithItsOwnCopyCollectsNothing) {
   EXPECT_EQ(alone.exchange_numel(), 0);
 }
 
-/// Returns the time of the rank that computes longest, divided by the mean.
+/// Returns the computing time of the slowest rank, divided by the mean.
 double unevenness(const MatrixDeal& deal, int ranks) {
   double longest = 0, all = 0;
   for (const MatrixBatch& batch : deal.batches()) {
@@ -213,8 +213,8 @@ TEST(MatrixDeal, RanksComputeAboutTheSameAmount) {
 
 TEST(MatrixDeal, BatchesAreAsSmallAsEvenSharingAllows) {
   const Placement placement = placement_of(kFullShard, false);
-  // One rank makes one batch of each unit. Two ranks share two blocks evenly, but not one block, so each batch has two
-  // blocks.
+  // One rank makes one batch of each unit. Two ranks can share two blocks evenly, but not one block, so each batch has
+  // two blocks.
   EXPECT_EQ(MatrixDeal(blocks_of(12, 64, 1), placement.optimizer, {1, 1}).batches().size(), 12U);
   EXPECT_EQ(MatrixDeal(blocks_of(12, 64, 2), placement.optimizer, {1, 2}).batches().size(), 6U);
 }
@@ -250,8 +250,8 @@ TEST(MatrixDeal, ExchangeBuffersAndStatesAreInTheMemoryPlan) {
   EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer] - without.use()[MemoryCategory::kOptimizer], 4 * numel / 2 * 4);
 }
 
-// A number of ranks as large as this cannot share few units evenly, so all units are one batch. No more records are
-// read ahead than the disks' queue takes.
+// So many ranks cannot share few units evenly, so all units are one batch. No more records are read in advance than the
+// disks' queue can take.
 TEST(MatrixDeal, LargeBatchOfStatesIsReadAheadUpToTheDisksDepth) {
   PlanInput input;
   input.units = blocks_of(80, 64, 256);

@@ -1,4 +1,4 @@
-// Tests the plan of memory: how many buckets, slots and records a strategy needs, what is offloaded, and what steps
+// Tests the plan of memory: how many buckets, slots and records a strategy needs, what is offloaded, and how much steps
 // read and write.
 
 #include "sharding/layout/plan/memory_plan.h"
@@ -34,7 +34,7 @@ TEST(MemoryPlan, SmallUnitsAreReducedWithALagAndLargeOnesAtOnce) {
   struct Case {
     std::int64_t bucket_bytes, lag;
   };
-  // The plan has two more buckets for each unit by which reductions lag. The buckets of the lag have at most 8 MiB
+  // The plan has two more buckets for each unit by which reductions lag. The buckets for the lag have at most 8 MiB
   // together, and the lag is at most 3 units.
   for (const Case& c : {Case{kMiB / 4, 3}, Case{kMiB, 3}, Case{2 * kMiB, 2}, Case{4 * kMiB, 1}, Case{8 * kMiB, 0}}) {
     const MemoryPlan plan(input_of(c.bucket_bytes / 4, 12, {1, 2, 0, 0}));
@@ -87,7 +87,7 @@ TEST(MemoryPlan, SecondCopyTakesTheParametersOfAHostAndInt8AQuarterOfThem) {
   EXPECT_FALSE(MemoryPlan(input).has_secondary()) << "ranks that share one copy gather nothing";
 }
 
-// Records have 64 KiB each, with two moments of 31 blocks of 256 elements; the last one has fewer.
+// Records have 64 KiB each, with two moments of 31 blocks of 256 elements. The last record has fewer.
 TEST(MemoryPlan, OpenQueueDepthHoldsTheRecordsOfAUnit) {
   struct Case {
     std::int64_t block_records, depth;
@@ -152,7 +152,7 @@ TEST(MemoryPlan, ReproducibleCountsTheSumsThatWaitInTheTree) {
   EXPECT_EQ(added({1, 2, 0, 0}, 5, kEach), 1 * whole / 2);
 }
 
-// Three ranks have four of twelve microbatches each: every rank's run is one node of the tree. If each has six of
+// Three ranks have four of twelve microbatches each. Every rank's run is one node of the tree. If each has six of
 // eighteen, the second rank's run consists of two nodes: microbatches 6 to 7, and 8 to 11.
 TEST(MemoryPlan, ReproducibleCountsTheSumsOfSubtreesThatRanksSend) {
   PlanInput input = input_of(kMiB, 12, {1, 3, 0, 0});
@@ -297,7 +297,7 @@ TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], 3 * 4 * kMiB + kept);
   EXPECT_EQ(plan.use()[MemoryCategory::kFeedback], 0);
   EXPECT_EQ(plan.use().limited(), plain.use().limited() + 4 * kMiB);  // a bucket more, as a unit is under way longer
-  // The sum of a bf16 contribution takes fp32 memory beside it: here for the half that this rank sums.
+  // The sum of a bf16 contribution needs additional fp32 memory, here for the half that this rank sums.
   input.wire.reduce = DType::kBF16;
   EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().slot_bytes, 2 * kMiB + 2 * kMiB);
   input.placement.is_queued = false;
@@ -379,7 +379,7 @@ PlanInput updated_in_backward(PlanInput input) {
 }
 
 TEST(MemoryPlan, UpdatesInBackwardKeepSumsOfTheUnitsUnderWay) {
-  for (const std::int64_t numel : {1024L, 8L << 20}) {  // small units have a lag, and large ones have none
+  for (const std::int64_t numel : {1024L, 8L << 20}) {  // small units have a lag, and large units have none
     for (const int ranks : {1, 2, 4}) {
       const PlanInput input = updated_in_backward(input_of(numel, 30, {1, ranks, 0, 0}));
       const MemoryPlan plan(input);
@@ -417,7 +417,7 @@ TEST(MemoryPlan, MomentsOnDiskLeaveOnlySlotsInMemory) {
   EXPECT_GE(plan.records().disk.bytes, all[MemoryCategory::kOptimizer]);
   EXPECT_LT(plan.records().disk.bytes,
             all[MemoryCategory::kOptimizer] + plan.records().states.records * RecordLayout::kPage);
-  EXPECT_EQ(plan.records().states.slots, 5);  // one used, two read ahead, two written behind
+  EXPECT_EQ(plan.records().states.slots, 5);  // one used, two read in advance, two being written
   EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 5 * plan.records().states.record_bytes);
   for (const MemoryCategory same :
        {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kBuckets}) {
@@ -449,7 +449,7 @@ TEST(MemoryPlan, StepReadsOnlyRecordsThatCacheAndSlotsLack) {
   EXPECT_LT(with.records().disk.read_in_two_steps, without.records().disk.read_in_two_steps);
 }
 
-// Frozen parameters are read for gathers alone.
+// Frozen parameters are read only for gathers.
 TEST(MemoryPlan, ParametersThatTrainAreCachedBeforeFrozenOnes) {
   PlanInput input = input_of(kMiB, 4, {1, 2, 0, 0});
   for (const std::size_t frozen : {1, 3}) input.units[frozen].groups[0].trainable = false;
@@ -476,8 +476,8 @@ TEST(MemoryPlan, GpuMomentsInFilesUseSlotsOnHostAndDevice) {
   input.placement.is_queued = true;
   const MemoryPlan plan(input);
   const RecordPool& pool = plan.records().states;
-  EXPECT_EQ(pool.device_slots, 5);  // one updated, two on their way to the GPU, two on their way back
-  EXPECT_EQ(pool.slots, 9);         // the device's five, two read ahead, two written behind
+  EXPECT_EQ(pool.device_slots, 5);  // one updated, two being copied to the GPU, two being copied back
+  EXPECT_EQ(pool.slots, 9);         // the device's five, two read in advance, two being written
   EXPECT_EQ(plan.use()[MemoryCategory::kRecords], 5 * pool.record_bytes);
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], 9 * pool.record_bytes);
   EXPECT_EQ(plan.use().limited(), plan.use().total() - 9 * pool.record_bytes);

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// Returns every kind of state that a group can have, a part of it offloaded.
+/// Returns every kind of state that a group can have. A part of each kind is offloaded.
 std::vector<TieredState> all_states() {
   using enum StateDType;
   const StateFormats formats[] = {{},           {kF32},         {kBF16},        {k8Bit},

@@ -1,4 +1,4 @@
-// Tests the counts of records that steps read and write, against steps that are made record by record.
+// Tests the counts of records that steps read and write. They are compared with steps that are made record by record.
 
 #include "sharding/layout/plan/record_traffic.h"
 
@@ -18,7 +18,7 @@ std::int64_t pick(Random& random, std::int64_t least, std::int64_t most) {
 
 bool chance(Random& random) { return pick(random, 0, 1) == 1; }
 
-/// A slow model of slots, through which records go one by one; RecordSlots computes the same counts without that.
+/// A slow model of slots, through which records go one by one. RecordSlots computes the same counts without that.
 class SlowSlots {
  public:
   SlowSlots(const RecordList& records, std::int64_t slots)
@@ -188,8 +188,8 @@ TEST(RecordTraffic, CachedRecordsLeaveTheListAndOthersKeepTheirOwner) {
   EXPECT_EQ(half.first, (std::vector<std::size_t>{0, 0, 1, 3}));
 }
 
-/// A model of 70 B parameters has 400,000 records on one rank. Each plan that is made to choose tiers counts these
-/// records.
+/// A model of 70 B parameters has 400,000 records on one rank. Each plan that is made while tiers are chosen counts
+/// these records.
 TEST(RecordTraffic, ManyRecordsAreCountedWithoutVisitingEach) {
   constexpr std::int64_t kRecords = 400'000, kGroups = 160;
   StepInput input;

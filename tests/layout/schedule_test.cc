@@ -1,5 +1,5 @@
-// Tests the schedule of unit uses, which decides which units are prefetched and released, also against a slow second
-// implementation.
+// Tests the schedule of unit uses, which decides which units are prefetched and released. It is also compared with a
+// slow second implementation.
 
 #include "sharding/layout/schedule.h"
 
@@ -54,7 +54,7 @@ TEST(Schedule, ReplayTellsMissingUnitsAndTheirDistance) {
   EXPECT_EQ(schedule.distance(2), Schedule::kNever);
 }
 
-// The root unit of a transformer is an example: its embedding comes first, its last norm before the head.
+// The root unit of a transformer is an example: its embedding is used first, and its last norm just before the head.
 TEST(Schedule, UncountedUnitTakesNoPlaceInTheLookahead) {
   Schedule schedule(kUnits, 1, /*uncounted=*/0);
   run(schedule, {0, 1, 2, 0, 3, 0, 2, 1, 0});
@@ -186,7 +186,7 @@ struct SlowSchedule {
   }
 };
 
-/// Makes a sequence of random calls on both schedules, and compares every answer after each of them.
+/// Makes a sequence of random calls on both schedules, and compares all answers after each call.
 void expect_equals_slow(unsigned seed) {
   std::mt19937 random(seed);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
@@ -195,7 +195,7 @@ void expect_equals_slow(unsigned seed) {
   const int uncounted = below(3) - 1;
   Schedule schedule(units, ahead, uncounted);
   SlowSchedule slow;
-  std::vector<int> habit;  // units in the order that most rounds have
+  std::vector<int> habit;  // order of units in most rounds
   for (int i = 0; i < 1 + below(12); ++i) habit.push_back(below(units));
   std::size_t at = 0;
   for (int call = 0; call < 400; ++call) {

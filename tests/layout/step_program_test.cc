@@ -1,5 +1,5 @@
-// Tests the order of a step's operations, which is compared as text: passes over groups, updates, exchanges of
-// matrices, and reads of offloaded records.
+// Tests the order of a step's operations: passes over groups, updates, exchanges of matrices, and reads of offloaded
+// records. The order is compared as text.
 
 #include "sharding/layout/plan/step_program.h"
 
@@ -68,8 +68,8 @@ std::string words_of(std::span<const Visit> visits) {
   return text;
 }
 
-/// Returns as text the work of the visits, and how they access records of parameters and of states. It is the same for
-/// all visits of an operation.
+/// Returns a text that says which work the visits do, and how they access records of parameters and of states. It is
+/// the same for all visits of an operation.
 std::string work_of(std::span<const Visit> visits) {
   constexpr char kLetters[] = {'-', 'r', 'w'};
   const Visit& first = visits.front();
@@ -184,7 +184,7 @@ TEST(StepProgram, UpdatesInBackwardVisitUnitsInBackwardOrder) {
             "agree\ndecide\npublished\nend pass\n");
 }
 
-/// A unit that does not train has nothing to do.
+/// A unit that does not train has no operations.
 TEST(StepProgram, LayersOfAUnitAreMeasuredAndUpdatedBehindItsOwnReduction) {
   StepInput input = in_files(input_of(VisitWork::kLayerUpdates));
   input.groups = {{0}, {2}, {2}};
@@ -251,8 +251,8 @@ TEST(StepProgram, TensorRulesExchangeMastersWhileTheyReadThem) {
   EXPECT_EQ(words_of(step_programs(input)), first + "then\n" + second);
 }
 
-/// A swap of averages goes over the groups in the direction of the steps around it, and the swap back begins where the
-/// first one ended.
+/// A swap of averages visits the groups in the same direction as the steps around it. The swap back begins where the
+/// first swap ended.
 TEST(StepProgram, AveragesAreSwappedInOnePassUnderEveryRule) {
   const std::string forward = "announce 0> 1> 2>\nvisit averages ww: 0> 1> 2>\npublished\nend pass\n";
   const std::string backward = "announce 2< 1< 0<\nvisit averages ww: 2< 1< 0<\npublished\nend pass\n";
@@ -327,7 +327,7 @@ TEST(StepProgram, MatricesOfAUnitAreExchangedBehindItsOwnReduction) {
                 after);
 }
 
-/// A GPU's passes over records in pinned memory need not change their direction, since a record is already on its way
+/// A GPU's passes over records in pinned memory need not change their direction, since a record is already being copied
 /// back when the pass ends.
 TEST(StepProgram, GpuQueuesAUnitsExchangeBeforeItWaitsForRecords) {
   StepInput input = on_a_gpu(input_of(VisitWork::kDirections));
@@ -340,7 +340,7 @@ TEST(StepProgram, GpuQueuesAUnitsExchangeBeforeItWaitsForRecords) {
             "unit 0\n  announce 0>\n  visit update ww: 0>\n  end pass\nagree\ndecide\npublished\nend pass\n");
 }
 
-/// Returns all operations, with those of each unit in place of kUpdateInBackward.
+/// Returns all operations, with kUpdateInBackward replaced by the operations of each unit.
 std::vector<StepOp> all_ops_of(const StepProgram& program) {
   std::vector<StepOp> all;
   for (const StepOp& op : program.ops) {
@@ -379,7 +379,7 @@ TEST(StepProgram, EveryGroupIsUpdatedOnceInAnAnnouncedPass) {
   });
 }
 
-/// A pass that begins where the one before ended finds the records that slots still hold.
+/// A pass that begins where the previous pass ended finds the records that are still in slots.
 TEST(StepProgram, PassesOverFilesBeginWhereTheLastOneEnded) {
   for_inputs([](const StepInput& input, const std::vector<StepProgram>& programs) {
     if (!input.states.exist || !input.states.in_files || input.gradients_below || input.updates_in_backward) return;

@@ -1,4 +1,4 @@
-// Compares running statistics after steps under "broadcast_buffers" with those after calls of sync_buffers.
+// Compares running statistics after steps with "broadcast_buffers" with running statistics after calls of sync_buffers.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
@@ -15,7 +15,7 @@
 namespace tessera::testing {
 namespace {
 
-/// A module with a batch norm, whose statistics each rank takes from its own rows, and with buffers of other kinds.
+/// A module with a batch norm, whose statistics come from each rank's own rows, and with buffers of other kinds.
 struct WithStatisticsImpl : torch::nn::Module {
   WithStatisticsImpl() {
     norm = register_module("norm", torch::nn::BatchNorm1d(4));
@@ -38,7 +38,8 @@ struct WithStatisticsImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithStatistics);
 
-/// Returns every buffer on this rank after each of some steps. `by_hand`: how sync_buffers is called after a step.
+/// Returns every buffer on this rank after each of some steps. `by_hand`: how the program calls sync_buffers after a
+/// step.
 std::vector<at::Tensor> buffers_of_run(const Mesh& mesh, Strategy strategy, BufferBroadcast how,
                                        std::optional<BufferSync> by_hand = std::nullopt) {
   strategy.units.classes = {"Linear"};

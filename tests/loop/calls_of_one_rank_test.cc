@@ -1,6 +1,6 @@
-// Programs in which one rank alone does what all ranks must do. Ranks are processes. Such a program is right where
-// ranks share memory; otherwise every rank soon gets an error that names the calls. Programs wait most of the time, so
-// all of them run side by side.
+// Tests programs in which only one rank makes a call that all ranks must make. Ranks are processes. Such a program
+// works if ranks share memory. Otherwise every rank soon gets an error that names the calls. Programs wait most of the
+// time, so all of them run at the same time.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randn.h>
@@ -43,7 +43,7 @@ struct Training {
   at::Tensor loss(int step) { return model->forward(batch(step)).square().mean(); }
 };
 
-/// The work of a rank at a step; it returns false where the rank's program ends.
+/// The work of a rank at a step. It returns false when the rank's program ends.
 using Step = std::function<bool(Training&, int step)>;
 
 bool train(Training& training, int step) {
@@ -52,7 +52,7 @@ bool train(Training& training, int step) {
   return true;
 }
 
-/// Returns a program's step; at step kOdd, rank 0 alone does `alone` before it.
+/// Returns a program's step. At step kOdd, only rank 0 calls `alone` before it.
 Step rank_zero_alone(std::function<void(Training&)> alone) {
   return [alone = std::move(alone)](Training& training, int step) {
     if (training.rank == 0 && step == kOdd) alone(training);
@@ -194,9 +194,9 @@ TEST(CallsOfOneRank, CallOnOneRankSucceedsOrIsNamedOnAllRanks) {
         continue;
       }
       EXPECT_NE(end.exit_code, ExitCode::kOk);
-      // this rank's program had ended already; the rank learns of the error while ranks leave the job
+      // this rank's program had already ended; the rank learns of the error while ranks leave the job
       if (end.message.empty()) continue;
-      // A rank over Gloo may get the error of a lost peer (75), with the peer's message if that has come.
+      // A rank that uses Gloo may get the error of a lost peer (75), with the peer's message if that has arrived.
       EXPECT_THAT(end.exit_code, AnyOf(ExitCode::kInternal, ExitCode::kCorruptData, ExitCode::kPeerLost))
           << end.message;
       EXPECT_THAT(end.message, AnyOf(HasSubstr("ranks disagree: rank"), HasSubstr("has left"), HasSubstr("has ended"),

@@ -38,7 +38,7 @@ const std::vector<std::pair<std::string, MakeOptimizer>> kOptimizers = {
        return std::make_unique<torch::optim::LBFGS>(std::move(parameters), torch::optim::LBFGSOptions(0.5).max_iter(4));
      }}};
 
-/// Returns the module's parameters, each once.
+/// Returns the module's parameters, each of them once.
 std::vector<at::Tensor> parameters_of(const torch::nn::Module& module) {
   std::vector<at::Tensor> once;
   for (const at::Tensor& parameter : module.parameters()) {
@@ -48,7 +48,7 @@ std::vector<at::Tensor> parameters_of(const torch::nn::Module& module) {
   return once;
 }
 
-/// Trains, and returns the values. `mesh`: null for one process with the whole batch.
+/// Trains, and returns the values. `mesh` is null for one process with the whole batch.
 Values train(Tiny& model, const MakeOptimizer& make, const Mesh* mesh) {
   const auto optimizer = make(parameters_of(*model));
   for (const Batch& batch : make_batches(3, 12, 5, model->options.vocab)) {
@@ -65,7 +65,7 @@ Values train(Tiny& model, const MakeOptimizer& make, const Mesh* mesh) {
   return values_of(*model);
 }
 
-/// Checks that values are close. Ranks add gradients in another order than one process does. This matters more for
+/// Checks that values are close. Ranks add up gradients in another order than one process does. This matters more for
 /// LBFGS, which divides by differences of gradients.
 void expect_near(const Values& got, const Values& wanted, const std::string& name, int ranks) {
   ASSERT_EQ(got.size(), wanted.size());
@@ -139,7 +139,7 @@ TEST(DataParallel, UnsyncedGradientsAddUpAndAreAveragedOnce) {
   });
 }
 
-// Rank r has r + 1 of six rows; the last rank has no rows of the second batch.
+// Rank r has r + 1 of six rows. The last rank has no rows of the second batch.
 TEST(DataParallel, WeightedRanksGiveTheMeanOverAllRows) {
   const auto gradients_of = [](const Tiny& model) {
     std::vector<at::Tensor> gradients;

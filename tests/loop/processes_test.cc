@@ -1,5 +1,5 @@
-// Tests what Tessera offers a training loop besides the Engine, on ranks that are processes: over shared memory, Gloo,
-// and both.
+// Tests the functions that Tessera offers a training loop besides the Engine. Ranks are processes, over shared memory,
+// Gloo, and both.
 
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
@@ -48,8 +48,8 @@ void set_variables(int rank, const World& world, int port) {
   ::setenv("TESSERA_LOG_LEVEL", "off", 1);
 }
 
-/// Calls tessera::run on each rank of `world`, with a mesh. The status of a rank is what the rank returned. Ranks use
-/// `told` to send each other messages without the mesh.
+/// Calls tessera::run on each rank of `world`, with a mesh. The status of a rank is the status that the rank returned.
+/// Ranks use `told` to send each other messages without the mesh.
 std::vector<RankEnd> run_on(const World& world, const std::function<void(const Mesh&, KeyValueStore& told)>& body) {
   const int port = free_port();
   return fork_ranks(world.ranks, [&](int rank, KeyValueStore& told) -> absl::Status {
@@ -124,7 +124,7 @@ TEST(Run, RankWaitingAtItsEndLearnsOfAnotherRanksFailure) {
   }
 }
 
-// The disk is found full after the program has ended its work, and the exit code still says so.
+// The disk turns out to be full after the program has ended its work. The exit code still shows this.
 TEST(Run, SaveThatFailsAfterTheProgramsEndSetsTheExitCode) {
   const TestFolder folder;
   const auto ends = run_on({2}, [&](const Mesh& mesh, KeyValueStore&) {

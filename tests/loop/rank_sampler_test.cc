@@ -1,5 +1,5 @@
-// Tests that RankSampler has the properties of PyTorch's DistributedSampler, by itself and inside LibTorch's
-// DataLoader; and that seeds differ.
+// Tests that RankSampler has the properties of PyTorch's DistributedSampler, both alone and inside LibTorch's
+// DataLoader, and that different seeds give different orders.
 
 #include "tessera/rank_sampler.h"
 
@@ -37,7 +37,7 @@ Samples rest_of_epoch(RankSampler& sampler, std::size_t batch = 3) {
   return all;
 }
 
-/// Returns the samples that each rank gets in epochs 0, 1, ... one after the other: [rank][epoch].
+/// Returns the samples that each rank gets in epochs 0, 1, ..., one epoch after the other: [rank][epoch].
 std::vector<std::vector<Samples>> dealt(int ranks, std::size_t samples, const RankSamplerOptions& options, int epochs) {
   std::vector<std::vector<Samples>> all(ranks);
   on_each_rank(ranks, [&](const Mesh& mesh) {
@@ -95,7 +95,7 @@ TEST(RankSampler, SeedDecidesADifferentOrderForEachEpoch) {
   for (std::size_t epoch = 0; epoch < 8; ++epoch)
     for (const auto& [sample, n] : times_of(dropped, epoch)) seen.insert(sample);
   EXPECT_EQ(seen.size(), 7u);
-  // The job goes on from the middle of an epoch.
+  // The job continues from the middle of an epoch.
   const auto later = dealt(3, 100, {.seed = 5, .epoch = 2}, 1);
   for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(later[rank][0], all[rank][2]);
 }
@@ -200,7 +200,7 @@ TEST(RankSampler, DataLoaderGoesOnInTheMiddleOfAnEpoch) {
         place.reset();
         place.reset();
         place.next(taken);
-        // The run goes on with the rest of epoch 1, or with epoch 2 if nothing of epoch 1 is left.
+        // The run continues with the rest of epoch 1, or with epoch 2 if epoch 1 has no samples left.
         const Samples left(whole[1].begin() + static_cast<long>(taken), whole[1].end());
         const std::vector<Samples> wanted =
             left.empty() ? std::vector<Samples>{whole[2]} : std::vector<Samples>{left, whole[2]};
@@ -255,7 +255,7 @@ TEST(RankSampler, LoadedStateGoesOnWithAnotherNumberOfRanks) {
   for (std::size_t i = 10; i < 21; ++i) EXPECT_EQ(got[(i - 10) % 3][(i - 10) / 3], order[i]) << i;
 }
 
-/// Loaders with workers take samples ahead of the program.
+/// Loaders with workers take samples before the program uses them.
 TEST(RankSampler, EvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
   constexpr std::size_t kSamples = 25;
   const Batch all = make_batches(1, kSamples, 5, TinyOptions().vocab)[0];
@@ -293,7 +293,7 @@ TEST(RankSampler, EvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
 constexpr std::size_t kOfSteps = 50;  // samples
 constexpr RankSamplerOptions kDealt{.seed = 4, .microbatches = 6, .batch = 2};
 
-/// Returns this rank's run of a step's six microbatches. The runs of even steps have equal lengths; in odd steps the
+/// Returns this rank's run of a step's six microbatches. The runs of even steps have equal lengths. In odd steps the
 /// borders between runs lie one microbatch later.
 MicrobatchRun run_of(std::size_t step, int rank, int ranks) {
   const auto begin = [&](std::int64_t of) {
@@ -386,7 +386,7 @@ TEST(RankSampler, DealtMicrobatchesGoOnWithOtherRanksAndByTheirNumbers) {
         EXPECT_EQ(sampler.of(static_cast<std::int64_t>(microbatch)), wanted[step][microbatch]) << step;
       sampler.end_step();
     }
-    // An evaluation does not change the position in the data at which training goes on.
+    // An evaluation does not change the position in the data from which training continues.
     {
       const UnpaddedEpoch unpadded;
       sampler.reset();
@@ -419,7 +419,7 @@ TEST(RankSampler, DealtMicrobatchesThatNobodyAskedForAreRefused) {
   });
 }
 
-// The loop takes the first microbatch of a third step and then ends. Here a step has one microbatch of each rank.
+// The loop takes the first microbatch of a third step and then ends. A step has one microbatch of each rank here.
 TEST(RankSampler, EpochThatIsBrokenOffLeavesTheNextOneToBeDealt) {
   on_each_rank(2, [](const Mesh& mesh) {
     RankSampler sampler(kOfSteps, mesh, {.seed = 4, .microbatches = 2, .batch = 2});

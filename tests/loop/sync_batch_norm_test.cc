@@ -1,4 +1,5 @@
-// Compares batch norm over the samples of all ranks with one process of plain LibTorch with the concatenated batch.
+// Compares batch norm over the samples of all ranks with plain LibTorch in one process, which has the concatenated
+// batch.
 
 #include "tessera/sync_batch_norm.h"
 
@@ -32,7 +33,7 @@ std::vector<std::int64_t> sizes_of(std::int64_t rows, std::int64_t dim) {
   return sizes;
 }
 
-/// The batch of all ranks together in each step, and how many rows each rank has.
+/// The batch of all ranks together in each step, and the number of rows of each rank.
 struct Problem {
   std::int64_t dim = 2;
   at::ScalarType type = at::kDouble;
@@ -58,7 +59,7 @@ struct Left {
   at::Tensor weight_gradient, bias_gradient, mean, variance, batches;
 };
 
-/// Returns a loss that is a sum over rows, in which each element counts differently.
+/// Returns a loss that is a sum over rows. Each element has a different weight in it.
 at::Tensor loss_of(const at::Tensor& output) { return (output * output * 0.5 + output.sin()).sum(); }
 
 template <class Norm>
@@ -205,7 +206,7 @@ TEST(ConvertSyncBatchNorm, AllNestedBatchNormsAreConvertedAndNothingElse) {
     torch::nn::Sequential inner(torch::nn::BatchNorm2d(3), torch::nn::Linear(2, 2));
     torch::nn::ModuleList model(torch::nn::BatchNorm1d(4), inner, torch::nn::BatchNorm3d(2));
     EXPECT_THAT(convert_sync_batchnorm(model, mesh), ElementsAre("0", "1.0", "2"));
-    // A norm that was not converted uses its own batch alone.
+    // A norm that was not converted uses only its own rank's batch.
     torch::nn::BatchNorm1d own(4);
     const at::Tensor input = at::full({3, 4}, mesh.rank() * 10.0) + at::arange(12, at::kFloat).view({3, 4});
     own->forward(input);

@@ -1,4 +1,4 @@
-// Tests that sync_buffers makes buffers alike on all ranks.
+// Tests that sync_buffers makes buffers equal on all ranks.
 
 #include "tessera/sync_buffers.h"
 

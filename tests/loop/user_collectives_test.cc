@@ -1,5 +1,5 @@
-// Tests the collectives that programs call: they are right on every number of ranks and independent of the Engine's own
-// calls; where ranks' calls differ, the error names the ranks.
+// Tests the collectives that programs call. They are right on every number of ranks and independent of the Engine's own
+// calls. If ranks' calls differ, the error names the ranks.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -52,7 +52,7 @@ TEST(UserCollectives, AllReduceEqualsOneProcessInEveryDtype) {
          {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kShort, at::kChar, at::kByte}) {
       for (const Reduce operation : {Reduce::kSum, Reduce::kMean, Reduce::kMin, Reduce::kMax}) {
         if (operation == Reduce::kMean && !at::isFloatingType(type)) continue;
-        // The last tensor is so large that it is cut into parts, and its size is no multiple of theirs.
+        // The last tensor is so large that it is cut into parts. Its size is no multiple of the parts' size.
         for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {0}, {5}, {3, 4}, {70'001}}) {
           const at::Tensor tensor = numbers(mesh.rank(), sizes, type);
           all_reduce(mesh, tensor, operation);
@@ -84,7 +84,7 @@ TEST(UserCollectives, FlagsAndStridedTensorsAreReduced) {
 
 TEST(UserCollectives, SumsOfNarrowFloatsAreRoundedOnce) {
   run_ranks({.ranks = 4}, [](const Mesh& mesh) {
-    // Adding 1 to 256 in bf16 gives 256, however often it is done.
+    // Adding 1 to 256 in bf16 gives 256, however many times it is done.
     const at::Tensor tensor = at::full({1}, mesh.rank() == 0 ? 256.0 : 1.0, at::kBFloat16);
     all_reduce(mesh, tensor);
     EXPECT_EQ(tensor.item<double>(), at::full({1}, 259.0).to(at::kBFloat16).item<double>());
@@ -126,7 +126,7 @@ TEST(UserCollectives, AllReduceTakesPlainNumbers) {
 
 TEST(UserCollectives, MeanIsWeightedBySamplesNotRanks) {
   on_ranks([](const Mesh& mesh) {
-    // Rank r saw r samples, each of value r + 1; rank 0 saw none, and its mean is no number.
+    // Rank r saw r samples, each with value r + 1. Rank 0 saw none, and its mean is NaN.
     const bool alone = mesh.world_size() == 1;
     const int count = alone ? 1 : mesh.rank();
     const double mean = count > 0 ? mesh.rank() + 1.0 : std::nan("");
@@ -140,7 +140,7 @@ TEST(UserCollectives, MeanIsWeightedBySamplesNotRanks) {
   });
 }
 
-/// Checks that `call` throws Error (64) with all of `texts` on every rank, and that ranks can go on.
+/// Checks that `call` throws Error (64) with all of `texts` on every rank, and that ranks can continue.
 void expect_refused(int ranks, const std::function<void(const Mesh&)>& call, const std::vector<std::string>& texts) {
   run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
     try {

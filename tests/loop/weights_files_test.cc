@@ -1,5 +1,5 @@
-// Tests weights files of the kinds that people have. Each way in which PyTorch's programs write weights gives the
-// module the same bits. The error for a file without weights says what the file is, and has its own remedy; names that
+// Tests the kinds of weights files that people have. Each way in which PyTorch's programs write weights gives the
+// module the same bits. If a file has no weights, the error says what the file is, and has its own remedy. Names that
 // do not fit are explained.
 
 #include <ATen/Functions.h>
@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Writes other values than make_tiny's to a file by save_weights, and returns the model that has them.
+/// Writes values that differ from make_tiny's to a file with save_weights. Returns the model that has these values.
 Tiny other_values(const TinyOptions& options = {}) {
   const at::NoGradGuard no_grad;
   Tiny model = make_tiny(options, false);
@@ -35,7 +35,7 @@ Tiny other_values(const TinyOptions& options = {}) {
 
 class WeightsFiles : public ::testing::Test {
  protected:
-  /// Returns the text of the error of loading a file, which has the code 65 and the file's name.
+  /// Returns the text of the error of loading a file. Checks that the error has exit code 65 and the file's name.
   std::string refusal(const fs::path& path, const LoadOptions& options = {}) {
     Tiny model = make_tiny({}, false);
     const Values before = values_of(*model);
@@ -58,7 +58,7 @@ struct Way {
   LoadOptions options = {};
 };
 
-/// Everything that tests/oracle/rewrite_weights.py writes in one run.
+/// The files that tests/oracle/rewrite_weights.py writes in one run.
 class WeightsOfPython : public WeightsFiles {
  protected:
   static void SetUpTestSuite() {
@@ -169,7 +169,7 @@ TEST_F(WeightsFiles, FilesOfTorchSaveInCppAreRead) {
   const std::string path = (folder_ / "file.pt").string();
   torch::save(plain, path);
   expect_read(path);
-  // A checkpoint of a C++ program: the model, its optimizer and a number in one archive.
+  // This is a checkpoint of a C++ program: the model, its optimizer and a number in one archive.
   torch::optim::AdamW optimizer(plain->parameters(), torch::optim::AdamWOptions().weight_decay(0));
   for (const at::Tensor& parameter : plain->parameters()) parameter.mutable_grad() = at::zeros_like(parameter);
   optimizer.step();
@@ -255,7 +255,7 @@ TEST_F(WeightsFiles, FoldersAndIndexesAreNamed) {
   fs::create_directory(folder_ / "d");
   Tiny model = make_tiny({}, false);
   EXPECT_THAT(error_of(ExitCode::kNoInput, [&] { load_weights(model, folder_ / "d"); }), HasSubstr("without weights"));
-  // An index may only name files in its own folder, and the files must exist.
+  // An index may name only files in its own folder, and the files must exist.
   torch::save(model, (folder_ / "a.bin").string());
   const auto with = [&](const std::string& map) {
     folder_.write("pytorch_model.bin.index.json", R"({"weight_map":)" + map + "}");

@@ -1,5 +1,5 @@
-// Tests archives of PyTorch: what it writes can be read, and parts that do not fit together are an error before a value
-// is read.
+// Tests archives of PyTorch: archives that PyTorch writes can be read, and parts that do not fit together are an error
+// before a value is read.
 
 #include <ATen/Functions.h>
 #include <caffe2/serialize/inline_container.h>
@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Returns a number as pickle writes it.
+/// Returns a number in the form in which pickle writes it.
 std::string number(std::int64_t value) {
   std::string text = "\x8a\x08";
   for (int i = 0; i < 8; ++i) text += static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i));
@@ -146,7 +146,7 @@ TEST_F(WeightsReader, PickleWithoutTensorsIsNamed) {
   EXPECT_THAT(refusal(archive({{"constants.pkl", "x"}})), HasSubstr("zip archive that torch.save did not write"));
 }
 
-/// Returns a pickle of `deep` dictionaries in each other, with a tensor in the innermost.
+/// Returns a pickle of `deep` nested dictionaries, with a tensor in the innermost.
 std::string nested(int deep) {
   std::string all = "\x80\x02}";
   for (int i = 1; i < deep; ++i) all += text("d") + "}";
@@ -184,7 +184,7 @@ TEST_F(WeightsReader, ExpandedTensorTakesNoMemoryUntilItIsRead) {
   EXPECT_EQ((*source)->tensors().at("w").sizes, (std::vector<std::int64_t>{many}));
 }
 
-// The archive's directory has two names for the same bytes of the file.
+// The archive's directory gives two names to the same bytes of the file.
 TEST_F(WeightsReader, OverlappingRecordsThatExceedTheFileAreRefused) {
   const std::string values(std::size_t{1} << 16, 'v');
   const std::int64_t floats = static_cast<std::int64_t>(values.size() / 4);

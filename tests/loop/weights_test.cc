@@ -1,6 +1,6 @@
 // Tests weights in files. They are the module's weights under every strategy and in both forms of file (dictionary and
-// archive). LibTorch and Python can read them, and what LibTorch writes can be loaded. A file that cannot be written is
-// an error on all ranks.
+// archive). LibTorch and Python can read these files, and files that LibTorch writes can be loaded. A file that cannot
+// be written is an error on all ranks.
 
 #include "tessera/weights.h"
 
@@ -110,7 +110,7 @@ TEST_F(Weights, TorchSavesFileIsLoadedUnderEveryStrategy) {
     const at::NoGradGuard no_grad;
     for (const at::Tensor& parameter : plain->parameters()) parameter.mul_(1.25).add_(0.01);
   }
-  // The numbers are exact in bf16 too, so nothing is rounded.
+  // The numbers are exact in bf16 too, so no value is rounded.
   plain->to(at::kBFloat16);
   plain->to(at::kFloat);
   torch::save(plain, path.string());
@@ -155,7 +155,7 @@ TEST_F(Weights, LoadsUnderAGuardOrBeforeTheEngineReachAllRanks) {
 }
 
 struct WithBuffersImpl : torch::nn::Module {
-  /// Plain torch::load wants a value for each buffer that is registered.
+  /// Plain torch::load expects a value for each registered buffer.
   explicit WithBuffersImpl(bool has_absent = true) {
     norm = register_module("norm", torch::nn::BatchNorm1d(4));
     linear = register_module("linear", torch::nn::Linear(4, 2));
@@ -255,7 +255,7 @@ TEST_F(Weights, MismatchedFileIsRefusedWithAllNames) {
   EXPECT_THAT(told, HasSubstr("\"blocks.3.up.weight\": missing in the file"));
   EXPECT_THAT(told, HasSubstr("\"head\": the model wants the shape [19, 13], the file has [19, 12]"));
   EXPECT_THROW(load_weights(other, folder_ / "none.pt"), Error);
-  // Either all values are loaded, or none.
+  // Either all values are loaded, or no value is.
   EXPECT_EQ(other->named_parameters()["head"].sizes(), (std::vector<std::int64_t>{19, 13}));
 }
 

@@ -44,7 +44,7 @@ TEST(Generate, SameSeedGivesTheSameTokens) {
   EXPECT_TRUE(run(5).narrow(1, 0, 4).equal(start));
 }
 
-// A model whose logits are known: token i has logit log(weights[i]), whatever came before.
+// A model whose logits are known: token i has logit log(weights[i]), whatever tokens came before.
 class FixedModel final : public LanguageModel {
  public:
   explicit FixedModel(at::Tensor logits) : logits_(std::move(logits)) {}

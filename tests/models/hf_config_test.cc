@@ -14,7 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// Returns the config of a file with these members; if the file is refused, the test fails with that error.
+/// Returns the config in a file with these members. If the file is refused, the test fails with that error.
 LlamaConfig llama(const std::string& members) {
   const auto read = parse_hf_config("{" + members + "}");
   EXPECT_TRUE(read.ok()) << message_of(read.status());
@@ -36,7 +36,7 @@ TEST(HfConfig, MissingNumbersGetTransformersDefaults) {
   EXPECT_EQ(llama(R"("model_type":"qwen2","sliding_window":5)").sliding_window, 0);
   const auto gpt = parse_hf_config(R"({"model_type":"gpt2"})");
   ASSERT_TRUE(gpt.ok());
-  EXPECT_EQ(parameter_count(gpt->config), 124439808);  // the number that was published for GPT-2
+  EXPECT_EQ(parameter_count(gpt->config), 124439808);  // the published number for GPT-2
 }
 
 TEST(HfConfig, RopeIsReadFromOldAndNewFiles) {

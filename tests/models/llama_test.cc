@@ -41,7 +41,7 @@ TEST(Llama, FormulaCountsItsParameters) {
                              .intermediate_size = 11008,
                              .num_hidden_layers = 32,
                              .num_attention_heads = 32};
-  EXPECT_EQ(parameter_count(llama_7b), 6738415616);  // the number that was published for Llama 2 7B
+  EXPECT_EQ(parameter_count(llama_7b), 6738415616);  // the published number for Llama 2 7B
 }
 
 // Grouped-query attention equals multi-head attention in which shared key and value heads are repeated.
@@ -62,7 +62,8 @@ TEST(Llama, GroupedQueriesEqualRepeatedHeads) {
   EXPECT_TRUE(at::allclose(grouped->forward(tokens), full->forward(tokens), 1e-5, 1e-6));
 }
 
-// Rotary embeddings exist for this property: scores depend on the distance of two positions, not on where they are.
+// Rotary embeddings exist for this property: scores depend on the distance between two positions, and not on the
+// positions themselves.
 TEST(Rotary, ScoresDependOnDistanceOnly) {
   at::manual_seed(4);
   const LlamaConfig config = small_llama();

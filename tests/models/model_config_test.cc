@@ -113,7 +113,7 @@ TEST(ModelConfig, BoundsSizesBeforeAnythingIsBuilt) {
     for (const char* value : {"1000000000", "9223372036854775807", "0", "-1", "1.5", "\"8\""})
       EXPECT_THAT(errors_of(gpt(key, value)), HasSubstr(std::string("/") + key + ": must be an integer from 1 to "));
   }
-  // Each size is allowed, but all of them together are not; their product does not even fit 64 bits.
+  // Each size is allowed, but all of them together are not. Their product does not even fit into 64 bits.
   EXPECT_THAT(errors_of(R"({"model": "gpt", "vocab_size": 134217728, "seq_len": 1048576, "layers": 10000,
     "width": 1048576, "heads": 2, "mlp_ratio": 1024})"),
               HasSubstr("parameters; want 1e+14 at most"));
@@ -132,7 +132,7 @@ TEST(ModelConfig, WrittenConfigReadsBackTheSame) {
 }
 
 TEST(ModelConfig, FolderWithoutAConfigNamesTheMissingFile) {
-  // A folder is taken for one of Hugging Face, so its config.json is read.
+  // A folder counts as one of Hugging Face, so its config.json is read.
   const auto folder = read_model_config(::testing::TempDir());
   EXPECT_EQ(exit_code_of(folder.status()), ExitCode::kNoInput);
   EXPECT_THAT(message_of(folder.status()), HasSubstr("config.json"));

@@ -1,4 +1,4 @@
-// Tests that models compute what an independent implementation in Python computes.
+// Tests that models give the same results as an independent implementation in Python.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>

@@ -13,8 +13,7 @@
 namespace tessera {
 namespace {
 
-// Ranks on threads have no choice of algorithms: no call uses the chosen algorithm, but the report names it
-// nevertheless.
+// Ranks on threads have no choice of algorithms. No call uses the chosen algorithm, but the report names it.
 TEST(AlgorithmsBench, EveryAlgorithmIsTimedWithOneChosenAndOneFastest) {
   run_ranks({.ranks = 4}, [](const Mesh& mesh) {
     auto axes = groups_of(mesh).axes(1, 4);
@@ -25,8 +24,9 @@ TEST(AlgorithmsBench, EveryAlgorithmIsTimedWithOneChosenAndOneFastest) {
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(used.size(), 4u);
     EXPECT_EQ(report->ranks, 4);
-    // Each size is measured with 3 algorithms of all_gather, and for 2 dtypes with 2 of reduce_scatter and 3 of
-    // all_reduce. Doubling is missing for many bytes, since no all_reduce of many bytes uses it.
+    // Each size is measured with 3 algorithms of all_gather. For 2 dtypes, it is also measured with 2 algorithms of
+    // reduce_scatter and 3 of all_reduce. Doubling is missing for many bytes, since no all_reduce of many bytes uses
+    // it.
     EXPECT_EQ(report->timings.size(), 13u + 11u);
     int chosen = 0, fastest = 0;
     for (const TimedAlgorithm& timing : report->timings) {

@@ -40,7 +40,7 @@ TEST(CollectivesBench, MeasuresEveryCaseAndAllRanksReportTheSame) {
   const nlohmann::json& report = reports[0];
   EXPECT_EQ(report["transport"], "thread");
   EXPECT_EQ(report["ranks"], 2);
-  // A reduce_scatter of 4 bytes of fp32 does not have an element for each rank.
+  // A reduce_scatter of 4 bytes of fp32 has fewer elements than ranks.
   const std::size_t of_four_bytes = 2 * (3 + 1 + 2) + 1, of_more = 2 * (3 + 4) + 1;
   EXPECT_EQ(report["cases"].size(), 1 + of_four_bytes + 2 * of_more);
   std::set<std::tuple<std::string, std::string, std::string, std::size_t>> seen;

@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 TEST(OptimizerBench, EveryFormatIsTimedWithItsBytes) {
-  const auto timings = bench_optimizer(1000, 3);  // 1000, with the last block filled up to 1024
+  const auto timings = bench_optimizer(1000, 3);  // 1000 elements, padded to 1024 in the last block
   std::vector<std::string> names;
   std::vector<double> bytes_of_parameter;
   for (const OptimizerTiming& timing : timings) {
@@ -20,8 +20,8 @@ TEST(OptimizerBench, EveryFormatIsTimedWithItsBytes) {
   }
   EXPECT_THAT(names, ::testing::ElementsAre("fp32", "mixed", "mixed_bf16_moments", "mixed_8bit_moments",
                                             "fp32_bf16_moments", "fp32_8bit_moments"));
-  // A step reads g, p, m and v, and writes p, m and v. A norm reads g once more. 8-bit states have a byte each, and 4
-  // bytes for every 256.
+  // A step reads g, p, m and v, and writes p, m and v. A norm reads g once more. 8-bit states have one byte each, and 4
+  // more bytes for every 256 elements.
   EXPECT_THAT(bytes_of_parameter, ::testing::ElementsAre(28, 32, 24, 20 + 16.0 / 256, 20, 16 + 16.0 / 256));
 }
 

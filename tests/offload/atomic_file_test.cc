@@ -1,4 +1,4 @@
-// Tests files that are replaced as a whole: after any fault or crash there is the old file or the new one.
+// Tests files that are replaced as a whole: after any fault or crash, either the old file or the new one exists.
 
 #include "offload/files/atomic_file.h"
 
@@ -70,7 +70,7 @@ TEST(AtomicFile, RelativePathIsTakenFromTheCurrentFolder) {
   ::unlink(name.c_str());
 }
 
-// F22 and F23 of docs/faults.md: whichever operation fails, the file is whole, the error names the operation, and
+// Faults F22 and F23 (docs/faults.md): any operation fails. The file is whole, the error names the operation, and
 // nothing is left over.
 TEST(AtomicFile, EveryFaultLeavesTheOldFileOrTheNewOne) {
   for (const bool had_old : {true, false}) {
@@ -94,7 +94,7 @@ TEST(AtomicFile, EveryFaultLeavesTheOldFileOrTheNewOne) {
           EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 0 manifest: "), HasSubstr(path), HasSubstr("hint: "),
                                                 HasSubstr("(errno " + std::to_string(error) + ")")));
           EXPECT_EQ(message_of(status).find(" bytes free)") != std::string::npos, error == ENOSPC);
-          // If only the sync of the folder failed, the new file is there.
+          // If only the sync of the folder failed, the new file exists.
           const bool is_folder = message_of(status).find("of the folder") != std::string::npos;
           EXPECT_EQ(content_of(path), is_folder ? kNew : had_old ? kOld : "");
           EXPECT_EQ(folder.names().size(), had_old || is_folder ? 1u : 0u);
@@ -113,7 +113,7 @@ TEST(AtomicFile, FailedSyncIsNotTriedAgain) {
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
-// F25.
+// Fault F25 (docs/faults.md).
 TEST(AtomicFile, ShortAndInterruptedCallsAreContinued) {
   for (const FaultRule& kind :
        {FaultRule{.site = FaultSite::kWrite, .action = FaultAction::kShort, .number = 999},
@@ -153,8 +153,8 @@ int write_in_child(const ScratchFolder& folder, const FaultRule& rule) {
   return end.exit_code;
 }
 
-// F2 and F26 of docs/faults.md: the process is killed or loses power at any operation. A power loss may keep renames
-// that were not synced, or undo them.
+// Faults F2 and F26 (docs/faults.md): the process is killed or the machine loses power at any operation. After a power
+// loss, renames that were not synced may be there or not.
 TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
   for (const FaultRule& kind : {FaultRule{.action = FaultAction::kCrash, .number = 137},
                                 FaultRule{.action = FaultAction::kDropUnsynced, .keep_renames = false},
@@ -169,7 +169,7 @@ TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
         const int code = write_in_child(folder, rule);
         if (code == 0) break;
         EXPECT_EQ(code, 137);
-        // What the kill left behind does not hinder the next write.
+        // The files that the kill left behind do not prevent the next write.
         EXPECT_TRUE(write(folder.file("manifest.json"), kNew).ok());
         EXPECT_EQ(content_of(folder.file("manifest.json")), kNew);
       }
@@ -178,12 +178,12 @@ TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
   }
 }
 
-// The model of a power loss takes away what was not synced, so the test above can fail.
+// The model of a power loss removes data that were not synced, so the test above can fail.
 TEST(AtomicFile, PowerLossEmptiesAFileThatWasNotSynced) {
   ScratchFolder folder;
   const std::string path = folder.file("manifest.json");
   ASSERT_TRUE(write(path, kOld).ok());
-  // The first sync claims success and does nothing. The power fails at the second one, which syncs the folder.
+  // The first sync claims success without doing anything. The power fails at the second sync, which syncs the folder.
   const ChildEnd end = in_child([&] {
     ScopedFaults faults(
         {{.site = FaultSite::kFsync, .nth = 1, .action = FaultAction::kTorn},
@@ -203,7 +203,7 @@ TEST(AtomicFile, BadPathsAreRefused) {
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
-// F22 of docs/faults.md: the file system is really full.
+// Fault F22 (docs/faults.md): the file system is really full.
 TEST(AtomicFile, FullFileSystemKeepsTheOldFile) {
   ScratchFolder folder;
   const ChildEnd end = in_child([&] {

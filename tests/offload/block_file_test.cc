@@ -1,5 +1,4 @@
-// Tests the making of a tier's scratch file: it leaves nothing behind, and each failure is an error that says what to
-// do.
+// Tests how a tier's scratch file is made. Nothing is left behind, and each failure is an error with a remedy.
 
 #include "offload/files/block_file.h"
 
@@ -74,7 +73,7 @@ TEST(BlockFile, NothingIsLeftAfterAnEndOrAKill) {
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
-// Some file systems (NFS) have no files without names; on these the file has a name for a moment.
+// Some file systems (NFS) do not support files without names. There the file has a name for a moment.
 TEST(BlockFile, NameIsRemovedWhereUnnamedFilesAreUnsupported) {
   ScratchFolder folder;
   ScopedFaults faults({{.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = EOPNOTSUPP}});
@@ -88,8 +87,7 @@ TEST(BlockFile, NameIsRemovedWhereUnnamedFilesAreUnsupported) {
   EXPECT_EQ(info.st_mode & 07777, 0600u);
 }
 
-// Whatever fails while a file is made, there is an error that says so, or a file that works; and never a name left
-// over.
+// If anything fails while a file is made, either an error says so, or the file works. A name is never left over.
 TEST(BlockFile, EveryFaultAtCreationIsAnErrorAndLeavesNoName) {
   ScratchFolder folder;
   for (const bool named : {false, true}) {
@@ -112,7 +110,7 @@ TEST(BlockFile, EveryFaultAtCreationIsAnErrorAndLeavesNoName) {
   }
 }
 
-// F25 of docs/faults.md: the faults come while zeros are written.
+// Fault F25 (docs/faults.md): the faults occur while zeros are written.
 TEST(BlockFile, ShortAndInterruptedWritesOfZerosAreContinued) {
   ScratchFolder folder;
   for (const FaultRule& kind : {FaultRule{.action = FaultAction::kShort, .number = 1000},
@@ -132,7 +130,7 @@ TEST(BlockFile, ShortAndInterruptedWritesOfZerosAreContinued) {
   }
 }
 
-// F43 of docs/faults.md: O_DIRECT is missing, which the open or the first write shows.
+// Fault F43 (docs/faults.md): O_DIRECT is missing. Either the open or the first write shows this.
 TEST(BlockFile, WithoutDirectTransfersThePageCacheIsUsed) {
   ScratchFolder folder;
   for (const FaultRule& rule :
@@ -147,7 +145,7 @@ TEST(BlockFile, WithoutDirectTransfersThePageCacheIsUsed) {
   }
 }
 
-// F28.
+// Fault F28 (docs/faults.md).
 TEST(BlockFile, BadDirectoriesAreRefused) {
   ScratchFolder folder;
   std::ofstream(folder.file("file")) << "x";
@@ -162,14 +160,14 @@ TEST(BlockFile, BadDirectoriesAreRefused) {
   EXPECT_EQ(exit_code_of(create(folder.path(), 0)), ExitCode::kInternal);
 }
 
-// F44 of docs/faults.md: the directory vanishes between the check and the open.
+// Fault F44 (docs/faults.md): the directory vanishes between the check and the open.
 TEST(BlockFile, VanishedDirectoryIsAnError) {
   ScratchFolder folder;
   ScopedFaults faults({{.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = ENOENT}});
   EXPECT_EQ(exit_code_of(create(folder.path())), ExitCode::kCannotCreate);
 }
 
-/// Expects that `create` fails in a child process in which `prepare` has provided for the failure.
+/// Checks that `create` fails in a child process in which `prepare` has caused the failure.
 void expect_in_child(const ScratchFolder& folder, ExitCode want, const std::string& text,
                      const std::function<bool()>& prepare) {
   const ChildEnd end = in_child([&] {
@@ -214,8 +212,8 @@ TEST(BlockFile, ReadOnlyFileSystemIsAnError) {
   });
 }
 
-// F22 of docs/faults.md: the file system is really full; the error says how many bytes are wanted and free. A directory
-// in memory is named as such.
+// Fault F22 (docs/faults.md): the file system is really full. The error says how many bytes are wanted and how many are
+// free. If the directory is in memory, the error says so.
 TEST(BlockFile, FullFileSystemIsAnErrorAtOnce) {
   ScratchFolder folder;
   expect_in_child(folder, ExitCode::kIo, "(16384 bytes free): wanted 40960 bytes: No space left on device (errno 28)",

@@ -49,7 +49,7 @@ void put(FileTier& tier, std::int64_t record, int value) {
   ASSERT_TRUE(tier.put(record).ok());
 }
 
-/// Returns the number that all bytes of a record have; -1 where they are not all the same.
+/// Returns the number that all bytes of a record have. Returns -1 if they are not all the same.
 int value_of(FileTier& tier, std::int64_t record) {
   const auto memory = tier.get(record);
   EXPECT_TRUE(memory.ok()) << memory.status();
@@ -59,8 +59,8 @@ int value_of(FileTier& tier, std::int64_t record) {
   return alike ? first : -1;
 }
 
-// The test keeps a model of what must come back: whatever is put after a commit, the next process finds the commit's
-// values.
+// The test has a model of the values that must be restored: whatever is written after a commit, the next process finds
+// the commit's values.
 TEST(DurableTier, CommitComesBackWhateverIsPutAfterIt) {
   std::mt19937 random(7);
   const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };

@@ -1,5 +1,5 @@
-// Tests what a release build does: this program has fault_environment_off.cc in place of the file that reads rules for
-// faults.
+// Tests the behaviour of a release build: this program contains fault_environment_off.cc instead of the file that reads
+// rules for faults.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

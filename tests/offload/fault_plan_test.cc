@@ -116,7 +116,7 @@ TEST(FaultEnvironment, ChildProcessWritesOneFile) {
   ::_exit(static_cast<int>(exit_code_of(status)));
 }
 
-/// Writes a file in a new process, because a process reads the variable once.
+/// Writes a file in a new process, because a process reads the variable only once.
 ChildEnd write_with_environment(const std::string& rules, const std::string& path) {
   return in_child([&] {
     ::setenv("TESSERA_TEST_FAULTS", rules.c_str(), 1);
@@ -128,7 +128,7 @@ ChildEnd write_with_environment(const std::string& rules, const std::string& pat
   });
 }
 
-// Tests are built with TESSERA_FAULTS; fault_environment_off_test.cc tests a program that is built without it.
+// Tests are built with TESSERA_FAULTS. fault_environment_off_test.cc tests a program that is built without it.
 TEST(FaultEnvironment, RulesComeFromTheVariable) {
   ScratchFolder folder;
   const ChildEnd fails = write_with_environment("rename path=here nth=1 errno=EROFS", folder.file("here"));

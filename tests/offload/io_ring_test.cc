@@ -108,7 +108,7 @@ TEST_P(IoRingTest, WrittenBytesAreReadBack) {
   EXPECT_EQ(disk.ring->counters().bytes_written, static_cast<std::int64_t>(8 * kMiB));
 }
 
-// F25 of docs/faults.md: the kernel may shorten or interrupt any transfer, and the result is the same.
+// Fault F25 (docs/faults.md): the kernel may shorten or interrupt any transfer, and the result is the same.
 TEST_P(IoRingTest, ShortAndInterruptedTransfersAreContinued) {
   constexpr std::size_t kPieces = 6, kBytes = 3 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);
@@ -145,7 +145,7 @@ TEST_P(IoRingTest, ShortAndInterruptedTransfersAreContinued) {
   EXPECT_GT(disk.ring->counters().resumed, 0);
 }
 
-// Faults of all kinds come in one run, at every second transfer.
+// Faults of all kinds occur in one run, one at every second transfer.
 TEST_P(IoRingTest, ManyFaultsAtOnceAreContinued) {
   constexpr std::size_t kPieces = 100, kBytes = 4 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);
@@ -160,7 +160,7 @@ TEST_P(IoRingTest, ManyFaultsAtOnceAreContinued) {
   EXPECT_GT(faults.plan().faults(), 200);
 }
 
-// F23 and F24 of docs/faults.md: an error ends only the request to which it belongs, with a message that names rank,
+// Faults F23 and F24 (docs/faults.md): an error ends only the request to which it belongs. Its message names rank,
 // file, offset and bytes.
 TEST_P(IoRingTest, ErrorNamesTheRankAndTheFile) {
   constexpr std::size_t kPieces = 5, kBytes = 2 * kSectorBytes;
@@ -204,7 +204,7 @@ TEST_P(IoRingTest, RetriesEndAfterABound) {
   }
 }
 
-// F44 of docs/faults.md: the file was cut while it was in use.
+// Fault F44 (docs/faults.md): the file was truncated while it was in use.
 TEST_P(IoRingTest, TruncatedFileIsAnError) {
   Disk disk(GetParam(), 8 * kSectorBytes);
   ASSERT_EQ(::ftruncate(disk.file->buffered_fd(), 3 * kSectorBytes), 0);
@@ -214,7 +214,7 @@ TEST_P(IoRingTest, TruncatedFileIsAnError) {
   EXPECT_THAT(message_of(status), AllOf(HasSubstr("wanted 32768 bytes, got 12288"), HasSubstr("ended too early")));
 }
 
-// F46 of docs/faults.md: slow requests come late, but they still overlap, and their time is counted.
+// Fault F46 (docs/faults.md): slow requests end late, but they still overlap, and their time is counted.
 TEST_P(IoRingTest, SlowTransfersOverlap) {
   constexpr std::size_t kPieces = 3;
   const double delay_s = patient_s(0.1);
@@ -269,7 +269,7 @@ TEST_P(IoRingTest, InvalidRequestsAreRefused) {
   EXPECT_TRUE(disk.ring->wait(1).ok());
 }
 
-// The ring may be made on another thread than the one that uses it.
+// The ring may be made on another thread than the thread that uses it.
 TEST_P(IoRingTest, FirstSubmittingThreadOwnsTheRing) {
   Disk disk(GetParam(), 4 * kSectorBytes);
   fill_pattern(disk.first(), 3);
@@ -292,7 +292,7 @@ TEST(IoRing, OptionsOutOfRangeAreRefused) {
     EXPECT_EQ(exit_code_of(IoRing::make(options).status()), ExitCode::kInternal);
 }
 
-// F43 of docs/faults.md: the child is like a container that forbids io_uring.
+// Fault F43 (docs/faults.md): the child is like a container that forbids io_uring.
 TEST(IoRing, ForbiddenIoUringFallsBackToThreads) {
   for (const int error : {EPERM, ENOSYS}) {
     const ChildEnd end = in_child([&] {

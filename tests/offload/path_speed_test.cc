@@ -1,4 +1,4 @@
-// Tests the measurement of disks, and how records are shared among directories accordingly.
+// Tests the measurement of disks, and how records are divided among directories by their speeds.
 
 #include "offload/io/path_speed.h"
 
@@ -23,7 +23,7 @@ using ::testing::Le;
 TEST(PathSpeed, SlowDiskGetsFewerRecords) {
   const ScratchFolder fast, slow;
   const std::vector<std::string> paths = {slow.path(), fast.path()};
-  // The delay is so long that the disk's own time does not count.
+  // The delay is so long that the disk's own time does not matter.
   const auto delay_ms = static_cast<int>(patient(std::chrono::milliseconds(60)).count());
   ScopedFaults faults(
       {{.site = FaultSite::kCqe, .path = slow.path(), .every = 1, .action = FaultAction::kDelay, .number = delay_ms},

@@ -36,18 +36,18 @@ struct ChildEnd {
   int signal = 0;
   std::string text;
 };
-/// Runs `body` in a child process; its result is the child's exit code.
+/// Runs `body` in a child process. The child's exit code is the result of `body`.
 ChildEnd in_child(const std::function<int()>& body);
 
-/// Bodies of children call these before they do anything else. They return false if the system does not allow what they
-/// do.
+/// Functions for bodies of children, which call them before they do anything else. They return false if the system does
+/// not allow it.
 bool enter_own_mounts();                                           ///< enters a private mount namespace
 bool mount_tmpfs(const std::string& at, const std::string& size);  ///< mounts memory in that namespace
 bool forbid_io_uring(int error);                ///< lets io_uring_setup fail with that errno (seccomp)
 bool lower_locked_memory(std::uint64_t bytes);  ///< lowers RLIMIT_MEMLOCK, and drops the right to exceed it
 bool become_nobody();
 
-/// Fills memory with bytes that depend on the seed alone; other seeds give other bytes.
+/// Fills memory with bytes that depend only on the seed. Other seeds give other bytes.
 void fill_pattern(std::span<std::byte> memory, std::uint64_t seed);
 std::uint64_t hash_of(std::span<const std::byte> memory);
 

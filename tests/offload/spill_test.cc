@@ -1,4 +1,4 @@
-// Tests the spill, which keeps values of any size in a file: their bytes, the space that is used again, and faults of
+// Tests the spill, which stores values of any size in a file: their bytes, the space that is used again, and faults of
 // the disk.
 
 #include "offload/spill.h"
@@ -61,7 +61,7 @@ struct SpilledValues {
     spill.drop(id);
     values.erase(id);
   }
-  /// Looks at all values and drops them in the order of a backward: the last one first.
+  /// Checks all values and drops them in the order of a backward: the last one first.
   absl::Status look_and_drop_all() {
     while (!values.empty()) {
       const Spill::Id id = values.rbegin()->first;
@@ -115,7 +115,7 @@ TEST_P(SpillTest, ValuesKeepTheirBytesInAnyOrderOfCalls) {
   }
 }
 
-// Steps of the same shape use the same space in the file, and read only what the slots do not hold any more.
+// Steps of the same shape use the same space in the file, and read only values that the slots no longer hold.
 TEST_P(SpillTest, LaterStepsReuseTheRoom) {
   ScratchFolder folder;
   const auto spill = make(small_spill(folder));
@@ -136,7 +136,7 @@ TEST_P(SpillTest, LaterStepsReuseTheRoom) {
   EXPECT_GE(counters.reads, counters.writes - 5 * 5);  // five slots a step need no read
 }
 
-// Values that were put last are still in the slots.
+// Values that were stored last are still in the slots.
 TEST_P(SpillTest, ValuesStillInSlotsAreNotRead) {
   ScratchFolder folder;
   const auto spill = make(small_spill(folder));
@@ -150,7 +150,7 @@ TEST_P(SpillTest, ValuesStillInSlotsAreNotRead) {
   EXPECT_EQ(spill->counters().hits, 5);
 }
 
-// Whichever operation fails, a value comes back right or not at all, and the first error stays.
+// If any operation fails, a value is read back correctly or not at all, and the first error stays.
 TEST_P(SpillTest, EveryFaultIsAnErrorAndNeverWrongBytes) {
   struct Kind {
     FaultSite site;
@@ -245,7 +245,7 @@ TEST(ScratchRoom, AdjacentFreeStretchesAreJoined) {
   const Room all = room.take(std::size_t{8} * 4096).value();
   EXPECT_EQ(all.offset, 0);
   EXPECT_EQ(room.file_bytes(), 8 * 4096);
-  const Room more = room.take(4096).value();  // the first file is full, so this room lies in another file
+  const Room more = room.take(4096).value();  // the first file is full, so this space lies in another file
   EXPECT_EQ(room.file_bytes(), 16 * 4096);
   EXPECT_TRUE(room.holds(more));
   EXPECT_NE(more.file, all.file);

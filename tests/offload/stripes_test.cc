@@ -1,4 +1,4 @@
-// Tests how records are dealt to several files by weight.
+// Tests how records are divided among several files by weight.
 
 #include "offload/stripes.h"
 
@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// Each file has its share of every prefix of the records, and each place in a file is used once.
+// Each file has its share of every prefix of the records. Each place in a file is used once.
 TEST(Stripes, EveryPrefixIsSharedByWeight) {
   for (const std::vector<double>& weights :
        {std::vector<double>{1}, {1, 1}, {3.5, 1}, {0.1, 7, 2}, {1, 1, 1, 1, 1, 5}}) {

@@ -1,4 +1,4 @@
-// Tests tiers, which keep records in memory or in a file: their bytes, memory, traffic, and faults of the disk.
+// Tests tiers, which store records in memory or in a file: their bytes, memory, traffic, and faults of the disk.
 
 #include "offload/tier.h"
 
@@ -39,7 +39,7 @@ FileTierOptions small_tier(const ScratchFolder& folder, std::int64_t records) {
 
 constexpr std::uint64_t kTag = 7;
 
-/// What the tier should hold: a seed for each record, 0 for zeros.
+/// The values that the tier should hold: a seed for each record, or 0 for zeros.
 struct Model {
   explicit Model(RecordTier& tier) : tier(tier), seeds(static_cast<std::size_t>(tier.num_records())) {}
 
@@ -48,7 +48,7 @@ struct Model {
     if (seed != 0) fill_pattern(want, seed);
     return want;
   }
-  /// Gets a record, looks at its bytes, and gives it new ones.
+  /// Gets a record, checks its bytes, and gives it new bytes.
   absl::Status update(std::int64_t record, std::uint64_t seed) {
     TESSERA_RETURN_IF_ERROR(look(record));
     TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> memory, tier.get(record));
@@ -56,7 +56,7 @@ struct Model {
     seeds[static_cast<std::size_t>(record)] = seed;
     return tier.put(record);
   }
-  /// Gets a record and looks at its bytes. The record stays held.
+  /// Gets a record and checks its bytes. The record is not released.
   absl::Status look(std::int64_t record) {
     TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> memory, tier.get(record));
     const auto want = bytes_of(seeds[static_cast<std::size_t>(record)], memory.size());
@@ -70,7 +70,7 @@ struct Model {
         copies.emplace_back(seeds[static_cast<std::size_t>(record)], AlignedMemory::make(kBlockBytes, "test").value());
     return tier.start_copy(record, copy.memory.span(), kTag);
   }
-  /// Looks at the bytes of all copies.
+  /// Checks the bytes of all copies.
   absl::Status end_copies() {
     TESSERA_RETURN_IF_ERROR(tier.end_copies(kTag));
     for (const Copy& copy : copies) {
@@ -136,7 +136,7 @@ TEST_P(TierTest, NewRecordsAreZeros) {
   EXPECT_EQ(tier->counters().hits, 4);
 }
 
-// Any order of fetches, gets, puts, releases, copies and flushes gives what a plain array would. A copy has the bytes
+// Any order of fetches, gets, puts, releases, copies and flushes gives the same as a plain array. A copy has the bytes
 // that the record held when the copy began.
 TEST_P(TierTest, RecordsKeepTheirBytesInAnyOrderOfCalls) {
   ScratchFolder folder;
@@ -193,7 +193,7 @@ TEST_P(TierTest, RecordsKeepTheirBytesInAnyOrderOfCalls) {
   }
 }
 
-// A copy reads the same bytes whatever the slots hold, and takes none of them.
+// A copy reads the same bytes, whatever the slots hold, and uses none of the slots.
 TEST_P(TierTest, CopiesReadTheDiskAndTakeNoSlots) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
@@ -211,14 +211,14 @@ TEST_P(TierTest, CopiesReadTheDiskAndTakeNoSlots) {
   EXPECT_EQ((after.reads - before.reads) + (after.hits - before.hits), 24);
   EXPECT_EQ((after.bytes_read - before.bytes_read), (after.reads - before.reads) * static_cast<int>(kBlockBytes));
   EXPECT_EQ(after.bytes_written, before.bytes_written);
-  for (const std::int64_t record : {10, 8}) {  // these records were put among the last ones
+  for (const std::int64_t record : {10, 8}) {  // these records were among the last records that were put
     ASSERT_TRUE(model.look(record).ok());
     ASSERT_TRUE(tier->release(record).ok());
   }
   EXPECT_EQ(tier->counters().reads, after.reads);
 }
 
-// The first error is named, every copy has ended, and the tier gives out no record any more.
+// The first error is named, every copy has ended, and the tier gives out no more records.
 TEST_P(TierTest, FailedCopyIsAnErrorThatStays) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
@@ -239,7 +239,7 @@ TEST_P(TierTest, FailedCopyIsAnErrorThatStays) {
   EXPECT_FALSE(tier->get(6).ok());
 }
 
-// A record is wanted while a slow write of it goes on: the tier gives the bytes that were put, and does not read.
+// A record is wanted during a slow write of it. The tier gives the bytes that were put, and does not read.
 TEST_P(TierTest, RecordBeingWrittenIsNotReadBack) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
@@ -425,7 +425,7 @@ TEST(TierSizes, FullyResidentTierMakesNoFile) {
 
 // ---- Traffic --------------------------------------------------------------------------------------------------------
 
-// The disk reads and writes other records while those that stay in memory are used.
+// The disk reads and writes other records while records that stay in memory are used.
 TEST(TierSizes, ResidentRecordsLieAnywhereAmongTheOthers) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 40);
@@ -458,7 +458,7 @@ struct Traffic {
   std::int64_t slots() const { return most_held + read_ahead + write_behind; }
 };
 
-/// Goes over the records as a step does, and reads ahead as far as the tier may.
+/// Visits the records as a step does, and reads as far in advance as the tier allows.
 absl::Status traverse(Model& model, const Traffic& traffic, bool forward, std::uint64_t seed) {
   const auto at = [&](std::int64_t i) { return forward ? i : traffic.records - 1 - i; };
   for (std::int64_t i = 0; i < traffic.read_ahead; ++i)
@@ -473,7 +473,7 @@ absl::Status traverse(Model& model, const Traffic& traffic, bool forward, std::u
 
 class TrafficTest : public ::testing::TestWithParam<IoVariant> {};
 
-// Every record on disk is read once and written once in a step: no more, no less, whatever is in flight.
+// Every record on disk is read exactly once and written exactly once in a step, whatever is in flight.
 TEST_P(TrafficTest, EachRecordIsReadAndWrittenOncePerStep) {
   for (const Traffic& traffic :
        {Traffic{}, Traffic{.resident = 10}, Traffic{.read_ahead = 0, .write_behind = 0},
@@ -509,7 +509,7 @@ TEST_P(TrafficTest, EachRecordIsReadAndWrittenOncePerStep) {
   }
 }
 
-// Traversals go forward, then backward: records that the slots still have are not read.
+// Traversals go forward, then backward. Records that are still in slots are not read.
 TEST_P(TrafficTest, AlternatingTraversalsReuseTheLastRecords) {
   for (const Traffic& traffic : {Traffic{}, Traffic{.resident = 10}, Traffic{.read_ahead = 2, .write_behind = 1}}) {
     ScratchFolder folder;
@@ -535,14 +535,14 @@ TEST_P(TrafficTest, AlternatingTraversalsReuseTheLastRecords) {
   }
 }
 
-/// Fetches records from `next` on until there is no room. Returns the first one that was not fetched.
+/// Fetches records from `next` on until there is no free slot. Returns the first record that was not fetched.
 std::int64_t fetch_all(RecordTier& tier, std::int64_t next) {
   while (next < tier.num_records() && tier.fetch(next)) ++next;
   return next;
 }
 
-// A slot can be used for reads unless its record is held or is being written. At least as many slots as `read_ahead`
-// says can always be used for reads.
+// A slot can be used for reads unless its record is held or is being written. At least `read_ahead` slots can always be
+// used for reads.
 TEST_P(TrafficTest, SlotsOfEndedWritesServeReads) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 40);
@@ -554,7 +554,7 @@ TEST_P(TrafficTest, SlotsOfEndedWritesServeReads) {
   Model model(*tier);
   for (std::int64_t i = 0; i < 40; ++i) ASSERT_TRUE(model.update(i, 1 + static_cast<std::uint64_t>(i)).ok());
   ASSERT_TRUE(tier->flush().ok());
-  // Beside the writes, the ring begins at most this many transfers without waiting.
+  // The ring begins at most this many transfers without waiting, in addition to the writes.
   const std::int64_t most = std::min(7, std::max(3, GetParam().ring.in_flight - 4));
   EXPECT_EQ(fetch_all(*tier, 0), most);
   for (std::int64_t i = 0; i < 20; ++i) {
@@ -575,8 +575,8 @@ TEST_P(TrafficTest, SlotsOfEndedWritesServeReads) {
   }
 }
 
-// A step may update elements and then read only masters of matrices. A slot is reused in its turn, whether its record
-// was put or released.
+// A step may update elements and then read only masters of matrices. Slots are reused in order, whether their records
+// were put or released.
 TEST_P(TrafficTest, LastReadRecordsAreFoundBehindWrites) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 30);
@@ -609,7 +609,7 @@ TEST_P(TrafficTest, WrongAdviceCostsOnlyReads) {
   for (std::int64_t i = 29; i >= 0; --i) ASSERT_TRUE(model.update(i, 100 + static_cast<std::uint64_t>(i)).ok());
   ASSERT_TRUE(tier->flush().ok());
   EXPECT_LE(tier->counters().reads, 30 + options.read_ahead + options.write_behind);
-  // After a flush, records can be fetched ahead again.
+  // After a flush, records can be fetched in advance again.
   const TierCounters before = tier->counters();
   tier->fetch(29);
   tier->fetch(28);
@@ -637,7 +637,7 @@ class TierFaultTest : public ::testing::TestWithParam<IoVariant> {
   static constexpr Traffic kTraffic{.records = 12, .read_ahead = 2, .write_behind = 2};
 };
 
-// F23, F24 and F44 of docs/faults.md: whichever read or write fails, the error is returned, names the record, and
+// Faults F23, F24 and F44 (docs/faults.md): any read or write fails. The error is returned, names the record, and
 // stays.
 TEST_P(TierFaultTest, EveryFailedTransferIsAnErrorThatStays) {
   ScratchFolder folder;
@@ -666,7 +666,8 @@ TEST_P(TierFaultTest, EveryFailedTransferIsAnErrorThatStays) {
   }
 }
 
-// F44 of docs/faults.md: a flipped bit or a torn transfer is never given out as good, whichever transfer it is.
+// Fault F44 (docs/faults.md): a record with a flipped bit or after a torn transfer is never returned as good, whichever
+// transfer it is.
 TEST_P(TierFaultTest, WrongBytesAreNoticed) {
   ScratchFolder folder;
   for (const FaultRule& kind : {FaultRule{.site = FaultSite::kWrite, .action = FaultAction::kBitFlip, .number = 5000},
@@ -692,7 +693,7 @@ TEST_P(TierFaultTest, WrongBytesAreNoticed) {
   }
 }
 
-// The tier does not notice the same fault without checksums, so the test above can fail.
+// Without checksums, the tier does not notice the same fault, so the test above can fail.
 TEST_P(TierFaultTest, FlippedBitIsReadWithoutVerify) {
   ScratchFolder folder;
   FileTierOptions unverified = options(folder);
@@ -704,7 +705,7 @@ TEST_P(TierFaultTest, FlippedBitIsReadWithoutVerify) {
   EXPECT_THAT(message_of(traverse(model, kTraffic, true, 100)), HasSubstr("has wrong bytes"));
 }
 
-// F46 of docs/faults.md: a slow disk costs time, and the time is counted.
+// Fault F46 (docs/faults.md): a slow disk costs time, and the time is counted.
 TEST_P(TierFaultTest, SlowDiskCountsAsWaiting) {
   ScratchFolder folder;
   const auto tier = FileTier::create(options(folder)).value();
@@ -719,7 +720,7 @@ TEST_P(TierFaultTest, SlowDiskCountsAsWaiting) {
 INSTANTIATE_TEST_SUITE_P(All, TierFaultTest, ::testing::ValuesIn(io_variants()),
                          [](const auto& info) { return info.param.name; });
 
-// F43 of docs/faults.md: records have the same bytes where io_uring, locked memory or O_DIRECT is missing.
+// Fault F43 (docs/faults.md): records have the same bytes without io_uring, locked memory or O_DIRECT.
 TEST(TierFaults, BytesAreTheSameWithoutIoUring) {
   const ChildEnd end = in_child([] {
     if (!forbid_io_uring(EPERM)) return 99;
@@ -736,7 +737,8 @@ TEST(TierFaults, BytesAreTheSameWithoutIoUring) {
   EXPECT_EQ(end.exit_code, 0) << end.text;
 }
 
-// A full disk is an error when the tier is made, not in the first step; the space that it had taken is free again.
+// A full disk is an error when the tier is made, not in the first step. The space that the tier had taken by then is
+// free again.
 TEST(TierFaults, FullDiskIsAnErrorAtCreation) {
   const ChildEnd end = in_child([] {
     ScratchFolder folder;
@@ -748,7 +750,7 @@ TEST(TierFaults, FullDiskIsAnErrorAtCreation) {
     if (text.find("wanted 1228800 bytes") == std::string::npos ||
         text.find("(262144 bytes free)") == std::string::npos || text.find("errno 28") == std::string::npos)
       return 2;
-    options.records = 20;  // the records have 240 KiB together
+    options.records = 20;  // the records have 240 KiB in total
     return FileTier::create(options).ok() ? 0 : 3;
   });
   if (end.exit_code == 99) GTEST_SKIP() << "no right to mount here";

@@ -14,7 +14,7 @@ namespace {
 
 using Lanes = Simd<4>;
 
-/// Encodes and decodes one number at a time, for both sizes of code.
+/// Encodes and decodes one number at a time, for both code sizes.
 template <class T>
 struct CompandingTest : ::testing::Test {
   static constexpr std::uint32_t kSteps = T::value;
@@ -47,8 +47,8 @@ TYPED_TEST(CompandingTest, RoundingUpIsAsLikelyAsTheUpperCodeIsNear) {
     const double below = TestFixture::decode(code), above = TestFixture::decode(code + 1);
     for (double share : {0.125, 0.5, 0.8125}) {
       const auto x = static_cast<float>(below + share * (above - below));
-      // The code never falls as noise grows. The noise at which the code changes therefore shows how often the upper
-      // code is drawn.
+      // The code never falls if the noise grows. So the noise at which the code changes shows how often the upper code
+      // is drawn.
       std::uint32_t ups = 0;
       const std::uint32_t noises = TestFixture::kNoises;
       for (std::uint32_t bit = noises / 2; bit > 0; bit >>= 1) {

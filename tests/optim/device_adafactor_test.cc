@@ -1,5 +1,5 @@
-// Compares Adafactor by CUDA kernels with the CPU's loops: the bits are the same. The program is built twice
-// (device_problem.h).
+// Compares Adafactor by CUDA kernels with Adafactor by the CPU's loops. The bits are the same. The program is built
+// twice (device_problem.h).
 
 #include "optim/cuda/device_adafactor.h"
 
@@ -52,7 +52,7 @@ AdafactorTensor tensor_of(const Shape& s, float* parameter, float* gradient, flo
   return t;
 }
 
-/// A tensor and its states. Each array has more numbers behind it, which must not change.
+/// A tensor and its states. Each array has more numbers behind it, and these must not change.
 struct Values {
   static constexpr std::size_t kBehind = 8;
 
@@ -95,7 +95,7 @@ void expect_same_bits(const DeviceValues& got, const Values& wanted) {
   EXPECT_TRUE(same_bits(got.variance.values(), wanted.variance)) << "variance";
 }
 
-/// Draws numbers of many magnitudes, among them zeros, and some whose squares fp32 cannot hold.
+/// Draws numbers of many magnitudes, with zeros among them, and some numbers whose squares fp32 cannot hold.
 class Numbers {
  public:
   explicit Numbers(std::uint32_t seed) : random_(seed) {}
@@ -115,7 +115,7 @@ class Numbers {
 struct Case {
   AdafactorConfig config = {};
   double lr = 1e-2, weight_decay = 0.1;
-  float parameters = 0.1f, gradients = 1.0f;  ///< scales of the random values
+  float parameters = 0.1f, gradients = 1.0f;  ///< the random values have these scales
 };
 
 /// Compares three steps of the kernels and of the loops.
@@ -125,7 +125,8 @@ void compare(const Shape& shape, const Case& c) {
   Numbers numbers(static_cast<std::uint32_t>(shape.numel()));
   numbers.fill(values.parameter, shape.numel(), c.parameters);
   const DeviceValues device(values);
-  // Marker values show what is read before it is written, and what is written behind the scratch memory.
+  // Marker values show whether anything is read before it is written, and whether anything is written behind the
+  // scratch memory.
   constexpr double kMark = -7;
   const std::size_t count = adafactor_scratch(values.tensor());
   std::vector<double> scratch_before(count + 8, kMark);
@@ -133,7 +134,7 @@ void compare(const Shape& shape, const Case& c) {
   const Shared<double> scratch(scratch_before);
   for (std::int64_t t = 1; t <= 3; ++t) {
     numbers.fill(values.gradient, shape.numel(), c.gradients);
-    device.gradient.values();  // waits
+    device.gradient.values();  // this waits for the device
     std::copy(values.gradient.begin(), values.gradient.end(), device.gradient.data());
     const AdafactorStep step{c.lr, c.weight_decay, t};
     check(cuda::step_adafactor(c.config, step, device.tensor(), {scratch.data(), count}, nullptr));
@@ -159,23 +160,23 @@ TEST_F(DeviceAdafactor, StepGivesTheCpusBits) {
 
 TEST_F(DeviceAdafactor, StepAtItsBoundsGivesTheCpusBits) {
   for (const Shape& shape : {Shape{1, 257, 33}, Shape{40, 3, 3}, vector_of(4097)}) {
-    compare(shape, {.parameters = 0});  // min_rms
+    compare(shape, {.parameters = 0});  // this case needs min_rms
     compare(shape, {.gradients = 0});   // this gives the smallest second moment
     compare(shape, {.parameters = 0, .gradients = 0});
     compare(shape, {.gradients = 1e-20f});
-    compare(shape, {.config = {.clip_threshold = 1e-3}});  // clipped
-    compare(shape, {.config = {.clip_threshold = 1e6}});   // not
+    compare(shape, {.config = {.clip_threshold = 1e-3}});  // this limit clips
+    compare(shape, {.config = {.clip_threshold = 1e6}});   // this limit does not clip
     compare(shape, {.config = {.beta2_decay = -0.5, .min_rms = 10}, .weight_decay = 0});
   }
 }
 
-// The order of an fp64 sum shows in fp32 where the sum lies between two fp32 numbers, as 1 + 2^-24 does. Small numbers
+// The order of an fp64 sum shows in fp32 if the sum lies between two fp32 numbers, as 1 + 2^-24 does. Small numbers
 // that are added to such a sum one by one are lost, and the sum is rounded down. Small numbers that are first added to
 // each other are not lost, and the sum is rounded up. The seeds were chosen so that every other order that was tried
-// gives other bits.
+// gives different bits.
 
-/// Returns zeros, among which about one of `every` is a small number. Four of the small numbers add up to an ulp of 1
-/// in fp64. `unit` is the root of 2^-54 where squares are summed, else 2^-54.
+/// Returns zeros, with a small number in about one place of every `every` places. Four of the small numbers add up to
+/// an ulp of 1 in fp64. `unit` is the root of 2^-54 if squares are summed, and 2^-54 otherwise.
 std::vector<float> few_small(std::mt19937& random, std::size_t count, std::size_t every, float unit) {
   std::vector<float> values = Values::all(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -206,16 +207,16 @@ TEST_F(DeviceAdafactor, SumsRowsAndColumnsInTheCpusOrder) {
 
 TEST_F(DeviceAdafactor, SumsWholeTensorsInTheCpusOrder) {
   std::mt19937 random(2);
-  constexpr std::size_t kNumel = 1 << 18;  // 64 blocks; the number is a square, so its root is exact
+  constexpr std::size_t kNumel = 1 << 18;  // 64 blocks; the number is a square, so the root is exact
   for (int trial = 0; trial < 48; ++trial) {
     Values values{vector_of(kNumel)};
     values.parameter = few_small(random, kNumel, kNumel / (trial % 2 == 0 ? 4 : 2), 0x1p-27f);
     values.gradient.assign(values.gradient.size(), 1.0f);
-    // Squares add up to the square of 1 + 2^-24, and to half an ulp of the root.
+    // The squares add up to the square of 1 + 2^-24, and to half an ulp of the root.
     for (const float x : {1.0f, 0x1p-12f, 0x1p-12f, 0x1p-24f, 0x1p-26f}) {
       values.parameter[random() % (trial % 2 == 0 ? kNumel : kAdafactorBlock)] = x;
     }
-    // The blocks that get a tiny number are 16 blocks apart.
+    // The blocks that get a tiny number are 16 blocks away from each other.
     for (std::size_t block = 0; trial % 2 != 0 && block < kNumel; block += 16 * kAdafactorBlock) {
       values.parameter[block + random() % kAdafactorBlock] = 0x1p-27f * 1.25f;
     }
@@ -266,7 +267,7 @@ double rms(const std::vector<double>& values) {
   return std::sqrt(sum / static_cast<double>(values.size()));
 }
 
-/// Adafactor's first step, in which states are the means themselves.
+/// Adafactor's first step, in which the states are the means themselves.
 struct PlainStep {
   std::vector<double> parameter, row_var, col_var, variance;
 
@@ -304,7 +305,7 @@ void expect_near(const float* got, const std::vector<double>& wanted, const char
   EXPECT_LT(most, 1e-6) << what;
 }
 
-/// No number is missing from the sums. The last numbers are so large that a sum without them would differ.
+/// The sums leave out no number. The last numbers are so large that a sum without them would differ.
 TEST_F(DeviceAdafactor, SumsMissNoNumber) {
   for (const Shape& shape : {Shape{1, 700, 90}, Shape{3, 300, 4100}, Shape{1, 31, 9000}, Shape{1, 9000, 31},
                              Shape{50, 5, 3}, vector_of(140000), vector_of(4097)}) {

@@ -1,4 +1,4 @@
-// Compares the CUDA kernels with the CPU's loops: the bits are the same.
+// Compares the CUDA kernels with the CPU's loops. The bits are the same.
 
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ void expect_the_cpus_bits(const OptimizerConfig& config, WeightFormat weights, s
     step.decide(request_of(cpu, 0.01, 4));
     check(cuda::update_step(run, step.tables, nullptr, most_blocks));
   }
-  // No rank used the parameter, so only its average moves.
+  // No rank used the parameter, so only its average changes.
   step.used.set(0, 0);
   cpu.average(problem.slice(begin, end));
   step.decide(request_of(cpu, 0.01, 4));
@@ -52,7 +52,7 @@ TEST_F(DeviceKernels, AdamGivesTheCpusBitsInEveryFormat) {
       for (std::size_t numel : {1u, 7u, 8u, 255u, 256u, 2051u}) expect_the_cpus_bits(adamw(states), weights, 0, numel);
 }
 
-/// A warp copies the next block while it computes one, where states have 8 bits.
+/// If states have 8 bits, a warp copies the next block while it computes one.
 TEST_F(DeviceKernels, WarpComputesManyBlocksInTurn) {
   using enum OptimizerType;
   for (const OptimizerType type : {kAdam, kAdamW, kSgd, kLion, kRmsprop}) {
@@ -152,7 +152,7 @@ TEST_F(DeviceKernels, NonFiniteNormSkipsTheStepAndCountsIt) {
 }
 
 TEST_F(DeviceKernels, DecisionClipsAndFoldsConstantsAsOnTheCpu) {
-  constexpr int kParameters = 700;  // these are more parameters than a thread block has threads
+  constexpr int kParameters = 700;  // a thread block has fewer threads than this
   QueuedStep step({{0, 3}, {3, kParameters - 3}}, 1024.0f);
   step.used.set(3, 0);
   for (int p = 3; p < kParameters; ++p) step.steps.set(p, p);
@@ -177,8 +177,8 @@ TEST_F(DeviceKernels, DecisionClipsAndFoldsConstantsAsOnTheCpu) {
   EXPECT_EQ(step.uniform.values()[1], 0);
 }
 
-/// Two units of one group each, with 3 and 600 parameters. The device gets the ranks' notes about these units, and the
-/// norm's sums.
+/// There are two units of one group each, with 3 and 600 parameters. The device gets the ranks' notes about these
+/// units, and the sums of the norm.
 struct UnitsInBackward {
   static constexpr unsigned kFirst = 3, kSecond = 600, kBits = 64, kSums = 700;
   QueuedStep step{{{0, kFirst}, {kFirst, kSecond}}};
@@ -243,7 +243,7 @@ TEST_F(DeviceKernels, NonFiniteOrDifferingUnitStopsAllLaterUpdates) {
     units.begin(request, 1);
     units.begin(request, 0);  // this step has no bad gradient
     units.step.sum.set(0, sum);
-    for (int round = 0; round < 2; ++round) {  // a good step does not undo the skip
+    for (int round = 0; round < 2; ++round) {  // a later good step does not undo the skip
       units.step.decide(request);
       const DeviceDecision decision = units.step.decision.values()[0];
       EXPECT_EQ(decision.is_skipped, 1) << sum;
@@ -288,7 +288,7 @@ TEST_F(DeviceKernels, LossScaleMovesAsOnTheCpu) {
   request.loss_scale = cpu.rule();
   for (const char outcome : std::string("..xx..xxxx....x.xx..")) {
     step.sum.set(0, outcome == 'x' ? HUGE_VAL : 1.0);
-    // The host knows of no skip yet, so the ratio counts all steps.
+    // The host does not know of any skip yet, so the ratio counts all steps.
     request.known_skipped = step.decision.values()[0].so_far.skipped;
     step.decide(request);
     EXPECT_EQ(step.decision.values()[0].loss_scale, cpu.scale());
@@ -337,8 +337,8 @@ TEST_F(DeviceKernels, RateRisesOverTheSamplesOfAppliedStepsAndAllReplicas) {
 }
 
 TEST_F(DeviceKernels, ParametersOfOneRunMayDifferInTheirStepCounts) {
-  // There are four parameters. The second begins inside a warp's block and is left alone, except for its average; the
-  // third is a step behind; the fourth was never used.
+  // There are four parameters. The second parameter begins inside a warp's block, and only its average changes. The
+  // third parameter is a step behind. The fourth parameter was never used.
   const std::pair<WeightFormat, StateDType> formats[] = {{WeightFormat::kF32, StateDType::kF32},
                                                          {WeightFormat::kSplitBF16, StateDType::kBF16},
                                                          {WeightFormat::kF32AndBF16, StateDType::k8Bit}};

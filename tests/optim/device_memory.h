@@ -14,7 +14,7 @@ namespace {
 
 inline void check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess); }
 
-/// Values in memory that both the host and the device reach.
+/// Values in memory that both the host and the device can access.
 template <class T>
 class Shared {
  public:
@@ -40,7 +40,7 @@ class Shared {
     wait();
     return std::vector<T>(data_, data_ + numel_);
   }
-  /// Sets an element once the device's earlier work is done.
+  /// Sets an element after the device's earlier work is done.
   void set(std::size_t i, const T& value) {
     wait();
     data_[i] = value;
@@ -57,7 +57,8 @@ class Shared {
   T* data_ = nullptr;
 };
 
-/// Skips its tests where there is no GPU. Kernels under TESSERA_CUDA_ON_HOST run on the CPU, so nothing is skipped.
+/// Tests with this fixture are skipped if there is no GPU. With TESSERA_CUDA_ON_HOST the kernels run on the CPU, so no
+/// test is skipped.
 class DeviceKernels : public ::testing::Test {
  protected:
   void SetUp() override {

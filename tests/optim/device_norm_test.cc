@@ -1,4 +1,4 @@
-// Compares the norm's sums by CUDA kernels with the CPU's: the bits are the same. The program is built twice
+// Compares the norm's sums by CUDA kernels with the sums by the CPU. The bits are the same. The program is built twice
 // (device_problem.h).
 
 #include "optim/cuda/device_norm.h"
@@ -28,7 +28,7 @@ std::vector<float> random_values(std::size_t numel, std::uint32_t seed) {
   return StepProblem(numel, seed, false).gradient;
 }
 
-/// Returns the sums of buffers that hold `runs`, as the device makes them.
+/// Returns the sums that the device computes of buffers that hold `runs`.
 std::vector<double> device_sums(const std::vector<std::vector<float>>& values,
                                 const std::vector<std::vector<NormRun>>& runs) {
   std::vector<Shared<float>> memory;
@@ -38,7 +38,7 @@ std::vector<double> device_sums(const std::vector<std::vector<float>>& values,
     buffers.push_back({memory.emplace_back(values[i]).data(), runs[i]});
     count += NormSums(runs[i]).count();
   }
-  // Marker values show that what lies behind the sums and the scratch memory stays as it is.
+  // Marker values show that the memory behind the sums and behind the scratch memory does not change.
   constexpr double kMark = -7.0;
   const std::size_t scratch_count = norm_scratch_count(buffers);
   const Shared<double> sums{std::vector<double>(count + 8, kMark)};
@@ -72,7 +72,8 @@ TEST_F(DeviceNorm, SumsGiveTheCpusBitsForEveryRun) {
     bool is_last;
     std::uint64_t short_by = 0;  // elements that the tensor's last block lacks
   };
-  // A run has no whole tile of 256 blocks, one or several, each with or without more blocks before and behind.
+  // A run has no whole tile of 256 blocks, one tile, or several tiles. Each kind of run occurs with more blocks before
+  // and behind it, and without.
   for (const Case& c :
        {Case{0, 1, true}, Case{0, 1, true, 255}, Case{5, 9, true}, Case{5, 9, false}, Case{3, 3 + 500, false},
         Case{3, 3 + 500, true}, Case{0, 256, true, 3}, Case{255, 513, false}, Case{1, 1030, true, 100},
@@ -95,7 +96,7 @@ TEST_F(DeviceNorm, TensorsOfSeveralBuffersAreSummedTogether) {
     std::uint64_t next = 0;
     auto& of_buffer = runs.emplace_back();
     for (int i = 0; i < 150; ++i) {
-      // Small tensors lie next to each other; large ones begin where a block begins.
+      // Small tensors lie next to each other. Large tensors begin where a block begins.
       const std::uint64_t numel = 1 + random() % (i % 30 == 7 ? 256 * 300 : i % 5 == 0 ? 3000 : 80);
       if (numel >= kNormBlock || next % kNormBlock + numel > kNormBlock) next = norm_blocks_of(next) * kNormBlock;
       of_buffer.push_back({.begin = next, .numel = numel, .first_block = random() % 3, .tensor = tensor++});
@@ -108,7 +109,7 @@ TEST_F(DeviceNorm, TensorsOfSeveralBuffersAreSummedTogether) {
   EXPECT_TRUE(same_bits(device_sums(values, runs), wanted));
 }
 
-/// The halves of split masters lie in memory of their own, and not at the addresses in the tree's nodes.
+/// The halves of split masters lie in separate memory, and not at the addresses in the nodes of the tree.
 TEST_F(DeviceNorm, SplitMastersAreSummedAsTheirJoinedValues) {
   for (const std::uint64_t numel : {std::uint64_t{100}, 300 * kNormBlock - 5}) {
     std::vector<float> values = random_values(numel, 7);
@@ -146,7 +147,7 @@ TEST_F(DeviceNorm, SplitMastersAreSummedAsTheirJoinedValues) {
 }
 
 TEST_F(DeviceNorm, TotalsGiveTheCpusBits) {
-  // Three tensors lie in three parts, of ranks 2, 0 and 1; the first is cut twice, and ends with a short block.
+  // Three tensors lie in three parts, of ranks 2, 0 and 1. The first tensor is cut twice, and ends with a short block.
   const std::vector<std::uint64_t> numels = {256 * 300 - 9, 40, 256 * 7 + 9};
   const std::vector<std::vector<NormRun>> parts = {
       {{.begin = 0, .numel = 256 * 100, .first_block = 0, .tensor = 0, .is_last = false}},
@@ -183,7 +184,8 @@ TEST_F(DeviceNorm, TotalsGiveTheCpusBits) {
   EXPECT_EQ(total.values()[0], wanted_total);
 }
 
-/// Returns the squares' sum as CPUs make it: 16 lanes over each block of 4096 elements, one block after the other.
+/// Returns the sum of squares as CPUs compute it: with 16 lanes over each block of 4096 elements, one block after the
+/// other.
 double squares_in_blocks(const std::vector<float>& values) {
   double sum = 0;
   for (std::size_t begin = 0; begin < values.size(); begin += kSquaredBlock) {
@@ -198,8 +200,8 @@ double squares_in_blocks(const std::vector<float>& values) {
   return sum;
 }
 
-/// Returns numbers that fp32, bf16 and fp16 all hold: whole multiples of 2^-24, some of which are below fp16's normal
-/// numbers.
+/// Returns numbers that fp32, bf16 and fp16 can all hold. They are whole multiples of 2^-24, and some of them are below
+/// fp16's normal numbers.
 std::vector<float> narrow_values(std::size_t numel, std::uint32_t seed) {
   std::mt19937 generator(seed);
   std::vector<float> values(numel);
@@ -249,7 +251,7 @@ TEST_F(DeviceNorm, OwnSquaresHaveTheBitsOfLanesAndBlocks) {
       }
       check(cuda::own_squares(pieces, nullptr));
     };
-    launch({1, 4097, 17, 4096, 200000}, true, false);  // more blocks than one thread block takes
+    launch({1, 4097, 17, 4096, 200000}, true, false);  // one thread block takes fewer blocks than this
     EXPECT_EQ(sum.values()[0], 0.0) << "the unit is not complete";
     launch({15, 4095}, false, true);
     EXPECT_EQ(sum.values()[0], wanted);

@@ -1,4 +1,4 @@
-// Compares outer steps ("sync") by CUDA kernels with the CPU's loops: the bits are the same.
+// Compares outer steps ("sync") by CUDA kernels with outer steps by the CPU's loops. The bits are the same.
 
 #include "optim/cuda/device_outer.h"
 
@@ -21,7 +21,7 @@ using DeviceOuter = DeviceKernels;
 constexpr OuterWork kWorks[] = {OuterWork::kTake, OuterWork::kGradients, OuterWork::kMean,
                                 OuterWork::kStep, OuterWork::kMix,       OuterWork::kScale};
 
-/// Returns numbers of many magnitudes. All results are finite, since NaNs have other bits on a GPU.
+/// Returns numbers of many magnitudes. All results are finite, since NaNs have different bits on a GPU.
 std::vector<float> numbers(std::size_t numel, std::uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -33,7 +33,7 @@ std::vector<float> numbers(std::size_t numel, std::uint32_t seed) {
   return values;
 }
 
-/// The memory that a pass reads and writes.
+/// The memory that one pass reads and writes.
 struct PassMemory {
   std::vector<float> values, own, weights, momentum;
 
@@ -41,8 +41,8 @@ struct PassMemory {
       : values(numbers(numel, 1)), own(numbers(numel, 2)), weights(numbers(numel, 3)), momentum(numbers(numel, 4)) {}
 };
 
-/// A part is empty, has fewer or more elements than a warp has threads, or fills many thread blocks. Memory behind a
-/// part does not change.
+/// A part is empty, has fewer or more elements than a warp has threads, or fills many thread blocks. The memory behind
+/// a part does not change.
 TEST_F(DeviceOuter, EveryPassHasTheCpusBits) {
   const OuterRule rule{.lr = 0.7f, .momentum = 0.9f, .mix = 0.3f, .replicas = 3};
   for (const OuterWork work : kWorks) {
@@ -67,7 +67,7 @@ TEST_F(DeviceOuter, EveryPassHasTheCpusBits) {
   }
 }
 
-/// The device puts masters in the place of weights as a rule on the CPU assigns them, and reads them back.
+/// The device replaces weights by masters as a rule on the CPU assigns them, and reads them back.
 TEST_F(DeviceOuter, MastersArePutInThePlaceOfWeightsAsByTheCpu) {
   constexpr std::size_t kNumel = 20011;
   for (const WeightFormat weights : kWeights) {

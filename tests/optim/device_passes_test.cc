@@ -1,4 +1,4 @@
-// Compares rules that make a step in several passes, by CUDA kernels and by the CPU's loops: the bits are the same.
+// Compares rules that make a step in several passes. CUDA kernels and the CPU's loops give the same bits.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace device_passes_test {
 
 using DevicePasses = DeviceKernels;
 
-/// No gradient reaches the second parameter.
+/// The second parameter gets no gradient.
 TEST_F(DevicePasses, MuonsPassesGiveTheCpusBits) {
   constexpr std::size_t kUsed = 1280, kEnd = 1500;
   for (const WeightFormat weights : kWeights) {
@@ -64,8 +64,8 @@ TEST_F(DevicePasses, MuonsPassesGiveTheCpusBits) {
   }
 }
 
-/// The first parameter takes part for the first time, and the second once more; the third took part before this step,
-/// and the fourth never.
+/// The first parameter takes part for the first time, and the second parameter takes part again. The third parameter
+/// took part before this step, and the fourth parameter never did.
 TEST_F(DevicePasses, ReadingAndAssigningMastersGivesTheCpusBits) {
   constexpr std::size_t kEnds[] = {352, 800, 1024, 1500};
   for (const WeightFormat weights : kWeights) {
@@ -110,8 +110,8 @@ TEST_F(DevicePasses, ReadingAndAssigningMastersGivesTheCpusBits) {
   }
 }
 
-/// The norms of four tensors that two ranks sent. The two halves of the third tensor came from both ranks, and each
-/// other tensor came from one rank. The second tensor has nothing but zeros.
+/// The norms of four tensors, as two ranks sent them. Both ranks sent a half of the third tensor, and one rank sent
+/// each other tensor. The second tensor has only zeros.
 struct SentNorms {
   static constexpr int kTensors = 4;
   const std::vector<std::uint64_t> numels = {256, 256, 512, 256};
@@ -123,7 +123,7 @@ struct SentNorms {
   const NormTotals totals{numels, parts};
   const int kinds;
   std::vector<double> messages;
-  std::vector<std::vector<double>> squares;  ///< [kind][tensor], as the CPU adds them up
+  std::vector<std::vector<double>> squares;  ///< [kind][tensor], as the CPU sums them
 
   explicit SentNorms(int of_kinds) : kinds(of_kinds) {
     const std::size_t most = totals.most_sums();
@@ -141,7 +141,7 @@ struct SentNorms {
   }
 };
 
-/// The same norms as a kernel gets them. `tensor`: LayerTables::tensor.
+/// The same norms in the form that a kernel gets. `tensor`: LayerTables::tensor.
 struct NormsOnDevice {
   explicit NormsOnDevice(const SentNorms& sent, const std::vector<std::uint32_t>& tensor = {0, 1, 2, 3})
       : messages(sent.messages),
@@ -169,7 +169,7 @@ struct NormsOnDevice {
   LayerTables tables;
 };
 
-/// Parameters have another order than their tensors, and the last one is unused.
+/// The parameters are in another order than their tensors, and the last parameter is unused.
 TEST_F(DevicePasses, LambsAndLarsPassesGiveTheCpusBits) {
   constexpr std::size_t kEnds[] = {256, 512, 1280, 1500};
   const std::vector<std::uint32_t> tensor = {2, 3, 0, 1};
@@ -251,7 +251,7 @@ TEST_F(DevicePasses, LambsAndLarsPassesGiveTheCpusBits) {
   }
 }
 
-/// Groups have rates of their own, and the second group is not adapted.
+/// Each group has its own rate, and the second group is not adapted.
 TEST_F(DevicePasses, UnadaptedGroupsKeepTheirRates) {
   const LayerwiseOptimizer cpu({.type = OptimizerType::kLamb, .weight_decay = 0.1});
   const SentNorms sent(2);
@@ -285,7 +285,7 @@ TEST_F(DevicePasses, UnadaptedGroupsKeepTheirRates) {
   EXPECT_EQ(constants_for(step.constants.values()[0], SgdRule{}).lr, 0.0f) << "a step that is skipped";
 }
 
-/// In backward the norms are those of one unit, whose parameters need not be the first ones.
+/// In backward the norms are those of one unit, and the unit's parameters need not be the first parameters.
 TEST_F(DevicePasses, NormsOfAUnitLeaveOtherParametersAlone) {
   const LayerwiseOptimizer cpu({.type = OptimizerType::kLamb, .weight_decay = 0.1});
   const SentNorms sent(2);

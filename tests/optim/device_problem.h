@@ -11,9 +11,9 @@
 #include "tests/optim/device_memory.h"
 #include "tests/optim/step_problem.h"
 
-// Compares steps of optimizers on a device with the CPU's. Programs that include this are built twice. One program has
-// the kernels' source, run on the host thread by thread (kernels_on_host.cc), for machines without a GPU. The other one
-// has the kernels themselves, and the label gpu.
+// Compares optimizer steps on a device with steps on the CPU. Programs that include this header are built twice. One
+// program contains the kernels' source and runs it on the host thread by thread (kernels_on_host.cc), for machines
+// without a GPU. The other program contains the kernels themselves, and has the label gpu.
 
 namespace tessera {
 namespace {
@@ -31,8 +31,8 @@ inline OptimizerConfig adamw(StateDType states = StateDType::kF32) {
           .state_dtype = states};
 }
 
-/// Returns a problem without gradients that overflow: a step with such gradients is skipped, so these kernels never get
-/// them, and NaNs have other bits on a GPU.
+/// Returns a problem without gradients that overflow. A step with such gradients is skipped, so these kernels never get
+/// them, and NaNs have different bits on a GPU.
 inline StepProblem finite_problem(std::size_t numel, Formats formats) {
   StepProblem problem(numel, 7, /*with_specials=*/true, formats);
   for (float& g : problem.gradient) {
@@ -41,7 +41,7 @@ inline StepProblem finite_problem(std::size_t numel, Formats formats) {
   return problem;
 }
 
-/// Copies a problem's values to device memory, and back.
+/// Copies a problem's values to device memory and back.
 struct DeviceProblem {
   explicit DeviceProblem(const StepProblem& p)
       : gradient(p.gradient), master(p.master), copy(p.copy), half(p.half), low(p.low) {
@@ -62,7 +62,7 @@ struct DeviceProblem {
     }
   }
 
-  /// Returns the arguments of a kernel for elements [begin, end) of `problem`, from which this object was made.
+  /// Returns the arguments of a kernel for elements [begin, end) of `problem`. This object was made from `problem`.
   DeviceRun run(const RuleOptimizer& optimizer, StepProblem& problem, std::size_t begin, std::size_t end) const {
     const OptimizerSlice slice = problem.slice(begin, end);
     DeviceRun run;
@@ -103,7 +103,7 @@ struct DeviceProblem {
   std::vector<Shared<float>> scales;
 
  private:
-  /// Returns the pointer into `to` at the offset that `pointer` has in `from`.
+  /// Returns the pointer into `to` that has the offset of `pointer` in `from`.
   template <class T, class U>
   static T* moved(T* pointer, const std::vector<U>& from, const Shared<U>& to) {
     return pointer == nullptr ? nullptr : to.data() + (pointer - from.data());
@@ -128,7 +128,7 @@ inline DeviceDecision first_decision(float scale = 1.0f) {
   return decision;
 }
 
-/// A step over the parameters of some groups, which is decided from a sum of squares.
+/// A step over the parameters of some groups. A sum of squares decides whether the step is skipped.
 struct QueuedStep {
   explicit QueuedStep(const std::vector<StepGroup>& groups = {{0, 1}}, float scale = 1.0f)
       : count(groups.back().first_parameter + groups.back().parameters),

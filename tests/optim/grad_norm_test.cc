@@ -1,5 +1,5 @@
-// Tests the norm of gradients: it has the same bits for every division into parts and pieces and every instruction set,
-// and it is close to the exact sum.
+// Tests the norm of gradients. It has the same bits for every division into parts and pieces and for every instruction
+// set, and it is close to the exact sum.
 
 #include "optim/grad_norm.h"
 
@@ -22,7 +22,8 @@ std::vector<float> random_values(std::size_t numel, std::uint32_t seed) {
   return values;
 }
 
-/// Tensors in one flat buffer: large ones on multiples of 256, small ones anywhere inside a block.
+/// Tensors in one flat buffer: large tensors begin at multiples of 256, and small tensors begin anywhere inside a
+/// block.
 struct Buffer {
   std::vector<std::uint64_t> numels, begins;
   std::vector<float> values;
@@ -63,8 +64,8 @@ struct Norm {
   friend bool operator==(const Norm&, const Norm&) = default;
 };
 
-/// Returns the norm of a buffer that is cut at the block numbers `cuts`, from 0 to its end; each part is added in
-/// pieces of random length.
+/// Returns the norm of a buffer that is cut at the block numbers `cuts`, which run from 0 to its end. Each part is
+/// added in pieces of random length.
 Norm norm_of(const Buffer& buffer, const std::vector<std::uint64_t>& cuts, std::mt19937& random,
              InstructionSet set = best_instruction_set()) {
   std::vector<std::vector<NormRun>> runs;
@@ -74,7 +75,7 @@ Norm norm_of(const Buffer& buffer, const std::vector<std::uint64_t>& cuts, std::
     runs.push_back(buffer.runs(cuts[k], cuts[k + 1]));
     NormSums& part = parts.emplace_back(runs.back(), set);
     for (std::uint64_t begin = cuts[k]; begin < cuts[k + 1];) {
-      const std::uint64_t end = std::min<std::uint64_t>(cuts[k + 1], begin + random() % 5);  // pieces may be empty
+      const std::uint64_t end = std::min<std::uint64_t>(cuts[k + 1], begin + random() % 5);  // a piece may be empty
       part.add(buffer.part(begin, end));
       begin = end;
     }
@@ -110,7 +111,7 @@ TEST(GradNorm, EveryCutIntoPartsAndPiecesGivesTheSameBits) {
     const Norm wanted = norm_of(buffer);
     for (int parts = 1; parts <= 8; ++parts) {
       std::vector<std::uint64_t> cuts = {0, buffer.blocks()};
-      for (int i = 1; i < parts; ++i) cuts.push_back(random() % (buffer.blocks() + 1));  // parts may be empty
+      for (int i = 1; i < parts; ++i) cuts.push_back(random() % (buffer.blocks() + 1));  // a part may be empty
       std::sort(cuts.begin(), cuts.end());
       ASSERT_EQ(norm_of(buffer, cuts, random), wanted) << "trial " << trial << ", " << parts << " parts";
     }
@@ -130,7 +131,7 @@ TEST(GradNorm, TensorsNormDoesNotDependOnItsPlace) {
   EXPECT_EQ(norm.total, total) << "in order of the numbers";
 }
 
-// Memory between tensors does not count, whatever it holds.
+// The memory between tensors does not count, whatever its content is.
 TEST(GradNorm, MemoryBetweenTensorsDoesNotCount) {
   Buffer buffer({20, 700, 3, 300}, 4);
   const Norm wanted = norm_of(buffer);
@@ -198,7 +199,7 @@ TEST(GradNorm, OneNonFiniteElementMakesTheNormNonFinite) {
     }
   }
   Buffer largest({256 * 4});
-  std::fill(largest.values.begin(), largest.values.end(), 3.4e38f);  // these numbers are finite, however large
+  std::fill(largest.values.begin(), largest.values.end(), 3.4e38f);  // these numbers are large, but finite
   EXPECT_TRUE(std::isfinite(norm_of(largest).total));
 }
 

@@ -1,4 +1,5 @@
-// Tests the update rules with a ratio for each layer: they have the same bits for every instruction set and division.
+// Tests the update rules that have a ratio for each layer. They give the same bits for every instruction set and every
+// division.
 
 #include "optim/layerwise_optimizer.h"
 
@@ -24,7 +25,7 @@ std::vector<OptimizerConfig> configs() {
   return all;
 }
 
-/// The results of both passes over [begin, end), and what the first one measures.
+/// The results of both passes over [begin, end), and the values that the first pass measures.
 struct Passes {
   std::vector<float> weights, directions;
 

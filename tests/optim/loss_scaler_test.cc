@@ -1,4 +1,4 @@
-// Tests the loss scaler, against PyTorch's GradScaler too.
+// Tests the loss scaler, and compares it with PyTorch's GradScaler.
 
 #include "optim/loss_scaler.h"
 
@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// Feeds 'x' (overflow) and '.' (finite), and returns the scale after each step.
+// Runs steps, 'x' with overflow and '.' with finite gradients, and returns the scale after each step.
 std::vector<float> scales(LossScaler& scaler, const std::string& pattern) {
   std::vector<float> result;
   for (char step : pattern) {
@@ -22,7 +22,7 @@ std::vector<float> scales(LossScaler& scaler, const std::string& pattern) {
 
 LossScaleConfig config() { return {.initial = 1024.0, .growth_interval = 3, .minimum = 0.0}; }
 
-// The wanted scales are those of torch.amp.GradScaler(init_scale=1024, growth_interval=3) in PyTorch 2.11 for this
+// The expected scales are those of torch.amp.GradScaler(init_scale=1024, growth_interval=3) in PyTorch 2.11 for this
 // pattern.
 TEST(LossScaler, FollowsGradScaler) {
   LossScaler scaler(config());

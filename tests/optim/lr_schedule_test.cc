@@ -1,4 +1,4 @@
-// Tests the schedules of the learning rate, against PyTorch's schedulers where it has them.
+// Tests the schedules of the learning rate, and compares them with PyTorch's schedulers if PyTorch has them.
 
 #include "optim/lr_schedule.h"
 
@@ -19,7 +19,7 @@ void expect_rates(const LrScheduleConfig& config, const std::vector<double>& wan
   }
 }
 
-// The constants are what PyTorch 2.11's schedulers give for a peak of 0.5.
+// The constants are the results of PyTorch 2.11's schedulers for a peak of 0.5.
 
 // SequentialLR([LinearLR(1 / 5, 1.0, 4), CosineAnnealingLR(8, eta_min=0.05)], [4])
 TEST(LrSchedule, CosineFollowsPyTorch) {

@@ -22,7 +22,7 @@ std::vector<std::string> names_of_states(const OptimizerConfig& config, const Em
   return names;
 }
 
-// The wanted values are those of torch.optim in PyTorch 2.11 on the problem of five_steps, with foreach=False.
+// The expected values are those of torch.optim in PyTorch 2.11 on the problem of five_steps, with foreach=False.
 void expect_torch(const OptimizerConfig& config, float lr, const std::vector<float>& torch) {
   EXPECT_THAT(five_steps(*make_optimizer(config), {.lr = lr}), Pointwise(FloatNear(1e-6f), torch));
 }
@@ -50,8 +50,8 @@ TEST(AdamRule, FollowsPyTorch) {
                 -0.021382495760917664f});
 }
 
-// The second element has a gradient only after the freeze; the third one's gradient is 1000 times larger in a few
-// steps.
+// The second element has a gradient only after the freeze. The gradient of the third element is 1000 times larger in a
+// few steps.
 TEST(AdamRule, FrozenSecondMomentsOnlyGrow) {
   OptimizerConfig c = adam(OptimizerType::kAdamW);
   c.freeze_step = 10;
@@ -80,7 +80,8 @@ TEST(AdamRule, FrozenSecondMomentsOnlyGrow) {
   EXPECT_GT(run.weights[1], -1.0f);
 }
 
-// The folded constants are compared with the textbook form in fp64, over a long run: a folding mistake grows with t.
+// The folded constants are compared with the textbook form in fp64, over a long run, since a mistake in folding grows
+// with t.
 TEST(AdamRule, AgreesWithTheTextbookFormInFp64) {
   for (OptimizerType type : {OptimizerType::kAdamW, OptimizerType::kAdam}) {
     const OptimizerConfig c = adam(type);
@@ -104,7 +105,8 @@ TEST(AdamRule, AgreesWithTheTextbookFormInFp64) {
 }
 
 TEST(AdamRule, EpsilonIsFoldedWithTheBiasCorrection) {
-  // If |g| is near eps, a wrongly scaled eps changes the first step a lot. The right step is lr * g / (|g| + eps).
+  // If |g| is near eps, a wrongly scaled eps changes the first step by a large factor. The correct step is lr * g /
+  // (|g| + eps).
   OptimizerConfig c = adam(OptimizerType::kAdamW);
   c.weight_decay = 0.0;
   c.eps = 1e-3;
@@ -131,7 +133,7 @@ TEST(SgdRule, FirstStepCopiesTheGradientIntoTheBuffer) {
   const auto optimizer =
       make_optimizer({.type = OptimizerType::kSgd, .weight_decay = 0.0, .momentum = 0.9, .dampening = 0.5});
   Trained run{*optimizer, {1.0f}};
-  run.states[0] = {77.0f};  // old values in the state must not matter
+  run.states[0] = {77.0f};  // old values in the state must have no effect
   run.step({2.0f}, {.lr = 0.5f});
   EXPECT_EQ(run.states[0][0], 2.0f);
   EXPECT_EQ(run.weights[0], 0.0f);
@@ -187,7 +189,7 @@ TEST(RmspropRule, FollowsPyTorch) {
 }
 
 TEST(RmspropRule, CenteredSpreadNeverFallsBelowZero) {
-  // A constant gradient has no variance, so the formula subtracts two numbers that are equal apart from rounding.
+  // A constant gradient has no variance, so the formula subtracts two numbers that differ only by rounding.
   const auto optimizer =
       make_optimizer({.type = OptimizerType::kRmsprop, .eps = 1e-3, .weight_decay = 0.0, .centered = true});
   Trained run{*optimizer, {0.0f}};
@@ -215,12 +217,12 @@ TEST(RuleOptimizer, NamesItsStatesAsPyTorchDoes) {
 
 TEST(RuleOptimizer, ScalesGradientsFirst) {
   const auto optimizer = make_optimizer(adam(OptimizerType::kAdamW));
-  // A power of two only moves exponents: not one bit may differ.
+  // A power of two changes only exponents, so no bit may differ.
   EXPECT_EQ(five_steps(*optimizer, {.lr = 0.01f}), five_steps(*optimizer, {.gradient_scale = 0.125f, .lr = 0.01f}));
 }
 
-// The wanted values are those of torch.nn.utils.clip_grad_value_ before torch.optim.SGD. The limit holds for the scaled
-// gradient.
+// The expected values are those of torch.nn.utils.clip_grad_value_ before torch.optim.SGD. The limit applies to the
+// scaled gradient.
 TEST(RuleOptimizer, GradientsAreClippedAtAValue) {
   const auto optimizer = make_optimizer({.type = OptimizerType::kSgd, .weight_decay = 0.0});
   const std::vector<float> torch = {0.4299999475479126f, -1.1950000524520874f, 2.946499824523926f,
@@ -238,13 +240,13 @@ TEST(RuleOptimizer, ClippingKeepsNaN) {
   EXPECT_EQ(run.weights[1], 0.5f);
 }
 
-/// The average of a parameter that the run's first step updates begins as a copy of the new weights. Any other
-/// parameter's average begins at the weights that it has before its first update.
+/// The average of a parameter that the run's first step updates begins as a copy of the new weights. The average of any
+/// other parameter begins at the weights that the parameter has before its first update.
 TEST(Average, BeginsAsTheFirstStepsWeightsOrTheOldOnes) {
   const auto optimizer = make_optimizer(adam(OptimizerType::kAdamW), {.decay = 0.9});
   for (const bool is_first_of_run : {true, false}) {
     Trained run{*optimizer, {0.5f, -2.0f}};
-    run.states[2] = {77.0f, 77.0f};  // old values in the state must not matter
+    run.states[2] = {77.0f, 77.0f};  // old values in the state must have no effect
     std::vector<double> wanted = {0.5, -2.0};
     for (int t = 1; t <= 50; ++t) {
       const bool copies = t == 1 && is_first_of_run;

@@ -1,4 +1,4 @@
-// Tests the effect of narrow states on an optimizer's results, by property. step_loops_test.cc compares bits.
+// Tests properties of an optimizer's results with narrow states. step_loops_test.cc compares bits.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Parameters with states that begin at zero, and their steps.
+/// Parameters with states that begin at zero, and the steps on them.
 struct Trainee {
   std::unique_ptr<Optimizer> optimizer;
   std::vector<float> parameters;
@@ -41,11 +41,11 @@ OptimizerConfig adamw(StateDType dtype) {
   return {.type = OptimizerType::kAdamW, .beta1 = 0.9, .beta2 = 0.999, .weight_decay = 0.0, .state_dtype = dtype};
 }
 
-/// Logistic regression on points from two overlapping clouds; columns differ in scale by up to 2^10, as a model's
+/// Logistic regression on points from two clouds that overlap. Columns differ in scale by up to 2^10, as a model's
 /// gradients differ within a block.
 class LogisticProblem {
  public:
-  static constexpr std::size_t kFeatures = 600, kPoints = 256;  // two blocks and a part of one
+  static constexpr std::size_t kFeatures = 600, kPoints = 256;  // two blocks, and a part of one more
 
   LogisticProblem() : points_(kPoints * kFeatures) {
     std::mt19937 random(1);
@@ -92,7 +92,7 @@ TEST(StateFormats, NarrowStatesReachTheLossOfFp32) {
   const LogisticProblem problem;
   const double untrained = std::log(2.0);
   const double wanted = problem.train(adamw(StateDType::kF32), 3e-3f, 300);
-  ASSERT_LT(wanted, 0.5 * untrained);  // the fp32 run learns
+  ASSERT_LT(wanted, 0.5 * untrained);  // training with fp32 states learns
   for (StateDType dtype : kNarrow) {
     EXPECT_NEAR(problem.train(adamw(dtype), 3e-3f, 300) / wanted, 1.0, 0.03) << name_of(dtype);
   }
@@ -117,15 +117,15 @@ TEST(StateFormats, EveryRuleReachesItsFp32LossWithNarrowStates) {
   }
 }
 
-// A second moment without gradients shrinks by a thousandth in each step at beta2 0.999, which is less than either
-// format resolves: rounded to nearest, it would never shrink. A step with a new gradient shows how much of the old
+// At beta2 0.999 a second moment without gradients shrinks by a thousandth per step, which is less than either format
+// resolves. With rounding to nearest it would never shrink. A step with a new gradient shows which share of the old
 // second moment is left.
 TEST(StateFormats, SecondMomentDecaysBelowItsPrecision) {
   constexpr std::size_t kNumel = 256 * 64;
   constexpr int kSteps = 1000;
   const auto mean_move = [&](StateDType dtype) {
     OptimizerConfig config = adamw(dtype);
-    config.beta1 = 0.0;  // a step follows the fresh gradient alone
+    config.beta1 = 0.0;  // the step then depends on the new gradient alone
     Trainee run(config, std::vector<float>(kNumel));
     std::vector<float> gradient(kNumel);
     std::mt19937 random(2);
@@ -144,7 +144,8 @@ TEST(StateFormats, SecondMomentDecaysBelowItsPrecision) {
   for (StateDType dtype : kNarrow) EXPECT_NEAR(mean_move(dtype) / wanted, 1.0, 0.03) << name_of(dtype);
 }
 
-// One element's gradient is a million times that of the others, whose moments are far below the block's precision.
+// The gradient of one element is a million times that of the other elements, so their moments are far below the block's
+// precision.
 TEST(StateFormats, SmallElementBesideALargeOneTakesNoGiantStep) {
   for (StateDType dtype : {StateDType::kF32, StateDType::kBF16, StateDType::k8Bit}) {
     Trainee run(adamw(dtype), std::vector<float>(256));
@@ -158,7 +159,7 @@ TEST(StateFormats, SmallElementBesideALargeOneTakesNoGiantStep) {
         largest = std::max(largest, std::fabs(run.parameters[i] - before[i]));
       }
     }
-    EXPECT_LT(largest, 5e-3f) << name_of(dtype);  // Adam's steps are about lr; a lost second moment would give 1e2
+    EXPECT_LT(largest, 5e-3f) << name_of(dtype);  // a step is about lr; if it lost a second moment, it would be 1e2
   }
 }
 

@@ -1,5 +1,5 @@
-// Tests the loops that update elements: they give the same bits for every instruction set, division into shards, and
-// form of the masters.
+// Tests the loops that update elements. They give the same bits for every instruction set, every division into shards,
+// and every form of the masters.
 
 #include "optim/loops/step_loops.h"
 
@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kNumel = 1031;  // prime: every vector width leaves a tail
+constexpr std::size_t kNumel = 1031;  // a prime number: every vector width leaves a tail
 constexpr WeightFormat kWeightFormats[] = {WeightFormat::kF32, WeightFormat::kF32AndF32, WeightFormat::kF32AndBF16,
                                            WeightFormat::kF32AndF16, WeightFormat::kSplitBF16};
 
@@ -110,7 +110,7 @@ TEST(StepLoops, EveryInstructionSetGivesTheSameBits) {
   });
 }
 
-// Scales lie at both ends of the range in which the loops compute, and beyond it after the step.
+// The scales lie at both ends of the range in which the loops compute, and lie beyond the range after the step.
 TEST(StepLoops, BlocksOfExtremeScalesGiveTheSameBits) {
   constexpr int kExponents[] = {-113, -112, -111, -75, 63, 123, 124, 125};
   constexpr std::size_t kCount = std::size(kExponents) * kStateBlock;
@@ -137,7 +137,7 @@ TEST(StepLoops, BlocksOfExtremeScalesGiveTheSameBits) {
   }
 }
 
-// Rounding up the upper half of a NaN whose payload is all ones would give zero.
+// Zero would result if the upper half of a NaN whose payload is all ones were rounded up.
 TEST(StepLoops, NoNoiseTurnsANaNIntoANumber) {
   for_each_case([](const Case& test, Formats formats) {
     if (test.config.state_dtype != StateDType::kBF16 || test.clip_value > 0) return;
@@ -165,7 +165,7 @@ TEST(StepLoops, NoNoiseTurnsANaNIntoANumber) {
 TEST(StepLoops, AnyCutIntoShardsGivesTheSameBits) {
   std::mt19937 random(2);
   for_each_case([&](const Case& test, Formats formats) {
-    // Shards have 1 to 100 elements, so every offset and every tail occurs; shards with 8-bit states have whole blocks.
+    // Shards have 1 to 100 elements, so every offset and every tail occurs. Shards with 8-bit states have whole blocks.
     const std::size_t unit = formats.has_blocks() ? kStateBlock : 1;
     const RuleOptimizer optimizer = make(test);
     StepProblem whole(kNumel, 3, true, formats);

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// The types in which a problem's parameters and states are kept.
+/// The types that a problem's parameters and states have.
 struct Formats {
   WeightFormat weights = WeightFormat::kF32;
   std::vector<StateInfo> states = {{"exp_avg"}, {"exp_avg_sq"}};
@@ -26,9 +26,9 @@ struct Formats {
   bool has_blocks() const { return !states.empty() && states[0].dtype == StateDType::k8Bit; }
 };
 
-/// Everything that one optimizer call reads and writes. It is filled with values of many magnitudes: ordinary ones,
-/// subnormals, zeros of both signs, infinities and NaN, so that "the same bits" is tested where rounding differs first.
-/// Two problems with one seed hold the same values in every format that can hold them.
+/// Everything that one optimizer call reads and writes. The values have many magnitudes: there are ordinary numbers,
+/// subnormals, zeros of both signs, infinities and NaN. So the tests compare bits where rounding differs first. Two
+/// problems with the same seed hold the same values in every format that can hold them.
 struct StepProblem {
   Formats formats;
   std::vector<float> master, gradient, copy;
@@ -81,7 +81,7 @@ struct StepProblem {
     return slice;
   }
 
-  /// Returns the masters as fp32 numbers, whatever their form.
+  /// Returns the masters as fp32 numbers, whatever form the masters have.
   std::vector<float> masters() const {
     if (formats.weights != WeightFormat::kSplitBF16) return master;
     std::vector<float> joined(master.size());
@@ -132,7 +132,7 @@ struct StepProblem {
   }
 };
 
-/// Returns an fp32 state that lies in a vector of floats.
+/// Returns an fp32 state whose memory is a vector of floats.
 inline StateSlice f32_state(std::vector<float>& values) {
   return {.data = std::as_writable_bytes(std::span(values)), .scales = {}};
 }
@@ -169,7 +169,7 @@ struct Trained {
 };
 
 /// Makes five steps on five parameters, whose gradients are simple functions of the step. The reference values in
-/// rules_test.cc are PyTorch 2.11's for the same steps.
+/// rules_test.cc are those of PyTorch 2.11 for the same steps.
 inline std::vector<float> five_steps(const Optimizer& optimizer, StepScalars scalars) {
   Trained run{optimizer, {0.5f, -1.25f, 3.0f, 1e-3f, -0.0625f}};
   for (int t = 1; t <= 5; ++t) {

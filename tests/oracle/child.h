@@ -9,15 +9,14 @@
 namespace tessera::oracle {
 
 /// Returns whether the interpreter that CMake chose has these modules, such as {"torch", "transformers"}. The function
-/// looks for the modules and does not import them, since an import would take seconds. Tests are skipped if a module is
-/// missing.
+/// only looks for the modules, since an import would take seconds. Tests are skipped if a module is missing.
 bool python_has(const std::vector<std::string>& modules);
 bool python_has_torch();
 
-/// Runs a script of this folder on one thread for each process, waits for it, and returns what it printed. Returns an
-/// error where it fails, or does not end within the limit for `at_rest_s` seconds on a machine at rest
-/// (tests/support/limits/patience.h). The message holds the end of what the script wrote to stderr, which is kept in
-/// `folder`.
+/// Runs a script of this folder with one thread per process, waits for it, and returns its output. Returns an error if
+/// the script fails. It is also an error if the script does not end within the limit for `at_rest_s` seconds on a
+/// machine at rest (tests/support/limits/patience.h). The message contains the end of the script's stderr, which is
+/// stored in `folder`.
 absl::StatusOr<std::string> run_python(const std::string& script, const std::vector<std::string>& arguments,
                                        const std::filesystem::path& folder, int at_rest_s);
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Evaluates a model of models.py once: reads weights, tokens and targets, and writes what a C++ test compares with.
+"""Evaluates a model of models.py once. It reads weights, tokens and targets, and writes the results with which a C++
+test compares.
 
     Usage: evaluate.py --init weights --batch batch --config model.json --out result
 
-`--batch` holds `tokens` and `targets`, [B, T] int64; `--out` receives `logits`, `loss` and the gradient of every
-parameter, named as the parameter. Folders are in the format of exchange.h.
+`--batch` holds `tokens` and `targets`, [B, T] int64. `--out` receives `logits`, `loss` and the gradient of every
+parameter, under the name of the parameter. All folders are in the format of exchange.h.
 """
 
 import argparse

@@ -10,13 +10,13 @@
 
 namespace tessera::oracle {
 
-/// Tensors by name, in order.
+/// Tensors and their names, in order.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Writes tensors so that exchange.py can read them: the folder gets `index.json`, a list of
-/// {"name": ..., "dtype": "float32" or "int64", "shape": [...], "file": "0.bin"}, and one file of raw little-endian
-/// elements, row-major, for each. The folder is made if it is not there. Floating types other than fp32 are refused, so
-/// that nothing is rounded on the way.
+/// Writes tensors so that exchange.py can read them: the folder gets `index.json`, a list of {"name": ..., "dtype":
+/// "float32" or "int64", "shape": [...], "file": "0.bin"}, and one file of raw little-endian elements, row-major, for
+/// each. The folder is made if it does not exist. Floating types other than fp32 are refused, so that writing rounds no
+/// value.
 absl::Status write_tensors(const std::filesystem::path& folder, const NamedTensors& tensors);
 
 /// Reads tensors that write_tensors or exchange.py wrote.

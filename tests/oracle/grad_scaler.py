@@ -3,8 +3,8 @@
 
     Usage: grad_scaler.py --pattern ....x..xx --initial 1024 --growth-interval 3
 
-`x` is a step whose gradient is infinite, `.` a finite one. Prints one JSON object: for each step the scale it used, and
-whether the optimizer's step was skipped; and the scale after the last.
+`x` is a step whose gradient is infinite, and `.` is a step whose gradient is finite. It prints one JSON object. The
+object has the scale that each step used, whether the optimizer's step was skipped, and the scale after the last step.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""The models of models/ once more, in PyTorch, written from their papers.
+"""The models of models/ in PyTorch, written from their papers.
 
-Parameter names and shapes are those of the C++ modules, so weights go from one to the other by name.
+Parameters have the same names and shapes as in the C++ modules, so weights can be copied by name.
 """
 
 import math
@@ -55,7 +55,8 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """forward(tokens) gives logits, and forward(tokens, targets) gives the mean cross entropy of logits in fp32."""
+    """forward(tokens) returns logits, and forward(tokens, targets) returns the mean cross entropy of the logits in
+    fp32."""
 
     def forward(self, tokens, targets=None):
         logits = self.logits(tokens)
@@ -125,7 +126,8 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.size, hidden, bias=bias)
 
     def rotate(self, x):
-        # Rotates pairs like complex numbers: the pair (i, i + size / 2) turns by position * theta^(-2 i / size).
+        # Rotates pairs as complex numbers are rotated: the pair (i, i + size / 2) turns by position * theta^(-2 i /
+        # size).
         half = self.size // 2
         frequencies = self.theta ** (-torch.arange(half, dtype=torch.float64) * 2 / self.size)
         angles = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * frequencies

@@ -1,6 +1,6 @@
 """Prints what PyTorch finds in files of save_weights: the sum of all absolute values, and whether two names share their memory.
 
-Usage: read_weights.py NAME NAME FILE FORM [FILE FORM...], the form dictionary or archive.
+Usage: read_weights.py NAME NAME FILE FORM [FILE FORM...], where the form is dictionary or archive.
 """
 
 import sys

@@ -1,5 +1,5 @@
-"""Writes the weights of a file of torch.save in the ways that people write weights, and other files that people mistake
-for weights.
+"""Rewrites the weights of a file of torch.save in the forms in which people write weights. It also writes other files
+that people mistake for files of weights.
 
 Usage: rewrite_weights.py FILE FOLDER
 """
@@ -24,7 +24,7 @@ def renamed(rename):
 
 
 def tree():
-    """Dictionaries in dictionaries, one for each word of the names."""
+    """Returns nested dictionaries, one level for each word of the names."""
     root = {}
     for name, value in weights.items():
         *modules, last = name.split(".")
@@ -36,7 +36,8 @@ def tree():
 
 
 def views():
-    """Returns tensors that are views of one storage: each lies behind the one before, and matrices are transposed."""
+    """Returns tensors that are views of one storage. Each tensor lies behind the previous tensor, and matrices are
+    transposed."""
     flat = torch.cat([value.t().reshape(-1) if value.dim() == 2 else value.reshape(-1) for value in weights.values()])
     begin, result = 0, {}
     for name, value in weights.items():
@@ -55,7 +56,7 @@ def optimizer_state():
 
 
 def write_several(suffix, write):
-    """A model in two files and an index, as transformers writes it."""
+    """Writes a model in two files and an index, as transformers does."""
     stem = {"bin": "pytorch_model", "safetensors": "model"}[suffix]
     (folder / suffix).mkdir()
     index = {}

@@ -1,4 +1,4 @@
-"""Scripts a small language model with torch.jit and saves it, for tests that train the script from C++.
+"""Scripts a small language model with torch.jit and saves it. Tests train the script from C++.
 
 Usage: script_model.py FILE [frozen]
 """
@@ -22,7 +22,7 @@ class Block(nn.Module):
 
 
 class Script(nn.Module):
-    """The embedding is also the head, forward uses a buffer, and forward has a branch."""
+    """The embedding is also the head. forward uses a buffer, and has a branch."""
 
     def __init__(self):
         super().__init__()

@@ -3,20 +3,18 @@
 
     Usage: train.py --init weights --batches batches --config model.json --strategy fsdp2 --ranks 2 --steps 20
 
-`--init` and `--batches` are folders in the format of exchange.h. The first holds every parameter by name; the second
-holds `tokens` and `targets`, each [batches, global_batch, time] int64. Update s takes `--accumulation` batches
-beginning with number s * accumulation (after the last batch it begins again with the first); rank r of N takes rows r *
-B / N to (r + 1) * B / N of each.
+`--init` and `--batches` are folders in the format of exchange.h. The folder of `--init` holds every parameter by name.
+The folder of `--batches` holds `tokens` and `targets`, each [batches, global_batch, time] int64.
 
-Prints one JSON object: per update the global mean loss before it, the norm of the averaged gradient before clipping,
-whether it was skipped for an overflow, and the loss scale of this update. With --save, the final weights are written as
-a folder of the same format.
+It prints one JSON object. For each update the object has the global mean loss before the update, and the norm of the
+averaged gradient before clipping. It also has the loss scale of this update, and whether the update was skipped because
+of an overflow. With --save, the final weights are written as a folder of the same format.
 
-Precision: fp32 is plain. With bf16 or fp16 the parameters that compute are 16-bit, the optimizer owns fp32 masters,
-and gradients are reduced in fp32: FSDP2 by its MixedPrecisionPolicy(param_dtype, reduce_dtype=float32); `single` and
-`ddp` by a 16-bit copy of the model, since DDP has no such mode (so there `ddp` is not torch's class: gradients are
-all-reduced one by one). The optimizer is torch.optim with foreach=False and fused=False: one formula, one tensor after
-the other.
+Precision: fp32 means that everything is fp32. With bf16 or fp16 the parameters that compute are 16-bit, the optimizer
+owns fp32 masters, and gradients are reduced in fp32: FSDP2 does this by its MixedPrecisionPolicy(param_dtype,
+reduce_dtype=float32). `single` and `ddp` do it by a 16-bit copy of the model, since DDP has no such mode. So `ddp` is
+then not torch's class, and gradients are all-reduced one by one. The optimizer is torch.optim with foreach=False and
+fused=False: one formula, one tensor after the other.
 """
 
 import argparse
@@ -223,18 +221,19 @@ def run_rank(rank, options, port, result_file):
     result = train(rank, options)
     if rank == 0:
         pathlib.Path(result_file).write_text(json.dumps(result))
-    # The group's worker threads hold Python objects (the tensors of finished work) and need the interpreter to let go of
-    # them. At the end of the process they sometimes ask for the interpreter when it is gone already. They are then made
-    # to exit in the middle of a destructor, which ends the process (SIGABRT, "terminate called without an active
-    # exception"). Destroying the group first only makes that rarer. So the process ends here, once all ranks are done
-    # with the group.
+    # The group's worker threads hold Python objects (the tensors of finished work) and need the interpreter to let go
+    # of them. At the end of the process they sometimes ask for the interpreter when it is gone already. They are then
+    # made to exit in the middle of a destructor, which ends the process (SIGABRT, "terminate called without an active
+    # exception"). Destroying the group first only makes that rarer. So the process ends here, after all ranks have
+    # finished with the group.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)
 
 
 def train_ranks(options):
-    """Ranks are forked from the server of multiprocessing, which has imported what set_forkserver_preload names."""
+    """Ranks are forked from the server of multiprocessing, which has imported the modules that set_forkserver_preload
+    names."""
     store = dist.TCPStore("127.0.0.1", 0, options.ranks, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         result_file = pathlib.Path(folder) / "result.json"
@@ -244,7 +243,8 @@ def train_ranks(options):
 
 def main():
     options = parse_arguments()
-    # One process imports what ranks need, and they are forked from it. Optimizers import torch._dynamo when they are made.
+    # One process imports the modules that ranks need, and they are forked from it. Optimizers import torch._dynamo when
+    # they are made.
     multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.device_mesh"])
     result = train(0, options) if options.strategy == "single" else train_ranks(options)
     result["torch"] = torch.__version__

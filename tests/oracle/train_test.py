@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the reference itself: every strategy of train.py must give the same numbers for a small model."""
+"""Tests the reference itself: every strategy of train.py must give the same numbers for a small model."""
 
 import json
 import multiprocessing
@@ -23,7 +23,8 @@ STEPS = 5
 class TrainTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        # One process does the slow imports, and all ranks are forked from it. Optimizers import torch._dynamo when they are made.
+        # One process does the slow imports, and all ranks are forked from this process. Optimizers import torch._dynamo
+        # when they are made.
         os.environ["PYTHONPATH"] = os.pathsep.join([str(pathlib.Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")])
         multiprocessing.set_forkserver_preload(["train", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.device_mesh"])
         cls.folder_object = tempfile.TemporaryDirectory()
@@ -31,7 +32,7 @@ class TrainTest(unittest.TestCase):
         torch.manual_seed(1)
         (cls.folder / "model.json").write_text(json.dumps(CONFIG))
         write_tensors(cls.folder / "init", dict(make_model(CONFIG).named_parameters()))
-        tokens = (torch.randint(0, 61, (4, 8, 1)) + torch.arange(17)) % 61  # counting is soon learned
+        tokens = (torch.randint(0, 61, (4, 8, 1)) + torch.arange(17)) % 61  # the model soon learns to count
         write_tensors(cls.folder / "batches", {"tokens": tokens[..., :-1], "targets": tokens[..., 1:]})
 
     @classmethod
@@ -87,8 +88,8 @@ class TrainTest(unittest.TestCase):
                 self.assert_same_story(wanted, got, 0.05)
 
     def test_overflow_skips_and_halves_everywhere(self):
-        # A loss scale of 2^127 overflows fp32 in backward. The scale must come down by halves, and then training must
-        # go on.
+        # A loss scale of 2^127 overflows fp32 in backward. The scale must be halved until nothing overflows, and then
+        # training must continue.
         arguments = ("--loss-scale", str(2.0**127), "--growth-interval", "2")
         wanted = self.run_train(*arguments)
         self.assertTrue(wanted["skipped"][0])

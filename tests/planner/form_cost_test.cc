@@ -1,4 +1,4 @@
-// Tests the bytes of each wire form, and the predicted CPU time of gathers in it.
+// Tests the number of bytes of each wire form, and the predicted CPU time of gathers in this form.
 
 #include "planner/form_cost.h"
 
@@ -19,7 +19,7 @@ TEST(FormCost, LossyFormsHaveTheCodecsLength) {
   EXPECT_EQ(bytes_on_wire(WireForm::kPlain, DType::kBF16, 100), 200);
 }
 
-/// The cost of coding depends on the number of elements, not on their width. A form that leaves the values as they are
+/// The cost of coding depends on the number of elements, not on their width. A form that does not change the values
 /// costs nothing.
 TEST(FormCost, CodingTimeDependsOnElementsNotOnTheirWidth) {
   const CodingFit coding{.lossless_s_per_byte = 3, .int8_s_per_byte = 2, .int4_s_per_byte = 1};

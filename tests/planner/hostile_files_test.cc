@@ -1,4 +1,4 @@
-// Tests hostile files of measurements: every one is read or refused, and a refusal names the file.
+// Tests hostile files of measurements. Every file is read or refused, and a refusal names the file.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Returns `text` with some bytes changed, left out, or doubled.
+/// Returns `text` after some bytes are changed, left out, or doubled.
 std::string damaged(std::string text, std::mt19937_64& random) {
   const std::string words = "{}[]\",:0123456789.eE+- \\u\n\0\xff";
   for (std::uint64_t changes = 1 + random() % 4; changes > 0 && !text.empty(); --changes) {

@@ -1,4 +1,4 @@
-// Tests the random factors on the times of simulated ranks.
+// Tests the random factors that are applied to the times of simulated ranks.
 
 #include "planner/jitter.h"
 

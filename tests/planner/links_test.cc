@@ -1,4 +1,4 @@
-// Tests how measured links are written and read, and how their costs depend on the group.
+// Tests how measured links are written and read, and how the costs of links depend on the group.
 
 #include "planner/measured/links.h"
 
@@ -36,7 +36,7 @@ std::string refusal(const std::string& from, const std::string& to) {
   EXPECT_EQ(exit_code_of(links.status()), ExitCode::kCorruptData);
   const std::string message = message_of(links.status());
   EXPECT_NE(message.find("hint: "), std::string::npos) << message;
-  return message.substr(0, message.find("\n[T0629]"));  // the hint names what writes such files
+  return message.substr(0, message.find("\n[T0629]"));  // the hint names the program that writes such files
 }
 
 TEST(Links, WrittenLinksReadBackTheSame) {
@@ -93,7 +93,8 @@ TEST(Links, TextThatIsNoObjectIsRefused) {
   EXPECT_FALSE(parse_links(many + "]}", "x").ok());
 }
 
-// A host sends the same number of bytes for any number of ranks, and two groups that share its link take twice as long.
+// A host sends the same number of bytes for any number of ranks. Two groups that share the host's link take twice as
+// long.
 TEST(Links, RanksOfOneHostShareItsLink) {
   Links one_each{.transport = "gloo", .ranks = 2, .hosts = 2};
   one_each.all_gather = one_each.reduce_scatter = one_each.all_reduce = {1e-5, 8e-9};
@@ -103,17 +104,17 @@ TEST(Links, RanksOfOneHostShareItsLink) {
   EXPECT_DOUBLE_EQ(four.all_gather.beta_s_per_byte * (0.75 * 4), one_each.all_gather.beta_s_per_byte * (0.5 * 4));
   EXPECT_DOUBLE_EQ(replicas.reduce_scatter.beta_s_per_byte, 16e-9);
   EXPECT_EQ(replicas.all_reduce.alpha_s, 1e-5);
-  // Only numbers that go to the other host are sent in fewer bits. These numbers are half of 1/2 of a buffer, while a
-  // rank sends 3/4 of a buffer in all. A rank reads a part from one peer.
+  // Only numbers that are sent to the other host have fewer bits. These numbers are half of 1/2 of a buffer, while a
+  // rank sends 3/4 of a buffer in all. A rank reads a part that one peer has.
   EXPECT_DOUBLE_EQ(four.coding.of_reductions, 0.25 / 0.75);
   EXPECT_DOUBLE_EQ(four.coding.of_gathers, 0.5);
-  // A measurement with two ranks on each host gives the same costs.
+  // A measurement with two ranks per host gives the same costs.
   Links two_each = four;
   two_each.ranks = 4;
   two_each.coding = {};
   EXPECT_DOUBLE_EQ(two_each.of_group(4, 2, 1).all_reduce.beta_s_per_byte, four.all_reduce.beta_s_per_byte);
   EXPECT_DOUBLE_EQ(two_each.of_group(2, 2, 2).all_reduce.beta_s_per_byte, 16e-9);
-  // A measurement on one host says nothing about two hosts.
+  // A measurement on one host does not tell the costs between two hosts.
   Links inside = one_each;
   inside.hosts = 1;
   EXPECT_EQ(inside.of_group(4, 2, 2), inside);

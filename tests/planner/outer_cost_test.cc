@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kBlockNumel = 1 << 16;
 
-/// Returns a plan of two replicas of `shards` ranks: four blocks of the same size, and a small root.
+/// Returns a plan of two replicas of `shards` ranks, with four blocks of the same size and a small root.
 TimedPlan with_sync(SyncType type, std::int64_t every, int shards = 1,
                     ShardingStrategy strategy = ShardingStrategy::kNoShard) {
   TimedPlan timed = timed_plan(strategy, {1, shards, 0, 0}, 4, kBlockNumel);
@@ -23,7 +23,8 @@ TimedPlan with_sync(SyncType type, std::int64_t every, int shards = 1,
   return timed;
 }
 
-/// Returns the bytes that a rank sends to sum all masters with one other rank, at `an_element` bytes an element.
+/// Returns the number of bytes that a rank sends if it sums all masters with one other rank, at `an_element` bytes per
+/// element.
 double bytes_of_all(const TimedPlan& timed, double an_element) {
   double numel = 0;
   for (const UnitShape& unit : timed.input.units) numel += static_cast<double>(unit.trainable_numel());
@@ -36,7 +37,7 @@ TEST(OuterCost, IsTheCostOfAllSumsDividedByTheStepsBetween) {
     const OuterCost cost = outer_cost(timed.plan(), 1, timed.links);
     EXPECT_NEAR(cost.exposed_s, bytes_of_all(timed, 4) * 1e-6 / 10, 1e-9);
     EXPECT_NEAR(static_cast<double>(cost.replicate.sent_bytes), bytes_of_all(timed, 4) / 10, 1);
-    EXPECT_EQ(cost.replicate.calls, 1);  // five calls in ten steps, rounded up
+    EXPECT_EQ(cost.replicate.calls, 1);  // ten steps have five calls, rounded up
     EXPECT_EQ(cost.shard.calls, 0);
     const PredictedStep with = timed.predicted();
     timed.input.update.outer = {};
@@ -49,9 +50,9 @@ TEST(OuterCost, IsTheCostOfAllSumsDividedByTheStepsBetween) {
 TEST(OuterCost, OuterGradientsUseTheBitsOfTheirCompression) {
   TimedPlan timed = with_sync(SyncType::kDiloco, 10);
   timed.input.wire.compression.gradients = timed.input.wire.compression.sums = WireForm::kInt4;
-  const double int4 = 0.5 + 4.0 / 256;  // half a byte, and its share of the scale of a run of 256
+  const double int4 = 0.5 + 4.0 / 256;  // half a byte, and a share of the scale of a run of 256 elements
   EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, int4) * 1e-6 / 10, 1e-6);
-  timed.links.replicate.reduces_in_background = false;  // this is as in shared memory, where nothing is compressed
+  timed.links.replicate.reduces_in_background = false;  // as in shared memory, where nothing is compressed
   EXPECT_NEAR(outer_cost(timed.plan(), 1, timed.links).exposed_s, bytes_of_all(timed, 4) * 1e-6 / 10, 1e-9);
 }
 
@@ -59,9 +60,9 @@ TEST(OuterCost, StreamExposesOnlyTheTimeBeyondItsDelay) {
   TimedPlan timed = with_sync(SyncType::kStreamingDiloco, 20);
   timed.input.update.outer.fragments = 4;
   timed.input.update.outer.delay = 1;
-  const double block_s = 4.0 * kBlockNumel * 1e-6;  // cost of the sum of one fragment, which is a block
+  const double block_s = 4.0 * kBlockNumel * 1e-6;  // the cost of the sum of one fragment, which is a block
   EXPECT_EQ(outer_cost(timed.plan(), 2 * block_s, timed.links).exposed_s, 0);
-  // Units are root and four blocks, so fragment 0 has the root and the last block.
+  // The units are the root and four blocks, so fragment 0 has the root and the last block.
   const double root_s = 4e-6 * static_cast<double>(timed.input.units[0].trainable_numel());
   EXPECT_NEAR(outer_cost(timed.plan(), 0.75 * block_s, timed.links).exposed_s, (4 * 0.25 * block_s + root_s) / 20,
               1e-9);
@@ -84,7 +85,7 @@ TEST(OuterCost, CompressedGatherHasTheBytesThatAreSent) {
   const OuterCost plain = outer_cost(timed.plan(), 1, timed.links);
   timed.input.wire.gathers = WireForm::kInt8;
   const OuterCost int8 = outer_cost(timed.plan(), 1, timed.links);
-  const double share = (1 + 4.0 / 256) / 4;  // a byte, and its share of the scale of a run of 256, against fp32
+  const double share = (1 + 4.0 / 256) / 4;  // a byte, and a share of the scale of a run of 256, relative to fp32
   EXPECT_NEAR(static_cast<double>(int8.shard.sent_bytes), share * static_cast<double>(plain.shard.sent_bytes),
               1e-3 * static_cast<double>(plain.shard.sent_bytes));
   EXPECT_LT(int8.exposed_s, plain.exposed_s);

@@ -1,4 +1,4 @@
-// Tests the predicted time of a step: what is hidden behind compute, and what is exposed.
+// Tests the predicted time of a step: which communication is hidden behind compute, and which is exposed.
 
 #include "planner/predicted_step.h"
 
@@ -9,7 +9,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Returns links on which units of 4 MiB take `seconds` to gather, and as long to reduce, on 4 ranks.
+/// Returns links on which the gather of a unit of 4 MiB takes `seconds` on 4 ranks, and its reduction takes as long.
 Links links_for(double seconds) { return links_of(seconds / (3.0 / 4 * (4 << 20))); }
 
 TEST(PredictedStep, FreeLinksLeaveComputeUpdateAndRest) {
@@ -59,7 +59,7 @@ TEST(PredictedStep, WithoutPrefetchEveryGatherIsExposed) {
   EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s + 4 * 0.5, 1e-12);
 }
 
-// The bytes are right for gathers of units and for gathers of updated values, on each axis by itself.
+// The numbers of bytes are correct for gathers of units and for gathers of updated values, on each axis by itself.
 TEST(PredictedStep, GathersSendTheBytesOfTheirWireForm) {
   using enum WireForm;
   for (const ShardingStrategy kind : {ShardingStrategy::kFullShard, ShardingStrategy::kShardOptimizer}) {
@@ -87,7 +87,7 @@ TEST(PredictedStep, PrefetchHidesGathersBehindCompute) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard}) {
     TimedPlan timed = timed_plan(strategy, {1, 4, 0, 0}, 6);
     timed.input.placement.prefetch = 1;
-    timed.profile.rest_seconds = 0;  // otherwise the rest would hide the first unit's gather
+    timed.profile.rest_seconds = 0;  // otherwise this time would hide the first unit's gather
     const double root_s = 0.5 * timed.input.units[0].trainable_numel() / timed.input.units[1].trainable_numel();
     timed.links.shard = links_for(0.5);
     EXPECT_NEAR(timed.predicted().exposed_gather_s, root_s, 1e-12);  // only the first unit's gather is exposed
@@ -96,7 +96,7 @@ TEST(PredictedStep, PrefetchHidesGathersBehindCompute) {
     timed.links.shard = links_for(1.5);
     EXPECT_GT(timed.predicted().exposed_gather_s, 6 * 0.5 - 1);
     timed.links.shard = links_for(0.5);
-    timed.links.shard.gathers_in_background = false;  // without background gathers, a prefetch hides nothing
+    timed.links.shard.gathers_in_background = false;  // a prefetch hides nothing if gathers do not run in background
     EXPECT_GT(timed.predicted().exposed_gather_s, 6 * 0.5);
   }
 }
@@ -128,7 +128,7 @@ TEST(PredictedStep, AccumulationMultipliesOnlyReductionsOfEachMicrobatch) {
       EXPECT_NEAR(step.agreement_s, one.agreement_s, 1e-12) << strategy.name;
     }
     const Placement& placement = timed.input.placement;
-    if (!placement.parameters.shard && !placement.optimizer.shard) {  // only reductions cost time
+    if (!placement.parameters.shard && !placement.optimizer.shard) {  // only reductions take time
       EXPECT_EQ(each.sent_bytes(), 4 * one.sent_bytes()) << strategy.name;
       EXPECT_EQ(last.sent_bytes(), one.sent_bytes()) << strategy.name;
     }
@@ -142,8 +142,8 @@ TEST(PredictedStep, PublishingOverlapsUpdatesAndTheNextForward) {
   timed.links.shard = links_of(0);
   timed.links.shard.all_gather = links_for(0.75).all_gather;
   EXPECT_NEAR(timed.predicted().exposed_publish_s, 0, 0.01);
-  // Four gathers follow each other, and the last one has come after 1 + 4 x 3.5 seconds. The update takes 4 seconds,
-  // and forward wants the last block after the root and three blocks, of a second each.
+  // Four gathers follow each other, and the last gather ends after 1 + 4 x 3.5 seconds. The update takes 4 seconds.
+  // Forward needs the last block after the root and three blocks, of one second each.
   timed.links.shard.all_gather = links_for(3.5).all_gather;
   EXPECT_NEAR(timed.predicted().exposed_publish_s, 1 + 4 * 3.5 - (4 + timed.profile.rest_seconds + 4), 0.02);
   timed.links.shard.all_gather = links_for(0.75).all_gather;
@@ -155,7 +155,7 @@ TEST(PredictedStep, ReductionsThatLagAreExposedAtTheEnd) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardGradients, {1, 4, 0, 0}, 4);
   timed.links.shard.reduce_scatter = links_for(1.5).reduce_scatter;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 0,
-              0.01);  // a backward takes 2 s, so the reduction of the last block ends together with that of the root
+              0.01);  // a backward takes 2 s, so the last block's reduction ends together with the root's
   timed.input.wire.reductions_ahead = 0;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 4 * 1.5, 0.01);
   timed.input.wire.reductions_ahead = 1;
@@ -190,8 +190,7 @@ TEST(PredictedStep, TransportTakesCoresFromCompute) {
   EXPECT_GT(busy.seconds, free.seconds);
 }
 
-/// A gather during which compute runs takes the longer time, and a gather for which the rank waits takes the shorter
-/// one.
+/// A gather during which compute runs takes the longer time. A gather for which the rank waits takes the shorter time.
 TEST(PredictedStep, BytesMoveMoreSlowlyBesideCompute) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);
   timed.links.shard = links_for(1);
@@ -208,7 +207,7 @@ TEST(PredictedStep, BytesMoveMoreSlowlyBesideCompute) {
   EXPECT_EQ(dragged.shard.transfer_s, hidden.shard.transfer_s);
 }
 
-/// Packing needs cores, and the machine's cores are busy.
+/// Packing needs cores, and all cores of the machine are busy.
 TEST(PredictedStep, PackingTakesCoresFromCompute) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);
   timed.links.shard = links_for(0.5);

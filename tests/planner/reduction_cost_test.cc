@@ -21,7 +21,7 @@ TEST(ReductionCost, RankSendsAllPartsButItsOwn) {
   TimedPlan cut = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 1, kNumel);
   TimedPlan whole = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
   EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel);    // this is 3/4 of 4 bytes
-  EXPECT_EQ(cost_of(whole).sent_bytes, 6 * kNumel);  // twice
+  EXPECT_EQ(cost_of(whole).sent_bytes, 6 * kNumel);  // twice as many bytes
   cut.input.wire.reduce = whole.input.wire.reduce = DType::kBF16;
   EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel / 2);
   EXPECT_EQ(cost_of(whole).sent_bytes, 3 * kNumel / 2 + 3 * kNumel);  // contributions are bf16, and sums are fp32
@@ -33,14 +33,14 @@ TEST(ReductionCost, CompressedAxesSendFewerBytes) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
   timed.input.wire.compression.gradients = WireForm::kInt8;
   timed.input.wire.compression.sums = WireForm::kInt4;
-  EXPECT_EQ(cost_of(timed).sent_bytes, 6 * kNumel);  // this transport does not compress
+  EXPECT_EQ(cost_of(timed).sent_bytes, 6 * kNumel);  // this transport does not compress anything
   timed.input.wire.compressed_shard_part = 1;
   const std::int64_t part = kNumel / 4, scales = part / 256 * 4;
   EXPECT_EQ(cost_of(timed).sent_bytes, 3 * (part + scales + part / 2 + scales));
 }
 
-/// A rank encodes its contributions to the others and decodes theirs; then it encodes its own sums once, and decodes
-/// the sums of the others.
+/// A rank encodes its contributions to the other ranks and decodes theirs. Then it encodes its own sums once, and
+/// decodes the sums of the other ranks.
 TEST(ReductionCost, CompressionCostsEncodingAndDecodingTime) {
   TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
   timed.input.wire.compressed_shard_part = 1;
@@ -64,7 +64,7 @@ TEST(ReductionCost, PowerSgdAndTopKSendTheirFactorsAndElements) {
   for (UnitShape& unit : timed.input.units) unit.groups[0].factored = {{1024, unit.groups[0].layout.numel() / 1024}};
   timed.input.wire.compression.method = PowerSgdConfig{.rank = 4};
   const CallCost factors = cost_of(timed);
-  EXPECT_EQ(factors.sent_bytes, 2 * 6 * 1024 * 4);  // there are two all-reduces of [4, 1024]
+  EXPECT_EQ(factors.sent_bytes, 2 * 6 * 1024 * 4);  // there are two all-reduces of shape [4, 1024]
   EXPECT_DOUBLE_EQ(factors.latency_s, 2 * 3 * 1e-3);
   timed.input.wire.compression.method = TopKConfig{.fraction = 0.01};
   EXPECT_EQ(cost_of(timed).sent_bytes, 3 * 8 * count_of(timed.input.units[1].groups[0], 0.01));
@@ -81,8 +81,8 @@ TEST(ReductionCost, EachMethodSendsTheBytesOfItsMessages) {
     EXPECT_EQ(cost.sent_bytes, bytes);
     EXPECT_DOUBLE_EQ(cost.latency_s, messages * 1e-3);
   };
-  // A rank sends 3/4 of a message to the owners, and as an owner 3/4 of its answers; or a whole message to each of 3
-  // ranks.
+  // A rank sends 3/4 of a message to the owners, and as an owner 3/4 of its answers. With other methods it sends a
+  // whole message to each of 3 ranks.
   expect(RandomKConfig{.fraction = 0.25}, 2 * 3 * kNumel / 4 / 4 * 4, 3);
   expect(SignMajorityConfig(), 2 * 3 * (4 + runs / 4 * 32), 3);
   expect(SignFeedbackConfig(), 3 * runs * 36, 3);
@@ -99,13 +99,13 @@ TEST(ReductionCost, ReplicateAxisSendsOnlyTheShardsPart) {
     const MemoryPlan plan = timed.plan();
     return replicate_reduction_cost(plan, plan.units()[1].groups[0], timed.links.replicate);
   };
-  EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 4);  // 1/2 of a quarter of the elements, twice
+  EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 4);  // half of a quarter of the elements, sent twice
   timed.input.placement = placement_of(ShardingStrategy::kHybridShard, true);
   EXPECT_EQ(cost().sent_bytes, kNumel / 4 * 2);
 }
 
-// There are two replicas of four ranks, which have three of 24 microbatches each. Sums of two subtrees go to all ranks,
-// and the joined sums are gathered.
+// There are two replicas of four ranks, and each rank has three of 24 microbatches. The sums of two subtrees are sent
+// to all ranks, and the joined sums are gathered.
 TEST(ReductionCost, SumsOfSubtreesGoOverBothAxes) {
   TimedPlan timed = timed_plan(ShardingStrategy::kHybridShard, {2, 4, 0, 0}, 1, kNumel);
   timed.input.wire.accumulation = 3;

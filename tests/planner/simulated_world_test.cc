@@ -43,7 +43,7 @@ TEST(SimulatedWorld, StragglerLengthensAComputeBoundStepByItsFactor) {
         EXPECT_NEAR(each, factor * seconds, 1e-9) << strategy.name;
     }
     for (const double each : world_of(timed, {.stragglers = {{0, 0.5}}, .steps = 4}).seconds)
-      EXPECT_NEAR(each, seconds, 1e-9) << strategy.name;  // a fast rank speeds up no other
+      EXPECT_NEAR(each, seconds, 1e-9) << strategy.name;  // a fast rank does not speed up any other rank
   }
 }
 

@@ -1,4 +1,4 @@
-// Tests the clock that plays scripts of ranks: how work and calls overlap and slow each other.
+// Tests the clock that simulates scripts of ranks: how work and calls overlap and slow each other down.
 
 #include "planner/step_clock.h"
 
@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// A script that a test writes by hand.
+/// A script that a test builds by hand.
 struct Script {
   StepScript script;
 
@@ -52,14 +52,14 @@ TEST(StepClock, CallsOfOneChannelRunOneAfterTheOther) {
 TEST(StepClock, GathersAndReductionsShareTheWire) {
   const Script both = Script().post(Channel::kGather, 0, 4).post(Channel::kReduce, 0, 2);
   EXPECT_EQ(alone(Script(both).wait(1)).end_s, 4);  // both calls have half the speed
-  EXPECT_EQ(alone(Script(both).wait(0)).end_s, 6);  // the other call then has full speed
+  EXPECT_EQ(alone(Script(both).wait(0)).end_s, 6);  // then the other call has full speed
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 4).post(Channel::kReplicate, 0, 2).wait(1).wait(0)).end_s, 4);
 }
 
 TEST(StepClock, LatenciesDoNotSlowEachOther) {
   EXPECT_EQ(alone(Script().post(Channel::kGather, 3, 0).post(Channel::kReduce, 3, 0).wait(0).wait(1)).end_s, 3);
-  // Both latencies end at 1. From 1 to 5 each call has half the speed: the reduction sends all of its 2 s of bytes, and
-  // the gather 2 s of its 4 s. The rest of the gather ends at 7.
+  // Both latencies end at 1. From 1 to 5 each call has half the speed. In this time the reduction sends all of its 2 s
+  // of bytes, and the gather sends 2 s of its 4 s. The rest of the gather ends at second 7.
   EXPECT_EQ(alone(Script().post(Channel::kGather, 1, 4).post(Channel::kReduce, 1, 2).wait(0).wait(1)).end_s, 7);
 }
 
@@ -72,7 +72,7 @@ TEST(StepClock, BytesThatMoveTakeCoresFromWork) {
   EXPECT_EQ(alone(Script().post(Channel::kGather, 0, 4, 1).post(Channel::kReplicate, 0, 4, 1).work(10)).end_s, 14);
 }
 
-/// Bytes move at half speed during work, also where one piece of work follows another, and at full speed afterwards.
+/// Bytes are sent at half speed during work, even if one piece of work follows another, and at full speed afterwards.
 TEST(StepClock, BytesMoveMoreSlowlyWhileARankWorks) {
   const Script script = Script().post(Channel::kGather, 0.25, 2, 0, /*drag=*/1).work(0.75).work(0.5).wait(0);
   EXPECT_DOUBLE_EQ(alone(script).end_s, 1.25 + (2 - 0.5));
@@ -82,21 +82,22 @@ TEST(StepClock, BytesMoveMoreSlowlyWhileARankWorks) {
   EXPECT_DOUBLE_EQ(alone(waited).end_s, 3);
 }
 
-/// Latency grows during work as well. Latency takes nothing of the wire, so a call that shares the wire does not wait
-/// for the latency.
+/// Latency also grows during work. Latency does not use the wire, so a call that shares the wire does not wait for the
+/// latency.
 TEST(StepClock, CallsBeginLaterWhileARankWorks) {
   Script script = Script().post(Channel::kGather, 0.5, 1).post(Channel::kReduce, 0, 1.5).work(1.5).wait(1).wait(0);
   script.script.calls[0].cost.busy_latency_s = 2;
-  // Seconds 0 to 1.5 are the reduction and 3/4 of the latency; its rest ends at 1.625; then come the gather's bytes.
+  // Seconds 0 to 1.5 contain the reduction and 3/4 of the latency. The rest of the latency ends at 1.625, and then the
+  // gather's bytes are sent.
   EXPECT_DOUBLE_EQ(alone(script).end_s, 1.625 + 1);
   script.script.calls[0].cost.latency_s = 0;
   EXPECT_NEAR(alone(script).end_s, 1.5 + 1, 1e-9);
 }
 
-/// A call for which nobody waits continues after the end of the step.
+/// A call for which no rank waits continues after the end of the step.
 TEST(StepClock, RankMayEndBeforeItsCallDoes) {
   const RankTimes times = alone(Script().post(Channel::kGather, 0, 10, 0.5, 1).work(1));
-  EXPECT_DOUBLE_EQ(times.end_s, 1 / (1 - 0.25));  // at half speed a call loads the rank half as much
+  EXPECT_DOUBLE_EQ(times.end_s, 1 / (1 - 0.25));  // at half speed a call uses half as much of the rank
 }
 
 TEST(StepClock, WireIsBusyWhileAnyCallIsUnderWay) {
@@ -109,14 +110,14 @@ TEST(StepClock, WireIsBusyWhileAnyCallIsUnderWay) {
 }
 
 TEST(StepClock, CallBeginsWhenTheLastRankOfItsGroupArrives) {
-  // There are 2 x 2 ranks: shard groups {0, 1} and {2, 3}, replicate groups {0, 2} and {1, 3}.
+  // There are 2 x 2 ranks, with the shard groups {0, 1} and {2, 3} and the replicate groups {0, 2} and {1, 3}.
   const Script script = Script().work(1).post(Channel::kGather, 0, 1).wait(0).post(Channel::kReplicate, 0, 1).wait(1);
   StepClock clock(script.script, 2, 2);
   const std::array<double, 4> starts{0, 0, 0, 0}, work{1, 2, 3, 6};
   ASSERT_TRUE(clock.play(starts, [&](int rank, std::size_t) { return work[static_cast<std::size_t>(rank)]; }).ok());
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(clock.times(rank).end_s, 8) << rank;
   EXPECT_EQ(clock.times(0).spent(Spending::kGather),
-            3 - 1 + 5);  // the first call ends at 3, and the rank waits for the second one until 8
+            3 - 1 + 5);  // the first call ends at 3, and the rank waits until 8 for the second call
   EXPECT_EQ(clock.times(3).spent(Spending::kGather), 2);
 }
 

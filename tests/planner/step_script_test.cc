@@ -1,4 +1,4 @@
-// Tests the script of a step, which lists its work and calls in the order of a real run.
+// Tests the script of a step. It lists the step's work and calls in the order of a real run.
 
 #include "planner/step_script.h"
 
@@ -87,8 +87,8 @@ TEST(StepScript, EveryPostedCallIsWaitedFor) {
   }
 }
 
-/// Returns the order in which gathers begin and are waited for, and reductions begin, as the names of spans in a run's
-/// trace.
+/// Returns the order in which gathers begin, gathers are waited for, and reductions begin. They have the names of the
+/// spans in a run's trace.
 std::string order_of(const StepScript& script, const MemoryPlan& plan) {
   std::string order;
   for (const Instruction& instruction : script.instructions) {
@@ -101,9 +101,8 @@ std::string order_of(const StepScript& script, const MemoryPlan& plan) {
   return order;
 }
 
-// The wanted order is what `tessera train --trace` shows of the sixth step of a GPT of four blocks over gloo on two
-// ranks:
-// FULL_SHARD, prefetch 1, two microbatches, two reductions ahead.
+// The expected order is the one that `tessera train --trace` shows for the sixth step of a GPT of four blocks over gloo
+// on two ranks: FULL_SHARD, prefetch 1, two microbatches, and two reductions ahead.
 TEST(StepScript, GathersAndReductionsComeInTheOrderOfARealRun) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 2, 0, 0}, 4);
   timed.input.wire.accumulation = 2;
@@ -121,7 +120,7 @@ TEST(StepScript, GathersAndReductionsComeInTheOrderOfARealRun) {
   EXPECT_EQ(order_of(script_of(timed), timed.plan()), forward + second + backward + ", " + second + backward);
 }
 
-/// Returns the most reductions that the script ever has under way.
+/// Returns the largest number of reductions that the script has under way at one time.
 std::int64_t most_under_way(const StepScript& script) {
   std::int64_t under_way = 0, most = 0;
   for (const Instruction& instruction : script.instructions) {
@@ -192,7 +191,7 @@ TEST(StepScript, UnitsAreUpdatedInBackwardIfConfigured) {
   const auto first_update = std::ranges::find_if(script.instructions, is("update"));
   EXPECT_NE(std::find_if(first_update, script.instructions.end(), is("backward")), script.instructions.end());
   EXPECT_EQ(std::ranges::count_if(script.instructions, is("update")), 4);
-  EXPECT_EQ(script.shard.calls, 4 + 2 * 4 + 1);  // these are gathers (one block twice), reductions and the agreement
+  EXPECT_EQ(script.shard.calls, 4 + 2 * 4 + 1);  // gathers (one block is gathered twice), reductions, and the agreement
 }
 
 TEST(StepScript, RanksAgreeOnAUnitsNormsBeforeItIsUpdatedInBackward) {

@@ -1,4 +1,4 @@
-// Tests what must hold for every strategy, on plans of all kinds with numbers of all kinds.
+// Tests properties that must hold for every strategy, on plans of all kinds with numbers of all kinds.
 
 #include <gtest/gtest.h>
 
@@ -26,8 +26,8 @@ TEST(StepSweep, StepTimeIsTheSumOfItsParts) {
   }
 }
 
-/// Returns whether the transport uses CPU cores. Such a transport needs cores while computation keeps them busy, so its
-/// time depends on what else runs.
+/// Returns whether the transport uses CPU cores. Such a transport uses cores while computation also needs them, so its
+/// time depends on the other work on these cores.
 bool takes_cores(const TimedPlan& timed) {
   const auto takes = [](const Links& links) {
     return links.cpu_s_per_byte > 0 || links.sum_s_per_byte > 0 || links.coding.load > 0 ||
@@ -45,7 +45,7 @@ TEST(StepSweep, StepTimeLiesBetweenItsLongestPartAndTheirSum) {
     const double slack = close_to(step.seconds);
     EXPECT_GE(step.seconds, std::max({work, shard, replicate, step.shard.busy_s, step.replicate.busy_s}) - slack)
         << plan.text;
-    // Bytes that move beside compute take at most twice as long (any_links).
+    // Bytes that are sent beside compute take at most twice as long (any_links).
     EXPECT_LE(step.seconds, work + 2 * (alone_s(step.shard) + alone_s(step.replicate)) + step.agreement_s + slack)
         << plan.text;
     if (takes_cores(plan.timed)) continue;
@@ -54,7 +54,7 @@ TEST(StepSweep, StepTimeLiesBetweenItsLongestPartAndTheirSum) {
   }
 }
 
-/// Returns the relative change of the step's seconds.
+/// Returns the relative change of the time of the step.
 double change(const RandomPlan& plan, const TimedPlan& other) {
   const double before = plan.timed.predicted().seconds;
   return (other.predicted().seconds - before) / before;
@@ -65,8 +65,8 @@ bool shares_the_wire(const TimedPlan& timed) {
   return timed.links.shard.gathers_in_background && (timed.plan().gathers() || timed.input.update.in_backward);
 }
 
-/// Checks that the step of `slower` is not predicted to be faster than that of `plan`. If not `is_exact`, the step may
-/// be a little faster (StepClock says why).
+/// Checks that the predicted step of `slower` is not faster than that of `plan`. If `is_exact` is false, the step may
+/// be a little faster (StepClock explains why).
 void expect_not_faster(const RandomPlan& plan, const TimedPlan& slower, bool is_exact) {
   constexpr double kMostAnomaly = 0.05;
   EXPECT_GE(change(plan, slower), is_exact ? -1e-9 : -kMostAnomaly) << plan.text;

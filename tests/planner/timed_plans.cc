@@ -14,7 +14,7 @@ std::int64_t any(std::mt19937_64& random, std::int64_t least, std::int64_t most)
   return std::uniform_int_distribution<std::int64_t>(least, most)(random);
 }
 
-/// Draws a time whose logarithm is evenly distributed.
+/// Draws a time whose logarithm has a uniform distribution.
 double any_seconds(std::mt19937_64& random, double least, double most) {
   return std::exp(std::uniform_real_distribution<double>(std::log(least), std::log(most))(random));
 }
@@ -55,7 +55,7 @@ void any_compression(std::mt19937_64& random, PlanInput& input) {
   input.wire.replica_gathers = form();
 }
 
-/// Changes a profile as activation recomputation does: each unit is used once more, right before its backward.
+/// Changes a profile as activation recomputation does: each unit is used once more, immediately before its backward.
 void recompute(std::vector<ProfileEntry>& entries) {
   std::vector<ProfileEntry> all;
   for (const ProfileEntry& entry : entries) {

@@ -1,14 +1,14 @@
-// A step of FULL_SHARD with two units, worked out by hand. There are two ranks, prefetch is 1, and a reduction is under
+// A step of FULL_SHARD with two units, computed by hand. There are two ranks, prefetch is 1, and a reduction is under
 // way while the next unit is computed.
 //
 //   seconds    what                                       wire
-//    0.0       rest, 0.5                                  gather root [0.0, 0.5], begun at the end of the step before
-//    0.5       forward of the root, 1                     gather block [0.5, 3.5], ahead of its use
+//    0.0       rest of the step (rest_seconds), 0.5       gather root [0.0, 0.5], begun at the end of the step before
+//    0.5       forward of the root, 1                     gather block [0.5, 3.5], before it is used
 //    1.5       waits for the block's parameters, 2
 //    3.5       forward of the block, 2
-//    5.5       backward of the block, 4; it is still gathered
+//    5.5       backward of the block (still gathered), 4
 //    9.5       backward of the root, 2                    reduction block [9.5, 11.0]
-//   11.5       the block's sum is there; waits for the root's, 0.25       reduction root [11.5, 11.75]
+//   11.5       the block's sum is ready; waits for the root's, 0.25       reduction root [11.5, 11.75]
 //   11.75      agreement, 0.25
 //   12.0       update of half of the elements, 1.5
 //   13.5
@@ -30,7 +30,7 @@ TimedPlan example() {
   timed.profile.updated_elements = 1024 + 6144;
   const std::vector<double> seconds = {1, 2, 4, 2};
   for (std::size_t i = 0; i < seconds.size(); ++i) timed.profile.entries[i].seconds = seconds[i];
-  // A rank sends half of 4 and of 24 KiB.
+  // A rank sends half of 4 KiB and half of 24 KiB.
   timed.links.shard.all_gather = {0, 1.0 / 4096};
   timed.links.shard.reduce_scatter = {0, 1.0 / 8192};
   timed.links.shard.small = {0.25, 0};

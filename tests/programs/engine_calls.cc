@@ -1,4 +1,4 @@
-// Tests what an Engine offers beside backward and step: evaluate, and the checks of the strategy's "check".
+// Tests calls that an Engine offers beside backward and step: evaluate, and the checks of the strategy's "check".
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ TEST(Evaluate, RanksWithDifferentNumbersOfBatchesGetOneMean) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
     train(scene, *trainer, model, 0, 2);
-    // Rank r evaluates r + 1 batches.
+    // Rank r evaluates r + 1 batches of its own.
     std::vector<std::int64_t> own;
     const int ranks = scene.is_plain() ? 1 : scene.mesh().world_size();
     for (std::int64_t i = 0; i <= scene.rank(); ++i) own.push_back(i);
@@ -25,7 +25,7 @@ TEST(Evaluate, RanksWithDifferentNumbersOfBatchesGetOneMean) {
     if (trainer->engine()) {
       const Engine::Evaluation evaluation = trainer->engine()->evaluate(own, loss_of_batch);
       EXPECT_EQ(evaluation.batches, ranks * (ranks + 1) / 2);
-      // Batch i is evaluated by all ranks from i on.
+      // All ranks from i on evaluate batch i.
       double expected = 0;
       for (std::int64_t i = 0; i < ranks; ++i) {
         const at::NoGradGuard no_grad;
@@ -62,7 +62,7 @@ TEST(Checks, RawPointerWriteIsRefusedOrFoundByCheckValues) {
   const Mistake write = [](Scene& scene, Trainer& trainer, Tiny& model) {
     try {
       model->head.detach().mutable_data_ptr<float>()[0] += 1.0f;
-    } catch (const c10::Error& refused) {  // a sharded storage gives out no pointer
+    } catch (const c10::Error& refused) {  // a sharded storage gives no pointer
       EXPECT_NE(std::string(refused.what()).find("Gathered"), std::string::npos);
       model->head.data().mul_(0.5);
     }
@@ -86,10 +86,10 @@ TEST(Checks, ValueChecksChangeNothing) {
                     }});
 }
 
-// ---- ranks that share one copy of the parameters, watched as if each had its own ---------------------------------
+// ---- ranks that share one copy of the parameters, checked as if each had its own copy ----------------------------
 
-/// Lets Tiny train a step and rank `at` make `mistake`, on the cells whose ranks share parameters
-/// (`check.as_across_hosts`). The next step must be refused by a text that names the mistake.
+/// Trains Tiny for a step and lets rank `at` make `mistake`, on the cells whose ranks share parameters
+/// (`check.as_across_hosts`). The next step must be refused with a message that names the mistake.
 void expect_found_as_across_hosts(const std::function<void(Tiny&)>& mistake) {
   for (int at : {0, 1, 2}) {
     on_matrix(
@@ -126,7 +126,7 @@ TEST(Checks, AcrossHostsCheckFindsAnotherOrderOfUnits) {
           Tiny model = tiny();
           const auto trainer = scene.trainer(model);
           train(scene, *trainer, model, 0, 1);
-          // All ranks use all units, but one rank uses them in another order.
+          // All ranks use all units, but one rank uses the units in another order.
           at::Tensor x = model->embedding(scene.rows(batch_of(1).tokens));
           const std::vector<int> order = scene.rank() == at ? std::vector<int>{1, 0, 2} : std::vector<int>{0, 1, 2};
           for (int block : order) x = model->blocks->ptr<BlockImpl>(static_cast<std::size_t>(block))->forward(x);
@@ -138,7 +138,7 @@ TEST(Checks, AcrossHostsCheckFindsAnotherOrderOfUnits) {
   }
 }
 
-// Ranks share the parameters here, so the mistake that the test above refuses is harmless.
+// The ranks share the parameters here, so the mistake that the test above refuses does no harm.
 TEST(Checks, UnitUsedOnOneRankPassesWhereParametersAreShared) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();

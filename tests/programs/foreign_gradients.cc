@@ -1,5 +1,5 @@
-// Tests backwards that are not calls of this Engine: those of another Engine, those that a program runs by hand, and
-// those of code that is left over from plain LibTorch.
+// Tests backwards that are not calls of this Engine. They are calls of another Engine, backwards that a program runs by
+// hand, or backwards in code that is left over from plain LibTorch.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace tessera::testing {
 namespace {
 
-/// A generative adversarial network of two small networks.
+/// A generative adversarial network that consists of two small networks.
 struct Gan {
   explicit Gan(Scene& scene)
       : scene(scene),
@@ -27,8 +27,8 @@ struct Gan {
         of_critic(scene.trainer(critic)) {}
 
   void train_critic(std::int64_t step) {
-    // PyTorch's example clears gradients here. The Engine has already dropped the gradients that the generator's
-    // backward left.
+    // PyTorch's example clears gradients here. The Engine has already dropped the gradients that the backward of the
+    // generator left.
     if (scene.is_plain()) of_critic->zero_grad();
     const at::Tensor real = critic->forward(scene.rows(noise(step + 100, 2)));
     const at::Tensor fake = critic->forward(generator->forward(scene.rows(noise(step, 3))).detach());
@@ -59,7 +59,7 @@ TEST(ForeignGradients, GanTrainsLikePlainLibTorch) {
   for (const auto adjust : {linear_units, linear_units_in_backward}) expect_like_plain(train_gan, {adjust});
 }
 
-// The generator's backward comes while the critic's gradients of this step already count.
+// The backward of the generator runs while the critic already has gradients of this step.
 TEST(ForeignGradients, GeneratorTrainsInsideTheCriticsStep) {
   expect_like_plain(
       [](Scene& scene) {
@@ -68,7 +68,7 @@ TEST(ForeignGradients, GeneratorTrainsInsideTheCriticsStep) {
           const at::Tensor fake = gan.generator->forward(scene.rows(noise(step, 3)));
           const at::Tensor real = gan.critic->forward(scene.rows(noise(step + 100, 2)));
           gan.of_critic->backward(at::softplus(-real).mean() + at::softplus(gan.critic->forward(fake.detach())).mean());
-          std::vector<at::Tensor> kept;  // plain LibTorch must put gradients aside
+          std::vector<at::Tensor> kept;  // plain LibTorch must store these gradients elsewhere
           if (scene.is_plain()) {
             for (at::Tensor& parameter : gan.critic->parameters()) kept.push_back(parameter.grad().clone());
           }
@@ -102,7 +102,7 @@ TEST(ForeignGradients, OneLossTrainsTwoEngines) {
   for (const auto adjust : {linear_units, linear_units_in_backward}) expect_like_plain(train_autoencoder, {adjust});
 }
 
-// Each Engine gets gradients under its own loss scale, whichever comes first.
+// Each Engine gets gradients under its own loss scale, whichever Engine comes first.
 TEST(ForeignGradients, OneLossTrainsEnginesOfDifferentLossScales) {
   for (bool half_first : {false, true}) {
     const Adjust half = [](Strategy& s) {
@@ -183,7 +183,8 @@ TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStepDisturbsNothing) {
           const at::Tensor x = noise(7, 5).requires_grad_();
           const at::Tensor sum = model->forward(x).sum();
           scene.note(torch::autograd::grad({sum}, {x})[0].abs().sum().item<double>());
-          // The program asks for gradients with respect to parameters, too; the parameters' own .grad does not change.
+          // The program also asks for gradients with respect to parameters. The .grad of these parameters does not
+          // change.
           const at::Tensor again = model->forward(x).sum();
           const auto slopes = torch::autograd::grad({again}, {model->second->weight, model->third->bias});
           scene.note(slopes[0].abs().sum().item<double>());
@@ -195,7 +196,7 @@ TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStepDisturbsNothing) {
       {linear_units});
 }
 
-// A backward by hand comes in the middle of a step. Plain LibTorch would add its gradients; here only the gradients of
+// A backward by hand runs in the middle of a step. Plain LibTorch would add its gradients. Here only the gradients of
 // the Engine's own backward count.
 TEST(ForeignGradients, ManualBackwardInMidStepIsDropped) {
   expect_like_plain(
@@ -214,7 +215,7 @@ TEST(ForeignGradients, ManualBackwardInMidStepIsDropped) {
       {linear_units});
 }
 
-// ---- gradients cleared -------------------------------------------------------------------------------------------
+// ---- gradients that are cleared ----------------------------------------------------------------------------------
 
 TEST(ForeignGradients, ZeroGradDropsStartedMicrobatches) {
   for (GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
@@ -319,7 +320,7 @@ std::size_t warnings_of(const Cell& cell, const Program& program) {
   return count;
 }
 
-// The program is a loop of plain LibTorch around a module that an Engine trains.
+// The program is a plain LibTorch loop around a module that an Engine trains.
 TEST(ForeignGradients, ManualBackwardAndOptimizerWarnOncePerRank) {
   const auto program = [](Scene& scene) {
     Mlp model = mlp(5, 9, 3);

@@ -1,4 +1,4 @@
-// Tests parameters that begin to train, and parameters that cease to.
+// Tests parameters that begin to train, and parameters that stop training.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ TEST(Parameters, ManualUnfreezingIsNoticed) {
   expect_noticed(unfreeze, {{"blocks.0.", "frozen", "set_trainable"}}, {.frozen_first_block = true});
 }
 
-/// Calls the Engine's set_trainable if there is an Engine; otherwise does the same by hand.
+/// Calls the Engine's set_trainable if there is an Engine, and otherwise does the same by hand.
 void set_trainable(Trainer& trainer, Tiny& model, const std::string& pattern, const std::string& prefix,
                    bool trainable) {
   if (trainer.engine()) return trainer.engine()->set_trainable(pattern, trainable);
@@ -74,8 +74,8 @@ TEST(SetTrainable, ReunfrozenParametersKeepTheirStates) {
   });
 }
 
-/// Trains while a block that nobody uses is frozen and unfrozen, and a block that trains is frozen and at once
-/// unfrozen. State that is carried over must keep every bit.
+/// Trains while an unused block is frozen and unfrozen. A block that trains is frozen and unfrozen again at once. Every
+/// bit of state that is carried over must stay the same.
 Values trained(const Mesh& mesh, const Placed& placed, StateDType states, DType dtype, bool replans) {
   Strategy strategy = strategy_for(placed, nullptr, dtype);
   strategy.optimizer.state_dtype = states;

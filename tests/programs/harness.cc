@@ -14,8 +14,8 @@
 namespace tessera::testing {
 namespace {
 
-/// AdamW divides by the root of the second moment. LibTorch's eps of 1e-8 lets a difference in the last bit of a
-/// gradient that is nearly zero become any difference in the parameter. This eps keeps both runs comparable.
+/// AdamW divides by the root of the second moment. With LibTorch's eps of 1e-8, a difference in the last bit of a
+/// gradient that is nearly zero can become any difference in the parameter. With this eps, both runs are comparable.
 constexpr double kEps = 1e-2;
 
 Strategy strategy_of(const Placed& placed, const ProgramOptions& options) {
@@ -50,7 +50,7 @@ void run_cell(const Cell& cell, const Program& program, const ProgramOptions& op
   try {
     run_ranks({.ranks = cell.ranks, .timeout_s = options.timeout_s}, [&](const Mesh& mesh) {
       at::set_num_threads(1);
-      const ::testing::ScopedTrace trace(__FILE__, __LINE__, cell.name());  // each thread has its own trace
+      const ::testing::ScopedTrace trace(__FILE__, __LINE__, cell.name());  // each thread needs its own trace
       Scene scene(strategy, mesh);
       program(scene);
       if (plain) compare(scene, *plain, options);
@@ -71,7 +71,7 @@ bool Scene::is_sharded() const {
 
 bool Scene::shares_parameters() const {
   return !is_plain() && mesh_->world_size() > 1 && strategy_.host_sharing && !is_sharded() &&
-         strategy_.strategy != ShardingStrategy::kNoShard;  // an unsharded optimizer is not cut
+         strategy_.strategy != ShardingStrategy::kNoShard;  // an unsharded optimizer is not divided
 }
 
 at::Tensor Scene::rows(const at::Tensor& batch, std::int64_t index, std::int64_t count) const {
@@ -95,8 +95,7 @@ void Scene::refused(const Trainer::Action& call, const Refusal& wanted) const {
     for (const std::string& text : wanted.texts) EXPECT_THAT(error.message(), ::testing::HasSubstr(text));
     return;
   } catch (const c10::Error& error) {
-    // The error came out of an operator. If the Engine made the operator throw, the group has ended with the wanted
-    // code.
+    // An operator threw the error. If the Engine made the operator throw, the group has ended with the expected code.
     if (wanted.code) {
       EXPECT_EQ(exit_code_of(groups_of(*mesh_).status()), *wanted.code) << error.what();
     }

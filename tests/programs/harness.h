@@ -17,36 +17,37 @@
 
 namespace tessera::testing {
 
-/// Trains one module: plainly as LibTorch does, or with an Engine on each rank. A program is written once for both.
+/// Trains one module, either plainly with LibTorch or with an Engine on each rank. A program is written once and runs
+/// with both.
 class Trainer {
  public:
   using Action = std::function<void()>;
   virtual ~Trainer() = default;
 
   virtual void backward(const at::Tensor& loss, const MicrobatchInfo& info = {}) = 0;
-  /// Runs backward of a loss from which the modules of `others` get gradients too.
+  /// Runs backward of a loss that also gives gradients to the modules of `others`.
   virtual void backward_with(const at::Tensor& loss, const std::vector<Trainer*>& others) = 0;
-  /// Updates the parameters, notes the step's loss in the scene, and clears the gradients.
+  /// Updates the parameters, records the step's loss in the scene, and clears the gradients.
   virtual void step() = 0;
   virtual void zero_grad() = 0;
-  /// Runs `action` where parameters may be read through pointers, or written.
+  /// Runs `action` in a place where parameters may be read through pointers, or written.
   virtual void read(const Action& action) = 0;
   virtual void write(const Action& action) = 0;
-  /// Makes a new optimizer, or a new Engine over the same module once the old one is gone. `adjust` changes its
-  /// strategy.
+  /// Makes a new optimizer, or destroys the Engine and then makes a new Engine over the same module. `adjust` changes
+  /// its strategy.
   virtual void renew(const Adjust& adjust) = 0;
-  /// Returns null where no Engine trains.
+  /// Returns null if no Engine trains.
   virtual Engine* engine() { return nullptr; }
 };
 
-/// The error with which a call must be refused.
+/// The error that a refused call must end with.
 struct Refusal {
   std::vector<std::string> texts;                   ///< the message must contain all of these texts
-  std::optional<ExitCode> code = ExitCode::kUsage;  ///< empty: any c10::Error
+  std::optional<ExitCode> code = ExitCode::kUsage;  ///< if this is empty, any c10::Error is right
 };
 
-/// The place where a program runs: once in this thread on the global batch, or on each rank on its rows of the batch.
-/// Both kinds of run must note the same values.
+/// The place where a program runs. It runs once in this thread on the global batch, or on each rank on the rank's rows
+/// of the batch. Both kinds of run must record the same values.
 class Scene {
  public:
   /// Makes a plain scene, without an Engine.
@@ -57,12 +58,12 @@ class Scene {
   const Mesh& mesh() const { return *mesh_; }
   int rank() const { return mesh_ ? mesh_->rank() : 0; }
   const Strategy& strategy() const { return strategy_; }
-  /// Returns whether parameters have no memory while nobody uses them.
+  /// Returns whether parameters have no memory while no code uses them.
   bool is_sharded() const;
-  /// Returns whether the ranks hold one copy of the parameters together.
+  /// Returns whether all ranks together hold one copy of the parameters.
   bool shares_parameters() const;
 
-  /// Returns this rank's rows of microbatch `index` of `count` of a global batch.
+  /// Returns this rank's rows of one microbatch of a global batch: of number `index` of `count`.
   at::Tensor rows(const at::Tensor& batch, std::int64_t index = 0, std::int64_t count = 1) const;
   std::unique_ptr<Trainer> trainer(std::shared_ptr<torch::nn::Module> module, const Adjust& adjust = nullptr);
   template <class Module>
@@ -72,8 +73,8 @@ class Scene {
 
   void note(double number) { numbers.push_back(number); }
   void note(Trainer& trainer, const torch::nn::Module& module);
-  /// Checks that `call` throws on this rank: a tessera::Error with the code, or what an operator threw after the group
-  /// had ended with it. A plain scene does not run the call.
+  /// Checks that `call` throws on this rank. It throws a tessera::Error with the code, or the exception of an operator
+  /// after the group has ended with this code. A plain scene does not run the call.
   void refused(const Trainer::Action& call, const Refusal& wanted) const;
 
   std::vector<double> numbers;
@@ -86,30 +87,31 @@ class Scene {
 
 using Program = std::function<void(Scene&)>;
 
-/// One combination of ranks, sharing and strategy. Every program runs on each of them.
+/// One combination of ranks, sharing and strategy. Every program runs on each combination.
 struct Cell {
   int ranks;
   Placed placed;
   std::string name() const { return name_of(placed) + " on " + std::to_string(ranks) + " ranks"; }
 };
-/// Calls `body` for a pairwise sample, 15 of 30 (all in long tests), of {1, 2, 3} ranks x {shared, private} x
-/// {FULL_SHARD with parameters on disk, FULL_SHARD, SHARD_GRAD_OP, SHARD_GRADIENTS, NO_SHARD}.
+/// Calls `body` for a pairwise sample, 15 of 30 (all in long tests), of these cells: {1, 2, 3} ranks x {shared,
+/// private} x {FULL_SHARD with parameters on disk, FULL_SHARD, SHARD_GRAD_OP, SHARD_GRADIENTS, NO_SHARD}.
 void for_each_cell(const std::function<void(const Cell&)>& body);
 
-/// How a program runs on the cells, and how far its results may be from those of the plain run.
+/// Options for running a program on the cells, and the allowed difference between its results and those of the plain
+/// run.
 struct ProgramOptions {
   Adjust adjust = nullptr;
   DType dtype = DType::kF32;
-  double tolerance = 1e-5;  ///< the largest |a - b| / (|b| + 1) in parameters
+  double tolerance = 1e-5;  ///< the largest allowed |a - b| / (|b| + 1) of parameters
   double loss_tolerance = 1e-5;
   double timeout_s = 60;
 };
 
-/// Runs `program` plainly and on every cell, and compares what it noted.
+/// Runs `program` plainly and on every cell, and compares the values that it recorded.
 void expect_like_plain(const Program& program, const ProgramOptions& options = {});
-/// Runs `program` on every cell without a plain run to compare with, since it ends in a refusal.
+/// Runs `program` on every cell. There is no plain run, since the program ends in a refusal.
 void on_matrix(const Program& program, const ProgramOptions& options = {});
-/// Does on one cell what on_matrix does on all.
+/// Does on one cell what on_matrix does on all cells.
 void on_cell(const Cell& cell, const Program& program, const ProgramOptions& options = {});
 
 }  // namespace tessera::testing

@@ -1,4 +1,4 @@
-// Tests files that programs write and read, also where the Engine cannot follow what is read.
+// Tests files that programs write and read, including reads that the Engine cannot notice.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Loads Tiny's first values from a file, in fp32.
+/// Loads the first values of Tiny from a file, in fp32.
 void load_first_values(Tiny& model) {
   std::stringstream file;
   torch::save(tiny(), file);
@@ -50,8 +50,8 @@ TEST(Parameters, LoadBetweenBackwardAndStepCounts) {
   });
 }
 
-// torch::load gives a parameter the file's bytes whatever its dtype: plain LibTorch then trains on noise, without an
-// error.
+// torch::load copies the file's bytes into a parameter whatever its dtype is. Plain LibTorch then trains on noise,
+// without an error.
 TEST(Parameters, LoadOfAFileOfAWiderDtypeIsRefused) {
   const Mistake load = [](Scene&, Trainer& trainer, Tiny& model) { trainer.write([&] { load_first_values(model); }); };
   expect_refused(load, {{"BFloat16", "wider dtype", "hint"}}, {.dtype = DType::kBF16});

@@ -1,4 +1,4 @@
-// Tests wrong calls that plain LibTorch does not have, ranks that do different things, and exceptions.
+// Tests wrong calls that plain LibTorch does not have, ranks that act differently, and exceptions.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -16,9 +16,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr double kSoon = 1;  // seconds that a rank waits for one that does not come, on a machine at rest
+constexpr double kSoon = 1;  // seconds that a rank waits for a missing rank, on a machine at rest
 
-// ---- calls out of turn -------------------------------------------------------------------------------------------
+// ---- calls in the wrong order ------------------------------------------------------------------------------------
 
 TEST(Misuse, WrongCallsAreUsageErrorsAndHarmless) {
   expect_like_plain(
@@ -60,7 +60,7 @@ TEST(Misuse, UnmatchedPatternsAreRefusedAndHarmless) {
 }
 
 TEST(Misuse, MissingSampleCountsAreRefusedAndHarmless) {
-  // The scaled rate is the strategy's rate, since a step has 12 samples and base_batch_size is 12.
+  // The scaled rate equals the strategy's rate, since a step has 12 samples and base_batch_size is 12.
   const Adjust adjust = [](Strategy& s) {
     linear_units(s);
     s.lr_schedule.base_batch_size = 12;
@@ -97,8 +97,7 @@ TEST(Misuse, StepAndBackwardUnderAGuardAreRefusedAndHarmless) {
               scene.refused([&] { trainer->backward(loss); }, {{"Gathered", "close that guard"}});
               guard.close();
             }
-            // kWrite stored new values into the parameters after the first graph was made, so this loss has a new
-            // graph.
+            // kWrite wrote new values into the parameters after the first graph was made, so this loss has a new graph.
             trainer->backward(loss_of(scene, model, step));
             if (!scene.is_plain()) {
               Gathered guard(*trainer->engine(), mode);
@@ -113,7 +112,7 @@ TEST(Misuse, StepAndBackwardUnderAGuardAreRefusedAndHarmless) {
   }
 }
 
-// A graph that is older than the step that changed its parameters must not be run backward.
+// A graph that was made before the step that changed its parameters must not be run backward.
 TEST(Misuse, BackwardOfAGraphOlderThanTheStepIsAnError) {
   on_matrix(
       [](Scene& scene) {
@@ -127,11 +126,11 @@ TEST(Misuse, BackwardOfAGraphOlderThanTheStepIsAnError) {
       {.adjust = linear_units});
 }
 
-// ---- ranks that do different things ------------------------------------------------------------------------------
+// ---- ranks that act differently ----------------------------------------------------------------------------------
 
 enum class Where { kFullShard, kGathered, kSeveralRanks };
 
-/// Checks that `body` ends in an error on every rank, soon.
+/// Checks that `body` soon ends in an error on every rank.
 void expect_all_end(const std::function<void(Scene&)>& body, Where where = Where::kGathered) {
   on_matrix(
       [&](Scene& scene) {
@@ -144,8 +143,8 @@ void expect_all_end(const std::function<void(Scene&)>& body, Where where = Where
       {.adjust = linear_units, .timeout_s = patient_s(kSoon)});
 }
 
-// Units that SHARD_GRAD_OP gathers stay gathered until the step. The other ranks' next forward gathers the same units
-// under SHARD_GRAD_OP, so nothing is wrong.
+// Units that SHARD_GRAD_OP gathers stay gathered until the step. Under SHARD_GRAD_OP the next forward of the other
+// ranks gathers the same units, so nothing is wrong.
 TEST(Misuse, ForwardOnOneRankAloneEndsInAnError) {
   for (bool evaluates : {true, false}) {
     expect_all_end(
@@ -203,7 +202,7 @@ TEST(Misuse, UnitRunOnSomeRanksEndsInAnError) {
 
 TEST(Misuse, ExceptionOnOneRankEndsAllWithTheFirstCause) {
   for_each_cell([](const Cell& cell) {
-    for (int attempt = 0; attempt < 2; ++attempt) {  // the second attempt shows that the process can go on
+    for (int attempt = 0; attempt < 2; ++attempt) {  // the second attempt shows that the process can continue
       Deadline soon(std::chrono::seconds(30));
       std::string cause;
       try {

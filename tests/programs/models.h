@@ -11,10 +11,10 @@
 
 namespace tessera::testing {
 
-/// Locks LibTorch's generator, which ranks share because they are threads.
+/// Locks LibTorch's generator. Ranks are threads, so they share it.
 std::unique_lock<std::mutex> lock_generator();
 
-/// Returns what `make` makes from a fixed seed.
+/// Returns the object that `make` makes after a fixed seed is set.
 template <class Make>
 auto seeded(const Make& make) {
   const auto lock = lock_generator();
@@ -22,7 +22,7 @@ auto seeded(const Make& make) {
   return make();
 }
 
-/// A network of three layers; each is a unit under `linear_units`.
+/// A network of three layers. Each layer is a unit under `linear_units`.
 struct MlpImpl : torch::nn::Module {
   MlpImpl(std::int64_t in, std::int64_t hidden, std::int64_t out);
   at::Tensor forward(const at::Tensor& x);
@@ -31,15 +31,15 @@ struct MlpImpl : torch::nn::Module {
 TORCH_MODULE(Mlp);
 Mlp mlp(std::int64_t in, std::int64_t hidden, std::int64_t out);
 void linear_units(Strategy& strategy);
-void linear_units_in_backward(Strategy& strategy);  ///< sets linear_units, with updates in backward
-/// Returns twelve rows of `width` numbers; equal steps have equal numbers.
+void linear_units_in_backward(Strategy& strategy);  ///< sets linear_units, and updates in backward
+/// Returns twelve rows of `width` numbers. Equal steps have equal numbers.
 at::Tensor noise(std::int64_t step, std::int64_t width);
 
-/// Returns Tiny, made at once or deferred.
+/// Returns Tiny, made immediately or deferred.
 Tiny tiny(const TinyOptions& options = {}, bool deferred = false);
 
-/// Returns one of six batches of text. Each batch has 12 rows, which can be shared evenly by every number of ranks and
-/// two microbatches.
+/// Returns one of six batches of text. Each batch has 12 rows, so every number of ranks and two microbatches can divide
+/// them evenly.
 const Batch& batch_of(std::int64_t step);
 
 /// Returns the loss of this scene's rows of microbatch `index` of `count` of batch `step`. Mlp's loss is the mean
@@ -47,7 +47,7 @@ const Batch& batch_of(std::int64_t step);
 at::Tensor loss_of(Scene& scene, Tiny& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
 at::Tensor loss_of(Scene& scene, Mlp& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
 
-/// Trains steps `begin` to `end`, of one microbatch each.
+/// Trains the steps from `begin` to `end`, with one microbatch each.
 template <class Model>
 void train(Scene& scene, Trainer& trainer, Model& model, std::int64_t begin, std::int64_t end) {
   for (std::int64_t step = begin; step < end; ++step) {
@@ -56,12 +56,12 @@ void train(Scene& scene, Trainer& trainer, Model& model, std::int64_t begin, std
   }
 }
 
-/// A mistake of a program that trains Tiny, which must be refused.
+/// A mistake that a program makes while it trains Tiny. It must be refused.
 using Mistake = std::function<void(Scene&, Trainer&, Tiny&)>;
-/// Lets Tiny train a step on every cell, and checks that `mistake` is refused then.
+/// Trains Tiny for a step on every cell, and checks that `mistake` is then refused.
 void expect_refused(const Mistake& mistake, const Refusal& wanted, const ProgramOptions& options = {},
                     const TinyOptions& model = {});
-/// Lets Tiny train a step on every cell, and checks that `change`, or else the backward after it, is refused.
+/// Trains Tiny for a step on every cell, and checks that `change`, or else the backward after it, is refused.
 void expect_noticed(const std::function<void(Tiny&)>& change, const Refusal& wanted, const TinyOptions& model = {});
 
 }  // namespace tessera::testing

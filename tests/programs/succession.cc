@@ -1,4 +1,4 @@
-// Tests several Engines over one module: two at once, and one after the other.
+// Tests several Engines over one module: two Engines at the same time, and one Engine after the other.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ TEST(Parameters, EnginesOfTwoModulesThatShareAParameterAreRefused) {
   });
 }
 
-/// Returns an adjustment that gives a strategy this placement.
+/// Returns an adjustment that sets this placement in a strategy.
 Adjust placed_as(const Placed& placed) {
   return [=](Strategy& s) { place(s, placed); };
 }
@@ -68,7 +68,7 @@ TEST(Parameters, SuccessiveEnginesKeepValues) {
   }
 }
 
-// Masters in fp32 outlive Engines in 16 bits: the parameters of a later Engine in fp32 have the masters' values.
+// Masters in fp32 outlive Engines in 16 bits: the parameters of a later fp32 Engine have the values of the masters.
 TEST(Parameters, SuccessiveEnginesKeepMasters) {
   for (MasterKind master : {MasterKind::kSplitBF16, MasterKind::kF32}) {
     on_matrix(
@@ -91,13 +91,13 @@ TEST(Parameters, SuccessiveEnginesKeepMasters) {
           EXPECT_FALSE(all_same_bits(masters, rounded));
           for (std::size_t i = 0; i < masters.size(); ++i) {
             const at::Tensor again = masters[i].second.to(at::kBFloat16).to(at::kFloat);
-            // A split master's high half is not always the nearest number of 16 bits: it may be that number's
-            // neighbour.
+            // The high half of a split master is not always the nearest 16-bit number. It may be a neighbour of that
+            // number.
             EXPECT_LE((again - rounded[i].second).abs().max().item<double>(),
                       rounded[i].second.abs().max().item<double>() * 0x1p-7)
                 << masters[i].first;
           }
-          // The value is halfway between two numbers of 16 bits, which whole masters and split ones round differently.
+          // The value is halfway between two 16-bit numbers, and whole masters round it differently from split masters.
           trainer->write([&] { model->head.fill_(1.0 + 0x1p-8); });
           trainer->read([&] { masters = values_of(*model); });
           std::optional<Values> first;
@@ -112,7 +112,7 @@ TEST(Parameters, SuccessiveEnginesKeepMasters) {
   }
 }
 
-// The program owns the parameters again between two Engines, if they were not sharded.
+// Between two Engines the parameters belong to the program again if they were not sharded.
 TEST(Parameters, WritesBetweenTwoEnginesCount) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     const double tolerance = dtype == DType::kF32 ? 1e-5 : 1e-2;

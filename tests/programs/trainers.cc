@@ -1,4 +1,4 @@
-// The two ways to train that harness.h declares.
+// The two ways of training that harness.h declares.
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -11,8 +11,8 @@
 namespace tessera::testing {
 namespace {
 
-/// Returns the module's parameters. A tied parameter is there once, though Module::parameters lists it under each of
-/// its names. Frozen parameters are there too: an optimizer leaves parameters without gradients alone.
+/// Returns the module's parameters. A tied parameter occurs once, although Module::parameters lists it under each of
+/// its names. Frozen parameters are included, since an optimizer ignores parameters without gradients.
 std::vector<at::Tensor> parameters_of(const torch::nn::Module& module) {
   std::vector<at::Tensor> found;
   for (const at::Tensor& parameter : module.parameters()) {
@@ -79,7 +79,7 @@ class PlainTrainer final : public Trainer {
                                      .weight_decay(config.weight_decay));
   }
 
-  /// Makes fp32 masters of parameters in 16 bits, as mixed precision has them.
+  /// Makes fp32 masters of 16-bit parameters, as mixed precision needs them.
   void masters() {
     const at::ScalarType type = strategy_.mixed_precision.param == DType::kBF16 ? at::kBFloat16 : at::kHalf;
     const at::NoGradGuard no_grad;

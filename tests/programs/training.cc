@@ -1,4 +1,5 @@
-// Tests training loops: those that every user writes, and those that a few write. Each gives plain LibTorch's numbers.
+// Tests training loops: loops that every user writes, and loops that a few users write. Each loop gives the numbers of
+// plain LibTorch.
 
 #include <ATen/Functions.h>
 #include <c10/core/InferenceMode.h>
@@ -42,8 +43,8 @@ TEST(Training, AccumulatedMicrobatchesTrainLikePlainLibTorch) {
 
 // ---- which parameters take part ----------------------------------------------------------------------------------
 
-/// Runs Tiny's forward, in which only the rows that `deep` [rows] names run through the last block. If `always`, the
-/// block runs even on no row.
+/// Runs Tiny's forward. Only the rows that `deep` [rows] names run through the last block. If `always` is true, the
+/// block runs even with no rows.
 at::Tensor forward_with_depth(TinyImpl& model, const at::Tensor& tokens, const at::Tensor& targets,
                               const at::Tensor& deep, bool always) {
   at::Tensor x = model.embedding(tokens);
@@ -56,7 +57,7 @@ at::Tensor forward_with_depth(TinyImpl& model, const at::Tensor& tokens, const a
   return at::cross_entropy_loss(at::linear(x, model.head).flatten(0, 1), targets.flatten());
 }
 
-/// Trains so that only the rows from `begin` on of each batch run through the last block.
+/// Trains so that only the rows of each batch from `begin` on run through the last block.
 void train_from_row(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t step, std::int64_t begin,
                     bool always = false) {
   const Batch& batch = batch_of(step);
@@ -66,7 +67,7 @@ void train_from_row(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t st
   trainer.step();
 }
 
-// There are more units than the plan has buckets, so a unit that waits in vain for a bucket would be noticed.
+// There are more units than the plan has buckets, so the test would notice a unit that waits in vain for a bucket.
 TEST(Training, LastUnitUnusedForSomeStepsTrainsAgain) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny({.blocks = 10});
@@ -79,7 +80,7 @@ TEST(Training, LastUnitUnusedForSomeStepsTrainsAgain) {
       EXPECT_EQ(engine.allocated(), engine.plan().use) << "after step " << step;
       const std::int64_t now = engine.traffic().overflow_buckets;
       const bool has_buckets = scene.mesh().world_size() > 1 && scene.strategy().strategy != ShardingStrategy::kNoShard;
-      const bool settled = step % 3 == 2;  // steps 0, 3 and 6 may agree on an order for later steps
+      const bool settled = step % 3 == 2;  // ranks may agree in steps 0, 3 and 6 on an order for later steps
       if (settled) {
         EXPECT_EQ(now, overflows) << "in step " << step;
       } else if (step == 3 && has_buckets) {
@@ -93,8 +94,8 @@ TEST(Training, LastUnitUnusedForSomeStepsTrainsAgain) {
 
 TEST(Training, UnitUsedOnSomeRanksTrainsLikePlainLibTorch) {
   expect_like_plain([](Scene& scene) {
-    // Rank 0 of two and of three does not run the block, except in one step. Such a step is an error where ranks gather
-    // the block together (Misuse.UnitRunOnSomeRanksEndsInAnError), so there all ranks run the block.
+    // With two or three ranks, rank 0 does not run the block, except in one step. If ranks gather the block together,
+    // such a step is an error (Misuse.UnitRunOnSomeRanksEndsInAnError), so then all ranks run the block.
     const bool together = scene.is_sharded();
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -227,7 +228,7 @@ struct BagImpl : torch::nn::Module {
 };
 TORCH_MODULE(Bag);
 
-/// LibTorch's AdamW refuses sparse gradients, so the plain run's embedding is made dense.
+/// LibTorch's AdamW refuses sparse gradients, so the embedding of the plain run is dense.
 Bag bag(const Scene& scene, bool tied) {
   Bag model = seeded([&] { return Bag(tied); });
   if (scene.is_plain()) model->table->options.sparse(false);
@@ -278,7 +279,7 @@ TEST(Training, LossMayHaveAnyFloatingDtype) {
   }
 }
 
-// The loss scale does not fit into the loss's dtype, but nothing overflows.
+// The loss scale exceeds the range of the loss's dtype, but no value overflows.
 TEST(Training, HalfLossWithALargeLossScaleDoesNotOverflow) {
   for (bool sparse : {false, true}) {
     const Adjust adjust = [&](Strategy& s) {
@@ -307,7 +308,7 @@ TEST(Training, HalfLossWithALargeLossScaleDoesNotOverflow) {
   }
 }
 
-// ---- a model of LibTorch's own -----------------------------------------------------------------------------------
+// ---- a model from LibTorch ---------------------------------------------------------------------------------------
 
 /// A model with tied, frozen and unused parameters around torch::nn::Transformer.
 struct TranslatorImpl : torch::nn::Module {

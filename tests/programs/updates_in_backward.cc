@@ -1,5 +1,5 @@
-// Tests programs whose Engines update units while backward runs ("optimizer.in_backward"). Each gives plain LibTorch's
-// numbers. foreign_gradients.cc has programs with several Engines.
+// Tests programs whose Engines update units while backward runs ("optimizer.in_backward"). Each program gives the
+// numbers of plain LibTorch. foreign_gradients.cc has programs with several Engines.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -48,13 +48,13 @@ TEST(UpdateInBackward, EvaluationWritesAndFreezingBetweenStepsCount) {
       {update_in_backward});
 }
 
-// Some ranks use a unit that another rank does not use. Ranks learn of this from the unit's reduction.
+// Some ranks use a unit that another rank does not use. Ranks learn this from the reduction of the unit.
 TEST(UpdateInBackward, UnitUsedOnSomeRanksTrainsLikePlainLibTorch) {
   expect_like_plain(
       [](Scene& scene) {
         Mlp model = mlp(5, 5, 5);
         const auto trainer = scene.trainer(model);
-        const bool together = scene.is_sharded();  // ranks that gather a unit together use it together
+        const bool together = scene.is_sharded();  // ranks that gather a unit together also use it together
         for (std::int64_t step = 0; step < 6; ++step) {
           at::Tensor y = model->first(scene.rows(noise(step, 5)));
           const at::Tensor deep = scene.rows(at::arange(12) >= (step % 3 == 2 ? 0 : 6)).nonzero().flatten();

@@ -1,4 +1,4 @@
-// Tests programs that write parameters, or give them other memory.
+// Tests programs that write parameters, or move them to other memory.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ TEST(Parameters, ReplacedDataUnderAGuardIsTakenOver) {
   });
 }
 
-/// Moves a storage to other memory, as torch's share_memory_() does, and as programs do that send a parameter to
+/// Moves a storage to other memory. torch's share_memory_() does this, and so do programs that send a parameter to
 /// another process.
 void move_storage(const at::Tensor& tensor) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
@@ -77,8 +77,8 @@ TEST(Parameters, MovedStorageUnderAGuardIsTakenOver) {
   });
 }
 
-// To make a view reads no number, so it gathers no unit, and the view has no memory: it would show other numbers once
-// the memory belongs to another unit.
+// Making a view reads no number, so it gathers no unit, and the view has no memory. With memory, it would show other
+// numbers after another unit gets this memory.
 TEST(Parameters, ViewOfAReleasedParameterHasNoMemory) {
   for_each_cell([](const Cell& cell) {
     run_ranks({.ranks = cell.ranks}, [&](const Mesh& mesh) {
@@ -102,7 +102,7 @@ TEST(Parameters, ViewOfAReleasedParameterHasNoMemory) {
   });
 }
 
-/// A module of two linear layers and a buffer.
+/// A module with two linear layers and a buffer.
 struct SharingImpl : torch::nn::Module {
   SharingImpl() {
     a = register_module("a", torch::nn::Linear(4, 4));
@@ -128,7 +128,7 @@ TEST(Parameters, TwoTrainableTensorsInOneMemoryAreRefused) {
       Sharing buffer;
       buffer->copy.set_data(buffer->b->weight.detach());
       EXPECT_NE(refusal_of(buffer).find("share memory"), std::string::npos);
-      // Parts of one tensor, and parameters that do not train, may share memory.
+      // Parts of one tensor may share memory, and so may parameters that do not train.
       Sharing parts;
       const at::Tensor both = at::randn({8, 4});
       parts->a->weight.set_data(both.narrow(0, 0, 4));
@@ -233,7 +233,7 @@ TEST(Parameters, ManualWeightClippingUnderGatheredCounts) {
   });
 }
 
-// An exponential mean of the weights is swapped in for an evaluation, and out again.
+// An exponential mean of the weights replaces the weights for an evaluation, and the weights are then restored.
 TEST(Parameters, WeightsSwappedForAnEvaluationComeBack) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();

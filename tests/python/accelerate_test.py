@@ -1,5 +1,5 @@
-"""tessera.integrations.accelerate.Accelerator trains, evaluates, saves and resumes as accelerate's own Accelerator does
-with DDP."""
+"""Tests that tessera.integrations.accelerate.Accelerator trains, evaluates, saves and resumes as accelerate's own
+Accelerator does with DDP."""
 
 import importlib.util
 import sys
@@ -19,7 +19,7 @@ class AccelerateTest(unittest.TestCase):
         self.assertEqual(output.count("trained like DDP, and refused what it cannot do"), 2, output)
 
     def test_accelerate_launch_trains_on_two_processes(self):
-        """With `--multi_gpu`, accelerate starts processes by itself, even without GPUs; without this option, it needs
+        """With `--multi_gpu`, accelerate starts processes by itself, even without GPUs. Without this option, it needs
         MPI if there are only CPUs."""
         with tempfile.TemporaryDirectory() as folder:
             code, output = run([sys.executable, "-B", "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu",

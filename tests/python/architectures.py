@@ -1,7 +1,8 @@
 """Architectures of transformers, torchvision and timm: small, with random weights and no dropout.
 
-Each is a case of transformers_ranks.py. A batch is a tuple of tensors that ranks cut by rows, and the loss is a mean
-over the rows. So no loss here compares the rows of a batch, and batch norms keep their statistics.
+Each architecture is a case of transformers_ranks.py. A batch is a tuple of tensors that ranks divide by rows, and the
+loss is a mean over the rows. So no loss here compares the rows of a batch, and batch norms do not update their
+statistics.
 """
 
 from collections.abc import Callable
@@ -92,7 +93,7 @@ def class_of_plain_image(model, batch):
 
 
 def causal(name, *units, **config):
-    """`name`: the beginning of the names of both classes, NAMEConfig and NAMEForCausalLM."""
+    """`name`: the prefix of the names of both classes, NAMEConfig and NAMEForCausalLM."""
     head = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
     return of_transformers(head, getattr(transformers, f"{name}Config")(**config), tokens, next_token, *units)
 
@@ -114,7 +115,7 @@ def classifier_of_images(name, *units, **config):
 
 
 def of_images(make_model, *units):
-    """`make_model` gives a classifier of images; it imports the library that has it."""
+    """`make_model` returns a classifier of images, and imports the library that has this model."""
 
     def make():
         torch.manual_seed(5)
@@ -149,7 +150,7 @@ def of_sounds(name, *units):
     return of_transformers(f"{name}ForSequenceClassification", config, sounds, class_of_sound, *units)
 
 
-# Architectures that CI trains. `scripts/test --long` trains the others too.
+# Architectures that CI trains. `scripts/test --long` also trains the other architectures.
 SAMPLE = {
     "llama": causal("Llama", "LlamaDecoderLayer", **GROUPED),
     "tied llama": causal("Llama", "LlamaDecoderLayer", **GROUPED, tie_word_embeddings=True),

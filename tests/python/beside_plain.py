@@ -1,4 +1,5 @@
-"""Trains one model with plain PyTorch on the global batch and with Tessera on every rank's part, and compares."""
+"""Trains one model with plain PyTorch on the global batch and with Tessera on each rank's part of the batch, and
+compares the results."""
 
 from typing import NamedTuple
 
@@ -6,15 +7,15 @@ import torch
 
 import tessera
 
-# Every strategy does the same sums in the same order, so the bits of all are equal; plain PyTorch sums in another order.
+# Every strategy computes the same sums in the same order, so all have equal bits. Plain PyTorch sums in another order.
 STRATEGIES = {
     "FULL_SHARD": {"strategy": "FULL_SHARD"},
     "FULL_SHARD, private copies": {"strategy": "FULL_SHARD", "host_sharing": False},
     "SHARD_GRAD_OP": {"strategy": "SHARD_GRAD_OP"},
     "NO_SHARD": {"strategy": "NO_SHARD"},
 }
-# eps is far above rounding errors, so gradients that are zero apart from such errors (attention's key bias) do not move
-# parameters.
+# eps is far above rounding errors. So parameters whose gradients are zero apart from rounding errors (attention's key
+# bias) do not move.
 LR, DECAY, EPS, CLIP = 0.01, 0.01, 1e-5, 0.5
 TOLERANCE = 1e-6
 
@@ -32,7 +33,7 @@ def rows_of_rank(tensor):
 
 
 def hook_calls(model):
-    """Returns how often the model's own hook was called."""
+    """Returns the number of calls of the model's own hook."""
     return len(getattr(model, "seen", ()))
 
 
@@ -65,8 +66,8 @@ def train_plain(model, batches, loss_of, training=Training()):
 
 
 def train_sharded(model, batches, loss_of, strategy, training=Training()):
-    """Trains as train_plain does, but with an Engine. A batch is a tuple of tensors, which are cut by rows. Only rank 0
-    gets the state."""
+    """Trains as train_plain does, but with an Engine. A batch is a tuple of tensors, which are divided by rows. Only
+    rank 0 gets the state."""
     engine = tessera.Engine(model, {"gradient_clipping": CLIP, "gradient_accumulation": training.accumulation,
                                     "optimizer": {"lr": training.lr, "eps": EPS, "weight_decay": DECAY},
                                     "comm": {"timeout_s": 60}, **strategy})
@@ -104,7 +105,7 @@ def expect_bits(name, first, second):
 
 
 def expect_like_plain(name, make, batches, loss_of, units, training=Training(), strategies=STRATEGIES):
-    """`make()` gives the model, the same with each call."""
+    """`make()` returns the model, which is the same in each call."""
     wanted = train_plain(make(), batches, loss_of, training)
     first = None
     for title, strategy in strategies.items():

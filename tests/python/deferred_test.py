@@ -1,4 +1,5 @@
-"""A module made under tessera.deferred_init has the values of eager construction, whatever its initialisation asks of its tensors."""
+"""Tests that a module made under tessera.deferred_init has the values of eager construction, whatever its
+initialisation does with its tensors."""
 
 import unittest
 
@@ -7,7 +8,7 @@ import torch
 
 
 def skips_meta(tensor):
-    """Skips tensors without memory, as functions of some libraries do."""
+    """Skips tensors without memory, as the functions of some libraries do."""
     if not tensor.is_meta:
         torch.nn.init.normal_(tensor)
 

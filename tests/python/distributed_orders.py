@@ -1,5 +1,5 @@
-"""programs_test.py runs this: torch.distributed and tessera begin in either order, and agree on the numbers of the
-ranks, or end with an error."""
+"""programs_test.py runs this program. torch.distributed and tessera begin in either order. They agree on the numbers of
+the ranks, or end with an error."""
 
 import functools
 import os
@@ -29,7 +29,7 @@ def both(tessera_first):
 
 
 def of_one_rank_each(tessera_first):
-    """The launcher names two ranks, and the program makes two groups of one rank."""
+    """The launcher says that there are two ranks, and the program makes two groups of one rank."""
     if tessera_first:
         tessera.init()
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -37,7 +37,7 @@ def of_one_rank_each(tessera_first):
 
 
 def waits_in_torch_distributed(kind):
-    """Rank 0 waits in a call of torch.distributed, and rank 1 in a call of its Engine, over the transport `kind`."""
+    """Rank 0 waits in a call of torch.distributed. Rank 1 waits in a call of its Engine, over the transport `kind`."""
     distributed.init_process_group("gloo")
     model = make_model()
     engine = tessera.Engine(model, {**SGD, "comm": {"transport": kind, "timeout_s": 60}})
@@ -50,7 +50,7 @@ def waits_in_torch_distributed(kind):
 
 def waits_for_one_that_computes():
     """Rank 0 waits in torch.distributed while rank 1 computes, and rank 1 waits in its Engine while rank 0 computes.
-    Both waits are correct, and end."""
+    Both waits are correct, and both end."""
     distributed.init_process_group("gloo")
     model = make_model()
     engine = tessera.Engine(model, SGD)
@@ -82,7 +82,7 @@ def launched():
     for tessera_first in (False, True):
         codes, output = run_forked(2, functools.partial(both, tessera_first))
         assert codes == [0, 0] and output.count("both have 2 and 2 ranks") == 2, f"{tessera_first}: ended with {codes}:\n{output}"
-    # One source says rank 0 of 2, and the other one says rank 0 of 1, so the program is wrong in both orders.
+    # One source says rank 0 of 2, and the other source says rank 0 of 1, so the program is wrong in both orders.
     for tessera_first, text in ((False, "torch.distributed.get_world_size()=1"), (True, "init_process_group before tessera.init")):
         codes, output = run_forked(2, functools.partial(of_one_rank_each, tessera_first))
         assert codes == [78, 78] and text in output, f"{tessera_first}: ended with {codes}:\n{output}"
@@ -92,7 +92,7 @@ def launched():
 
 
 def trained(model, batches, engine=None):
-    """Returns the weights after SGD of the rate 0.1: of an Engine, or of plain PyTorch."""
+    """Returns the weights after SGD at rate 0.1, with an Engine or with plain PyTorch."""
     optimizer = None if engine else torch.optim.SGD(model.parameters(), 0.1)
     for batch in batches:
         loss = model(batch).square().mean()
@@ -136,7 +136,7 @@ def late(rank, method):
         engine.step()
     except tessera.Error as error:
         assert error.exit_code == 78 and f"rank {rank} of 2" in str(error) and "rank 0 of 1 (started alone)" in str(error), error
-        distributed.barrier()  # rank 0 holds the store, which the other rank asks
+        distributed.barrier()  # rank 0 holds the store that the other rank needs
     else:
         raise AssertionError("a step of one rank that the process group counts as two")
 
@@ -148,7 +148,7 @@ def asked_too_early(rank, method):
         tessera.Engine(make_model(), SGD)
     except tessera.Error as error:
         assert error.exit_code == 78 and "before tessera.rank" in str(error), error
-        distributed.barrier()  # rank 0 holds the store, which the other rank asks
+        distributed.barrier()  # rank 0 holds the store that the other rank needs
     else:
         raise AssertionError("a sampler has the numbers of one rank")
 

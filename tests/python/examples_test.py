@@ -1,5 +1,5 @@
-"""The Python programs of examples/ learn on two ranks. The program with the diff of docs/start-python.md learns as the plain one does on
-one rank."""
+"""Tests that the Python programs of examples/ learn on two ranks. The program with the diff of docs/start-python.md
+learns on one rank as the plain program does."""
 
 import importlib.util
 import pathlib
@@ -51,7 +51,8 @@ class PolicyTest(unittest.TestCase):
 
 class OwnRulesTest(unittest.TestCase):
     def losses_of(self, *runs):
-        """Returns the losses that all runs of (number of ranks, program, argument...) print, one after the other."""
+        """Returns the losses that all runs of (number of ranks, program, argument...) print, in the order of the
+        runs."""
         folder = ROOT / "examples" / "python"
         code, output = run_forked_files(["tessera"], *((ranks, folder / program, *arguments) for ranks, program, *arguments in runs))
         self.assertEqual(code, 0, output)
@@ -63,7 +64,7 @@ class OwnRulesTest(unittest.TestCase):
         self.assertEqual(len(found), 4 * len(programs))
         for program, last in zip(programs, found[3::4], strict=True):
             with self.subTest(program):
-                self.assertLess(last, 1.0, found)  # a model that always answers 0 has a loss of 3.5
+                self.assertLess(last, 1.0, found)  # the loss of a model that always answers 0 is 3.5
 
     def test_program_with_token_batches_goes_on_with_other_ranks(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,5 @@
-"""Tests how programs end: exceptions, interrupts and sys.exit on one rank soon end all ranks, with the text and the exit code of the
-cause."""
+"""Tests how programs end. An exception, an interrupt or sys.exit on one rank soon ends all ranks, with the message and
+the exit code of the cause."""
 
 import json
 import pathlib
@@ -32,8 +32,8 @@ MADE = BEGIN + """
 
 class ExitsTest(unittest.TestCase):
     def expect(self, program, code, *texts, ranks=2):
-        # A rank that is not told of the error waits until the limit of "comm", which is longer than the limit of this
-        # test.
+        # If no other rank tells a rank of the error, it waits until the limit of "comm", which is longer than the limit
+        # of this test.
         got, output = launch(ranks, program, at_rest=300)
         self.assertEqual(got, code, output)
         for text in texts:
@@ -41,7 +41,8 @@ class ExitsTest(unittest.TestCase):
         return output
 
     def test_ranks_end_together(self):
-        # Rank 0 serves the store; rank 1 comes late. An Engine lives in a global until the interpreter takes modules apart.
+        # Rank 0 serves the store, and rank 1 comes late. A global variable holds an Engine until the interpreter clears
+        # the modules.
         output = self.expect(MADE + """
     try:
         engine.step()
@@ -58,8 +59,8 @@ class ExitsTest(unittest.TestCase):
         self.assertNotIn("error", output)
 
     def test_rank_that_ends_before_the_others_is_named(self):
-        # A rank may end early because its data are shorter or because it calls sys.exit. Its Engine may hold the copy of the parameters
-        # that all ranks share.
+        # A rank may end early because it has less data or because it calls sys.exit. Its Engine may hold the copy of
+        # the parameters that all ranks share.
         for sharing, transport in (True, "host"), (False, "gloo"), *([(False, "host")] if LONG else []):
             with self.subTest(sharing=sharing, transport=transport):
                 self.expect(BEGIN + f"""
@@ -71,8 +72,7 @@ class ExitsTest(unittest.TestCase):
                 """, 75, "rank 1", "every rank takes as many steps")
 
     def test_sys_exit_code_of_one_rank_is_the_jobs(self):
-        # Exit code 65 has a meaning of its own where Tessera chooses it. An exit that the program catches does not
-        # count. The builtins exit and quit do not call sys.exit.
+        # Exit code 65 has a special meaning if Tessera chooses it. An exit that the program catches does not count. The builtins exit and quit do not call sys.exit.
         for call, code in ("sys.exit", 65), ("quit", 3):
             with self.subTest(call=call):
                 output = self.expect(MADE + f"""
@@ -120,7 +120,7 @@ class ExitsTest(unittest.TestCase):
         """, 78, "FULL_SHARD", ranks=1)
         self.assertIn("tessera._error.Error", output)
         output = self.expect(MADE + "    engine.step()\n", 64, "hint: call backward first", ranks=1)
-        self.assertNotIn("--help", output)  # the remedy of another error with this code
+        self.assertNotIn("--help", output)  # --help would be the remedy of another error with this code
 
     def test_interrupt_of_one_rank_exits_with_130(self):
         self.expect(MADE + """
@@ -149,7 +149,7 @@ class ExitsTest(unittest.TestCase):
         self.assertEqual(before.count("is training"), 2, output)
         self.assertNotEqual(job.returncode, 0, output)
 
-    # Other tests try torchrun and the error file too, each of them separately.
+    # Other tests cover torchrun and the error file, each of them separately.
     @unittest.skipUnless(LONG, "scripts/test --long")
     def test_torchrun_reads_the_error_file_of_a_rank(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +169,8 @@ class ExitsTest(unittest.TestCase):
             self.assertEqual(output.count("trained on 2"), 2, output)
 
     def test_restarted_ranks_resume_from_the_checkpoint(self):
-        # A rank is killed after the second checkpoint. Both launchers start all ranks again, and the program goes on from there.
+        # A rank is killed after the second checkpoint. Both launchers start all ranks again, and the program continues
+        # from this checkpoint.
         program = BEGIN + """
     folder = sys.argv[1]
     engine = tessera.Engine(model, strategy)

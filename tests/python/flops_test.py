@@ -1,4 +1,5 @@
-"""StepResult.flop is what torch.utils.flop_counter counts of the same forward and backward, on many architectures."""
+"""Tests that StepResult.flop is the number that torch.utils.flop_counter counts for the same forward and backward, on
+many architectures."""
 
 import unittest
 
@@ -34,7 +35,7 @@ class Convolutions(nn.Module):
 
 
 class Attention(nn.Module):
-    """Fused attention with and without a mask, of fewer keys than queries, by a module and by the function."""
+    """Fused attention with and without a mask, with fewer keys than queries, by a module and by the function."""
 
     def __init__(self):
         super().__init__()
@@ -63,8 +64,8 @@ class Bilinear(nn.Module):
 
 
 def cases():
-    """Returns a dictionary: for each name the module, a batch, a function of both that gives the loss, and classes of
-    units. Modules are new with each call."""
+    """Returns a dictionary. For each name it has the module, a batch, a function of both that returns the loss, and the
+    classes of units. Each call makes new modules."""
     made = {name: (ARCHITECTURES[name].make, ARCHITECTURES[name].batches(1)[0], ARCHITECTURES[name].loss_of, ARCHITECTURES[name].units)
             for name in NAMES}
     made["convolutions"] = (Convolutions, torch.randn(2, 3, 12, 12), lambda module, x: module(x), ("Conv2d",))

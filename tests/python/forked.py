@@ -1,11 +1,12 @@
-"""Ranks that are forked from this process, which has imported torch and tessera: an import takes longer than a small program.
+"""Starts ranks by forking this process, which has imported torch and tessera, since an import takes longer than a small
+program.
 
-No launcher watches them. The ranks meet as they do under torchrun.
+No launcher watches them. The ranks find each other as they do under torchrun.
 
 Usage: forked.py MODULE[,MODULE...] RANKS PROGRAM [ARGUMENT...] [then RANKS PROGRAM [ARGUMENT...]]...
 
-It imports the modules, and runs one program after the other on forked ranks, each as Python runs a file. 0 ranks are one process that no
-launcher has started. It ends with the first exit code that is not 0.
+It imports the modules, and runs one program after the other on forked ranks, each as Python runs a file. 0 ranks means
+one process that no launcher has started. It ends with the first exit code that is not 0.
 """
 
 import importlib
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import traceback
 
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a look for GPUs begins no CUDA, which forked processes could not use
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # looks for GPUs without CUDA, which forks could not use
 
 import torch  # noqa: E402, F401
 from free_port import free_port  # noqa: E402
@@ -44,7 +45,7 @@ def _child(rank, ranks, port, output, program):
 
 
 def run_forked(ranks, program):
-    """Returns ([exit code or -signal of each rank], what all of them wrote)."""
+    """Returns ([exit code or -signal of each rank], output of all ranks)."""
     port = free_port()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -60,18 +61,19 @@ def run_forked(ranks, program):
         return codes, output.read().decode(errors="replace")
 
 
-_kept = []  # what a file has made lives until Python ends, as if Python had been started with the file
+_kept = []  # the objects of a file live until Python ends, as if Python had been started with this file
 
 
 def _run_as_main(program, arguments):
-    """Runs a file in this forked process, which then ends as any Python process does."""
+    """Runs a file in this forked process. The process then ends as any Python process does."""
     sys.argv = [program, *arguments]
     _kept.append(runpy.run_path(program, run_name="__main__"))
     raise SystemExit(0)
 
 
 def _run_files(ranks, program, *arguments):
-    """Runs a file on `ranks` ranks, and returns the first exit code that is not 0, or 0. A rank that fails ends the others."""
+    """Runs a file on `ranks` ranks, and returns the first exit code that is not 0, or 0. If a rank fails, the other
+    ranks are ended."""
     port = free_port()
     sys.stdout.flush()
     left, first = [], 0
@@ -89,7 +91,7 @@ def _run_files(ranks, program, *arguments):
         if (code := os.waitstatus_to_exitcode(status)) and not first:
             first = code if code > 0 else 128 - code
             for other in left:
-                os.kill(other, signal.SIGKILL)  # Lightning's own handler of SIGTERM would only take a note
+                os.kill(other, signal.SIGKILL)  # Lightning's own handler of SIGTERM would only set a flag
     return first
 
 

@@ -1,6 +1,6 @@
-"""Cases of lightning_ranks.py in which schedulers, callbacks and modules change an optimizer or a model while Lightning trains.
+"""Cases of lightning_ranks.py. Schedulers, callbacks and modules change an optimizer or a model while Lightning trains.
 
-Each is fitted by Lightning alone, and by TesseraStrategy on every rank: the losses and the weights are the same.
+Lightning trains each case alone, and TesseraStrategy trains it on every rank. The losses and the weights are the same.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ class Block(nn.Module):
 
 
 def adamw(module):
-    """Returns AdamW with three groups, each with other numbers."""
+    """Returns AdamW with three groups, each with different numbers."""
     first, second = module.backbone
     return torch.optim.AdamW([{"params": first.parameters()},
                               {"params": second.parameters(), "weight_decay": 0.3, "lr": 0.02, "lr_scale": 0.5},
@@ -35,7 +35,7 @@ def adamw(module):
 
 
 def sgd(module):
-    """Returns SGD with groups of different momentum; one of them has none at first."""
+    """Returns SGD with groups of different momentum. One of the groups has no momentum at first."""
     return torch.optim.SGD([{"params": module.backbone.parameters(), "momentum": 0.0},
                             {"params": module.head.parameters(), "momentum": 0.5, "nesterov": True}],
                            lr=0.05, momentum=0.9, weight_decay=0.01)
@@ -79,10 +79,10 @@ class Model(lightning.LightningModule):
         return [optimizer], [{"scheduler": self.make_scheduler(optimizer), "interval": "step", "monitor": "loss"}]
 
     def lr_scheduler_step(self, scheduler, metric):
-        if hasattr(scheduler, "step_update"):  # this is a scheduler of timm
+        if hasattr(scheduler, "step_update"):  # timm's schedulers have this
             scheduler.step_update(self.global_step, metric)
         elif isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-            scheduler.step(self.global_step % 3)  # a measure with the same bits in either run
+            scheduler.step(self.global_step % 3)  # this measure has the same bits in either run
         else:
             scheduler.step()
 
@@ -157,7 +157,7 @@ def all_schedulers():
     return cases
 
 
-# ---- What a module or a callback writes ------------------------------------------------------------------------------
+# ---- Values that a module or a callback writes -----------------------------------------------------------------------
 
 def decay_grows(module, groups, step):
     for group in groups:
@@ -179,7 +179,7 @@ def momenta_move(module, groups, step):
 
 
 class Freezing(Callback):
-    """Freezes the first block in the first epoch and in the third, and the second block in the second epoch."""
+    """Freezes the first block in the first and third epochs, and the second block in the second epoch."""
 
     def setup(self, trainer, module, stage):
         module.backbone[0].requires_grad_(False)
@@ -190,7 +190,7 @@ class Freezing(Callback):
 
 
 class ByBlocks(BaseFinetuning):
-    """Unfreezes blocks one after the other, with numbers of their own."""
+    """Unfreezes blocks one after the other, each with its own numbers."""
 
     def freeze_before_training(self, module):
         self.freeze(module.backbone)
@@ -219,7 +219,7 @@ CASES = {
 
 
 def fit(case, folder, loader, **more):
-    """Returns the module, and the Trainer that has fitted it."""
+    """Returns the module, and the Trainer that has trained it."""
     module = Model(**case)
     trainer = lightning.Trainer(max_epochs=case.get("epochs", 2), accelerator="cpu", logger=False, enable_progress_bar=False,
                                 enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder,
@@ -249,7 +249,7 @@ def expect_same(name, wanted, got, rank):
         assert far <= 5e-6, f"{name}: {key} is {far} off"
 
 
-# ---- What cannot be handed on ----------------------------------------------------------------------------------------
+# ---- Changes that cannot be handed on --------------------------------------------------------------------------------
 
 def turns_round(module, groups, step):
     groups[1]["maximize"] = step == 1
@@ -295,7 +295,7 @@ REFUSED = [
 
 
 def run_ranks(folder, loader, ranks, rank, strategy_of):
-    """`strategy_of(n)`: a TesseraStrategy for the nth case."""
+    """`strategy_of(n)` returns a TesseraStrategy for case n."""
     import tessera
     wanted = torch.load(folder / "handed_on.pt", weights_only=False)
     for index, (name, case) in enumerate(CASES.items()):

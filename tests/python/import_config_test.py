@@ -1,6 +1,6 @@
-"""Tests configurations of DeepSpeed, Accelerate and FSDP as people write them (import_configs/). Each has a file that
-says what must become of each of its keys (import_configs/*/expected/). Other tests show what single keys become, which
-files are read, and what the command does with them."""
+"""Tests configurations of DeepSpeed, Accelerate and FSDP as people write them (import_configs/). Each configuration has
+a file that says what must become of each of its keys (import_configs/*/expected/). Other tests check single keys, the
+choice of files, and the command's use of them."""
 
 import contextlib
 import copy
@@ -37,7 +37,7 @@ def translated(text, format="", **more):
 
 
 def strategy_of(config):
-    """Returns the strategy as its reader resolves it, with every key present."""
+    """Returns the strategy as its reader resolves it. Every key is present."""
     return json.loads(tessera._native.Strategy.from_json(config.strategy, "strategy").to_json())
 
 
@@ -47,7 +47,7 @@ def fate_of(config, path):
 
 
 def paths_of(values, path=""):
-    """Returns the paths of all values, as the libraries themselves read a file."""
+    """Returns the paths of all values, as the libraries read a file."""
     if not isinstance(values, dict) or not values:
         return [path]
     return [inner for name, value in values.items() for inner in paths_of(value, f"{path}.{name}" if path else name)]
@@ -96,7 +96,7 @@ class ConfigsTest(unittest.TestCase):
             for name, value in written.items():
                 if isinstance(value, dict):
                     check(value, defaults[name], f"{pointer}/{name}")
-                elif pointer != "/optimizer":  # defaults depend on the rule and on the library, so they are always written
+                elif pointer != "/optimizer":  # defaults depend on the rule and the library, so they are always written
                     self.assertNotEqual(value, defaults[name], name)
         self.for_each(lambda _, config, expected: check(json.loads(config.strategy), DEFAULTS, ""))
 
@@ -218,7 +218,7 @@ class DeepSpeedTest(unittest.TestCase):
         self.assertEqual(strategy_of(translated({"train_batch_size": 8}))["strategy"], "NO_SHARD")
 
     def test_the_defaults_of_an_optimizer_are_written_whatever_ours_are(self):
-        """A strategy with written defaults keeps its meaning if defaults change."""
+        """A strategy in which the defaults are written keeps its meaning if defaults change."""
         for name, more in [*((name, {}) for name in ("Adam", "AdamW", "SGD", "Lion", "Adagrad", "RMSprop")), ("Adam", {"adam_w_mode": False})]:
             written = json.loads(translated({"optimizer": {"type": name, "params": more}}).strategy)["optimizer"]
             self.assertEqual(written["weight_decay"], 0.0, name)
@@ -328,15 +328,16 @@ class FsdpTest(unittest.TestCase):
 
 
 class DeviceTest(unittest.TestCase):
-    """Tests offloading to the CPU: no offloading if the CPU trains, and the host's memory if a GPU trains."""
+    """Tests offloading to the CPU. Nothing is offloaded if the CPU trains, and state is offloaded to the host's memory
+    if a GPU trains."""
 
     DEEPSPEED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}, "offload_param": {"device": "cpu"}},
                  "bf16": {"enabled": True}, "activation_checkpointing": {"cpu_checkpointing": True}}
     ACCELERATE = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": True}, "mixed_precision": "bf16"}
 
     def offload_of(self, config, *refused, device="gpu"):
-        """Returns the keys of the strategy's "offload" that differ from the defaults. The method also checks, for a
-        GPU, that the strategy's plan has records in the host's memory."""
+        """Returns the keys of the strategy's "offload" that differ from the defaults. For a GPU, the method also checks
+        that the strategy's plan has records in the host's memory."""
         result = translated(config, device=device)
         self.assertEqual(result.refused, list(refused))
         strategy = json.loads(result.strategy)
@@ -370,7 +371,7 @@ class DeviceTest(unittest.TestCase):
         fp32 = {name: part for name, part in all_parts.items() if name != "masters"}
         self.assertEqual(self.offload_of({"fsdp": "hybrid_shard offload"}), fp32)
         self.assertEqual(self.offload_of({"fsdp_config": {"cpu_offload": True}}), fp32)
-        for sharding in ("SHARD_GRAD_OP", "NO_SHARD"):  # under these, parameters stay gathered
+        for sharding in ("SHARD_GRAD_OP", "NO_SHARD"):  # under these strategies, parameters stay gathered
             config = {"fsdp_config": {"offload_params": True, "sharding_strategy": sharding}}
             self.assertEqual(self.offload_of(config), {"moments": host, "gradients": host})
             config["fsdp_config"]["mixed_precision_policy"] = "bf16"

@@ -21,28 +21,29 @@ AT_ONCE = 2
 
 
 def environment():
-    """Returns the environment: one thread for each rank. PYTHONPATH already has the folder of the package."""
+    """Returns the environment, which allows one thread per rank. PYTHONPATH already has the package's folder."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_LOG_LEVEL": "warning",
             "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(FOLDER), str(RANKS), str(SUPPORT)])}
 
 
 def run(command, at_rest=300, **variables):
-    """Returns (exit code, stdout and stderr together). The limit is `at_rest` seconds, and more on a busy machine."""
+    """Returns (exit code, stdout and stderr together). The limit is `at_rest` seconds, and longer on a busy machine."""
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patient(at_rest),
                           env={**environment(), **variables})
     return done.returncode, done.stdout
 
 
 def launch(ranks, program, *arguments, at_rest=300, **variables):
-    """Runs `tessera launch` with a file of RANKS, or of a program's text."""
+    """Runs `tessera launch` with a file of the folder RANKS, or with a program's text."""
     python = [sys.executable, "-B"]
     python += [RANKS / program] if program.endswith(".py") else ["-c", textwrap.dedent(program)]
     return run([TESSERA, "launch", "-n", ranks, "--", *python, *arguments], at_rest, **variables)
 
 
 def run_forked_files(modules, *runs, at_rest=300, **variables):
-    """Runs files of RANKS, or others by their paths, on ranks that forked.py forks from one process: it imports `modules` once for all of
-    them. A run is (number of ranks, file, argument...), and 0 ranks are one process that no launcher has started."""
+    """Runs files of the folder RANKS, or other files by their paths. forked.py forks the ranks from one process, which
+    imports `modules` once for all ranks. A run is (number of ranks, file, argument...). 0 ranks means one process that
+    no launcher has started."""
     words = []
     for ranks, program, *arguments in runs:
         words += [*(["then"] if words else []), ranks, RANKS / program, *arguments]
@@ -59,14 +60,14 @@ def _run_case(case):
     case.run(result)
     bad = [*result.failures, *result.errors]
     verdict = "FAILED" if bad else f"skipped: {result.skipped[0][1]}" if result.skipped else "ok"
-    # All lines are printed by one call, so that the output of cases does not mix.
+    # One call prints all lines, so that the output of cases does not mix.
     print("\n".join([f"{case.id()}: {verdict}, {time.monotonic() - started:.1f} s", *(f"{each}\n{text}" for each, text in bad)]), flush=True)
     return not bad
 
 
 def main():
-    """unittest.main for cases that only start processes: two cases at once. Classes have no setUpClass. Arguments:
-    names of cases to run; a name with a "-" before it is left out."""
+    """Replaces unittest.main for cases that only start processes. Two cases run at the same time. The classes have no
+    setUpClass. The arguments are the names of cases to run. A "-" before a name leaves this case out."""
     names, loader = [name for name in sys.argv[1:] if not name.startswith("-")], unittest.defaultTestLoader
     left_out = tuple("." + name[1:] for name in sys.argv[1:] if name.startswith("-"))
     module = sys.modules["__main__"]

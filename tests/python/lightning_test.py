@@ -1,4 +1,4 @@
-"""TesseraStrategy trains, validates, saves and resumes as Lightning does without it."""
+"""Tests that TesseraStrategy trains, validates, saves and resumes as Lightning does without it."""
 
 import importlib.util
 import tempfile

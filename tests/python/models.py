@@ -1,4 +1,4 @@
-"""Small models that between them do what PyTorch programs do: each class is a case of training_ranks.py."""
+"""Small models that together do what PyTorch programs do. Each class is a case of training_ranks.py."""
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ class Block(nn.Module):
 
 
 class Classifier(nn.Module):
-    """[batch, WIDTH] -> loss. The base class of the cases below."""
+    """A module that computes a loss from a batch of shape [batch, WIDTH]. The base class of the cases below."""
 
     def __init__(self, blocks=3):
         super().__init__()
@@ -39,7 +39,8 @@ class Classifier(nn.Module):
 
 
 class Frozen(Classifier):
-    """Frozen parameters beside trainable ones, in one module and in whole modules."""
+    """Frozen parameters beside trainable parameters. Some modules have both kinds, and some modules are frozen
+    whole."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +50,7 @@ class Frozen(Classifier):
 
 
 class AllButOneFrozen(Classifier):
-    """Fine-tuning of the head: backward reaches no block."""
+    """Fine-tunes only the head, so backward reaches no block."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +88,7 @@ class Nested(Classifier):
 
 
 class MixedDtypes(Classifier):
-    """Frozen bf16 and integer parameters beside fp32 ones that train."""
+    """Frozen bf16 and integer parameters beside fp32 parameters that train."""
 
     def __init__(self):
         super().__init__()
@@ -127,7 +128,7 @@ class Square(torch.autograd.Function):
 
 
 class CustomFunction(Classifier):
-    """A custom autograd.Function that takes a parameter, and saves it for backward."""
+    """A custom autograd.Function that takes a parameter and saves it for backward."""
 
     def __init__(self):
         super().__init__()
@@ -147,7 +148,7 @@ class Parametrized(Classifier):
 
 
 class Functional(Classifier):
-    """torch.func.functional_call with the module's own parameters, and with changed ones."""
+    """torch.func.functional_call with the module's own parameters, and with changed parameters."""
 
     def body(self, x):
         for block in self.blocks:
@@ -157,7 +158,7 @@ class Functional(Classifier):
 
 
 class Hooked(Classifier):
-    """Hooks of the program on parameters and modules, which change what they see."""
+    """The program has hooks on parameters and modules, and the hooks change their arguments."""
 
     def __init__(self):
         super().__init__()
@@ -169,7 +170,7 @@ class Hooked(Classifier):
 
 
 class Convolutions(nn.Module):
-    """A network like torchvision's, but without batch norms, whose statistics differ between ranks."""
+    """A network like those of torchvision, but without batch norms, since their statistics differ between ranks."""
 
     def __init__(self):
         super().__init__()
@@ -185,7 +186,7 @@ class Convolutions(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Modules that hand their weights to one operator as a list."""
+    """Modules that give their weights to one operator as a list."""
 
     def __init__(self):
         super().__init__()
@@ -204,12 +205,12 @@ class Transformer(nn.Module):
         self.head = nn.Linear(12, CLASSES)
 
     def forward(self, x, target):
-        x = torch.stack([x, x.roll(1, -1), x.square()], 1)  # a sequence whose tokens differ, so that attention has gradients
+        x = torch.stack([x, x.roll(1, -1), x.square()], 1)  # tokens of a sequence differ, so attention has gradients
         return functional.cross_entropy(self.head(self.encoder(x).mean(1)), target)
 
 
 class Containers(nn.Module):
-    """ParameterList, ParameterDict, and parameters of the root."""
+    """Has a ParameterList, a ParameterDict, and parameters of the root."""
 
     def __init__(self):
         super().__init__()

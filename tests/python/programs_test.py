@@ -1,4 +1,4 @@
-"""Whatever Python programs do around training has the right result, or is a clear error on all ranks."""
+"""Tests that whatever Python programs do around training has the right result, or is a clear error on all ranks."""
 
 import sys
 import unittest

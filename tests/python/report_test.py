@@ -1,4 +1,4 @@
-"""Tests tessera.report: which files it reads, what its page says about runs, and what it does with other files."""
+"""Tests tessera.report: which files it reads, what its page shows of runs, and how it treats other files."""
 
 import contextlib
 import html.parser
@@ -34,7 +34,7 @@ def latency(after, unit, call="gather", **values):
 
 
 class Cells(html.parser.HTMLParser):
-    """The rows of a page's tables, and whether each tag is closed in the right order."""
+    """Collects the rows of a page's tables, and checks whether each tag is closed in the right order."""
 
     def __init__(self, text):
         super().__init__()
@@ -133,7 +133,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(rows[""], [a.name, b.name])
         self.assertEqual(rows["ranks"], ["2", "4"])
         self.assertEqual(rows["steps"], ["20 of 9", "2 of 9"])
-        self.assertEqual(rows["loss, mean of the last 10"], ["3.45", ""])  # there is no mean if a value is NaN
+        self.assertEqual(rows["loss, mean of the last 10"], ["3.45", ""])  # a NaN among the values leaves no mean
         self.assertEqual(rows["loss on held-out data, last"], ["3.25", ""])
         self.assertEqual(rows["tokens a second, median"], ["1,050", ""])
         self.assertEqual(rows["steps with an overflow or a spike"], ["0", "2"])

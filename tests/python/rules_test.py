@@ -1,4 +1,5 @@
-"""A Python program's own rules, TokenBatches and workers that come and go do what those of a C++ program do."""
+"""Tests that a Python program's own rules, TokenBatches and workers that come and go do the same as those of a C++
+program."""
 
 import collections
 import json

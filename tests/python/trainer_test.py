@@ -1,4 +1,4 @@
-"""TesseraTrainer trains, evaluates, saves and resumes as the Trainer of transformers does."""
+"""Tests that TesseraTrainer trains, evaluates, saves and resumes as the Trainer of transformers does."""
 
 import importlib.util
 import tempfile

@@ -1,4 +1,4 @@
-"""Python models train as plain PyTorch trains them, on several ranks and under each strategy."""
+"""Tests that Python models train as plain PyTorch trains them, on several ranks and under each strategy."""
 
 import pathlib
 import tempfile
@@ -9,7 +9,7 @@ from launched import launch, main, run_forked_files
 
 class TrainingTest(unittest.TestCase):
     def test_two_ranks_train_like_plain_pytorch(self):
-        # One launch runs all programs of two ranks, so that they import torch once.
+        # One launch runs all programs with two ranks, so that they import torch only once.
         with tempfile.TemporaryDirectory() as folder:
             code, output = launch(2, "two_ranks.py", pathlib.Path(folder), at_rest=500)
         self.assertEqual(code, 0, output)

@@ -1,5 +1,5 @@
-"""Models of transformers, torchvision and timm train as plain PyTorch trains them; generation, peft and deferred_init
-work, too."""
+"""Tests that models of transformers, torchvision and timm train as plain PyTorch trains them. Also tests generation,
+peft and deferred_init."""
 
 import importlib.util
 import os

@@ -1,5 +1,5 @@
-"""scripts/wheel: in an environment with torch alone, its wheel trains from Python and from C++; with another version of
-torch it says what to do."""
+"""Tests the wheel of scripts/wheel. In an environment with torch alone, it trains from Python and from C++. With
+another version of torch, the error has a remedy."""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from patience import patient  # noqa: E402
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
-BINARIES = pathlib.Path(sys.executable).parent  # folder of cmake and ninja
+BINARIES = pathlib.Path(sys.executable).parent  # this folder has cmake and ninja
 SITE = pathlib.Path(importlib.util.find_spec("torch").submodule_search_locations[0]).parent
 TORCH = re.search(r"(\d+)\.(\d+)", (SITE / "torch" / "version.py").read_text()).groups()
 TOOLS = ("scikit_build_core", "auditwheel")
@@ -48,7 +48,7 @@ class WheelTest(unittest.TestCase):
         cls.bin = cls.folder / "python" / "bin"
         cls.run_ok("wheel", TREE / "scripts" / "wheel", "--python", sys.executable, "--build", os.environ["TESSERA_BUILD"], "--out", cls.folder)
         [cls.wheel] = cls.folder.glob("*.whl")
-        # A new environment has what torch needs as links, since installing torch takes minutes.
+        # The new environment links to the files that torch needs, since installing torch takes minutes.
         cls.run_ok("environment", sys.executable, "-m", "venv", "--without-pip", cls.folder / "python")
         cls.site = cls.folder / "python" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         for file in SITE.iterdir():

@@ -1,4 +1,4 @@
-// Tests arenas, from which the planned memory is taken.
+// Tests arenas, which provide the planned memory.
 
 #include "sharding/arena.h"
 

@@ -1,4 +1,5 @@
-// Tests the lease of a record: it gives the record back once, and drops it if an exception leaves the lease's scope.
+// Tests the lease of a record. It gives the record back once, and drops the record if an exception leaves the lease's
+// scope.
 
 #include "sharding/carrier.h"
 
@@ -16,7 +17,7 @@
 namespace tessera::testing {
 namespace carrier_test {
 
-/// A carrier that writes down what it is asked for.
+/// A carrier that records the requests that it gets.
 class Told final : public Carrier {
  public:
   void announce(std::span<const std::int64_t>) override {}
@@ -77,7 +78,7 @@ TEST(Lease, PassingFailureDropsTheRecord) {
     const Lease lease = carrier.acquire(1, LeaseUse::kChange);
     throw std::runtime_error("a rule failed");
   } catch (const std::runtime_error&) {
-    const Lease later = carrier.acquire(2, LeaseUse::kChange);  // the failure is caught, so this lease is as usual
+    const Lease later = carrier.acquire(2, LeaseUse::kChange);  // the failure is caught, so this lease is ordinary
   }
   EXPECT_EQ(carrier.calls, (Calls{"take 1", "drop 1", "take 2", "give back 2 changed"}));
 }

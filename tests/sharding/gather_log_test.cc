@@ -1,4 +1,4 @@
-// Tests the log of gathers and guards in a step.
+// Tests the log of a step's gathers and guards.
 
 #include "sharding/gather/gather_log.h"
 
@@ -33,7 +33,7 @@ TEST(GatherLog, UseIsNotedOnlyIfTheUnitWasNotUsedRecently) {
   for (const int unit : {1, 1, 2, 1, 2}) log.note_use(unit);
   EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2})) << "both are at hand";
   log.note_use(1);
-  log.note_use(3);  // this entry replaces 2, which was used longest ago
+  log.note_use(3);  // this entry replaces 2, whose last use is the oldest
   log.note_use(1);
   EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2, 3}));
   log.note_use(2);
@@ -41,7 +41,7 @@ TEST(GatherLog, UseIsNotedOnlyIfTheUnitWasNotUsedRecently) {
   EXPECT_EQ(entries_of(log), (std::vector<int>{1, 2, 3, 2, 3}));
 }
 
-// The root has a slot of its own, so it pushes no other unit out and none pushes it out.
+// The root has its own slot, so it displaces no other unit and no other unit displaces it.
 TEST(GatherLog, RootIsNotedOncePerStep) {
   GatherLog log(2);
   for (const int unit : {0, 1, 0, 2, 0, 3, 0, 1}) log.note_use(unit);
@@ -61,7 +61,8 @@ TEST(GatherLog, ResetForgetsTheStep) {
   EXPECT_EQ(entries_of(log), std::vector<int>{2}) << "nothing is at hand any more";
 }
 
-// An evaluation may never end. The number of entries alone decides what is dropped, so it is the same on every rank.
+// An evaluation may be endless. The number of entries alone decides which entries are dropped, so the choice is the
+// same on every rank.
 TEST(GatherLog, LongStepKeepsOnlyItsLastEntries) {
   constexpr std::size_t kMost = std::size_t{1} << 16, kCount = 5 * kMost + 1234;
   GatherLog log(1);

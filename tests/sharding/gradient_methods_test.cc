@@ -1,4 +1,4 @@
-// Compares what each method of CompressionConfig makes of contributions with a plain reference, over ranks on threads.
+// Compares the results of each method of CompressionConfig with a plain reference, over ranks on threads.
 
 #include <gtest/gtest.h>
 
@@ -29,12 +29,12 @@ namespace {
 using Numbers = std::vector<float>;
 constexpr std::int64_t kSteps = 5;
 
-/// Returns a layout of three tensors, of which the first ends within a block, so there are gaps.
+/// Returns a layout of three tensors. The first tensor ends within a block, so there are gaps.
 Layout some_layout(int ranks) { return Layout::pack(std::vector<std::int64_t>{1000, 700, 3}, ranks); }
 
 std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
 
-/// Returns the contribution of rank `rank` to a step, with zeros in the gaps.
+/// Returns the contribution of rank `rank` to a step. The gaps contain zeros.
 Numbers contribution(const Layout& layout, int rank, std::int64_t step) {
   std::mt19937 generator(static_cast<unsigned>(100 * rank + step));
   std::normal_distribution<float> normal;
@@ -52,7 +52,8 @@ struct Memory {
 /// The numbers of the group's parameters.
 constexpr std::int64_t kNumbers[] = {5, 6, 7};
 
-/// The sums of kSteps steps [step], the same bits on all ranks, and what the ranks keep after them [rank].
+/// The sums of kSteps steps [step], which have the same bits on all ranks, and the state of the ranks after these steps
+/// [rank].
 struct Made {
   std::vector<Numbers> sums;
   std::vector<Numbers> kept;
@@ -95,7 +96,7 @@ Made made_by(int ranks, const CompressionMethod& config) {
   return {sums[0], kept};
 }
 
-/// Checks that everything that was contributed was either sent or is kept.
+/// Checks that every contribution was either sent or stored.
 void expect_nothing_lost(int ranks, const Made& made) {
   const Layout layout = some_layout(ranks);
   std::vector<double> wanted(size(layout.numel())), got(wanted.size());
@@ -143,7 +144,7 @@ TEST(RandomK, AllRanksSendTheSamePlacesAndKeepTheRest) {
   }
 }
 
-/// A method on one rank alone, for one tensor of `numel` elements, which has no gaps, and the memory of the method.
+/// A method on one rank alone, for one tensor of `numel` elements without gaps, and the method's memory.
 struct Alone {
   Alone(const CompressionMethod& config, std::int64_t numel)
       : shape{.layout = Layout::pack(std::vector<std::int64_t>{numel}, 1)} {
@@ -158,7 +159,7 @@ struct Alone {
     method->begin_step(step);
     throw_if_error(method->sum(*axes.reduce, "some", data.data(), data.size()));
   }
-  /// Sums gradients that are all `value`, and returns the sums, which are all equal too.
+  /// Sums gradients that all equal `value`, and returns the value that all sums have.
   float reduce_equal(const MeshAxes& axes, std::int64_t step, float value) {
     Numbers data(size(shape.layout.numel()), value);
     reduce(axes, step, data);
@@ -171,8 +172,8 @@ struct Alone {
   std::unique_ptr<GradientMethod> method;
 };
 
-// One-bit compression loses nothing if all numbers are equal. Momentum decays once in a step: all its reductions count
-// as one reduction of their sum.
+// One-bit compression loses nothing if all numbers are equal. Momentum decays once per step, since all reductions of a
+// step count as one reduction of their sum.
 TEST(OneBitMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));
@@ -184,7 +185,7 @@ TEST(OneBitMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
     EXPECT_EQ(*momentum, 4);
     EXPECT_EQ(alone.reduce_equal(axes, 2, 1), 1);
     EXPECT_EQ(*momentum, 2.5f);
-    // The step is dropped, and the method's state begins at 0 again.
+    // The step is dropped, and the state of the method begins at 0 again.
     std::ranges::fill(alone.kept, 0.0f);
     alone.method->begin_step(0);
     EXPECT_EQ(alone.reduce_equal(axes, 2, 3), 3);
@@ -226,7 +227,7 @@ TEST(MajorityVote, SumIsTheSignOfTheMajority) {
   }
 }
 
-/// Returns the signs that are sent for `kept` + `more`, and leaves the rest in `kept`.
+/// Returns the signs that are sent for `kept` + `more`, and stores the rest in `kept`.
 Numbers sent_as_signs(Numbers& kept, const Numbers& more, std::size_t begin, std::size_t numel) {
   Numbers sent(numel);
   std::vector<std::uint32_t> message(scaled_sign_words(numel));
@@ -278,7 +279,7 @@ TEST(OneBit, ResidualsOfContributionsAndSumsAreKept) {
       clear_gaps(layout, of_sums);
       EXPECT_EQ(made.sums[size(step - 1)], wanted);
     }
-    // Each owner keeps the feedback of its sums behind the feedback of its contributions.
+    // Each owner stores the feedback of its sums behind the feedback of its contributions.
     Made all = made;
     for (int rank = 0; rank < ranks; ++rank) {
       const Extent own = owned_by(rank, layout.numel(), ranks);
@@ -357,7 +358,7 @@ TEST(TopKMomentum, LargestAccumulatedElementsAreSent) {
   }
 }
 
-// The method compresses momentum. Its result moves an optimizer's momentum as the sum of all ranks' momentum moves.
+// The method compresses momentum. Its result changes an optimizer's momentum as the sum of all ranks' momentum changes.
 TEST(OneBitMomentum, SumMovesAsTheMomentumOfAllRanks) {
   constexpr float kMomentum = 0.75f;
   for (const int ranks : {2, 3}) {
@@ -397,8 +398,7 @@ TEST(OneBitMomentum, SumMovesAsTheMomentumOfAllRanks) {
   }
 }
 
-// Two reductions of a step count together as one reduction of their sum. The last element, which is the largest, is the
-// one that is sent.
+// Two reductions of a step count as one reduction of their sum. The last element is the largest, so it is sent.
 TEST(TopKMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     const MeshAxes axes = value_or_throw(MeshGroups::of(mesh).axes(1, 1));

@@ -1,4 +1,4 @@
-// Tests how gradients are copied or added into a unit's bucket, and which gradients are waited for.
+// Tests how gradients are copied or added into a unit's bucket, and for which gradients the packer waits.
 
 #include "sharding/reduce/gradient_packer.h"
 
@@ -17,7 +17,7 @@
 namespace tessera::testing {
 namespace {
 
-/// One unit of three parameters, and a bucket of `dtype` that is full of numbers which must not stay.
+/// A unit of three parameters, and a bucket of `dtype`. The bucket is full of numbers that must be overwritten.
 struct Packed {
   Packed(const Mesh& mesh, DType dtype, ComputeDevice device = {})
       : units(mesh, {.sizes = {{{7, 11}, {300}, {5}}}}),
@@ -137,7 +137,7 @@ TEST(GradientPacker, BeginForgetsArrivalsAndResetForgetsUses) {
   });
 }
 
-/// Returns the sum of the squares of what lies in the bucket.
+/// Returns the sum of the squares of the bucket's elements.
 double square_of(const at::Tensor& bucket) { return bucket.to(at::kDouble).square().sum().item<double>(); }
 
 TEST(GradientPacker, SquaresAreOfWhatLiesInTheBucketWhichStaysTheSame) {
@@ -150,8 +150,8 @@ TEST(GradientPacker, SquaresAreOfWhatLiesInTheBucketWhichStaysTheSame) {
       const at::Tensor sparse = at::sparse_coo_tensor(rows.unsqueeze(0), at::tensor({1.5f, 2.0f, 0.25f}), {5});
       for (Packed* packed : {&plain, &squared}) {
         packed->take(0, packed->gradient(0).t().contiguous().t());                        // its strides differ
-        packed->take(1, packed->gradient(1).to(scalar_type_of(dtype)));                   // bytes
-        packed->take(2, sparse);                                                          // some rows come twice
+        packed->take(1, packed->gradient(1).to(scalar_type_of(dtype)));                   // the bytes
+        packed->take(2, sparse);                                                          // some rows occur twice
         for (const std::size_t i : {0u, 1u}) packed->take(i, packed->gradient(i, 3.0f));  // added
         packed->take(1, packed->gradient(1).to(at::kBFloat16));
         packed->packer.take_zeros(packed->group, 2, packed->memory());  // this changes nothing
@@ -170,7 +170,7 @@ TEST(GradientPacker, SquaresAreOfWhatLiesInTheBucketWhichStaysTheSame) {
   });
 }
 
-// The gradient is copied by several threads, and in several pieces.
+// Several threads copy the gradient, in several pieces.
 TEST(GradientPacker, LargeGradientIsSquaredPieceByPiece) {
   for (const int threads : {1, 2}) {
     alone([&](const Mesh& mesh) {
@@ -254,13 +254,13 @@ TEST(GradientPacker, ExpectationHoldsFromTheNextBucketOn) {
   });
 }
 
-// Parameters that were unused together are usually used together again.
+// Parameters that were unused together are usually also used together again.
 TEST(GradientPacker, UnexpectedGradientMakesTheBucketWaitForAll) {
   alone([](const Mesh& mesh) {
     for (const std::vector<std::size_t>& order : {std::vector<std::size_t>{1, 0, 2}, {0, 1, 2}, {2, 1, 0}}) {
       Packed packed(mesh, DType::kF32);
       packed.packer.expect(std::vector<char>{1, 0, 0});
-      for (int bucket = 0; bucket < 2; ++bucket) {  // the second bucket is independent of the first
+      for (int bucket = 0; bucket < 2; ++bucket) {  // the second bucket does not depend on the first
         packed.packer.begin();
         for (const std::size_t i : order) {
           packed.take(i, packed.gradient(i));
@@ -285,7 +285,7 @@ TEST(GradientPacker, UnexpectedGradientThatComesTwiceCountsOnce) {
 
 // ---- copies that are started together ----------------------------------------------------------------------------
 
-/// The CPU takes a GPU's place: operators count as queued, so copies may wait.
+/// The CPU replaces a GPU. Operators count as queued, so copies may wait.
 const ComputeDevice kQueued{c10::kCPU, /*is_queued=*/true, nullptr};
 
 TEST(GradientPacker, CopiesOfAGpuWaitUntilTheyAreFlushed) {
@@ -333,7 +333,7 @@ TEST(PendingCopies, TensorsOfSeveralDtypesAreCopiedTogether) {
 }
 
 TEST(PendingCopies, ManyBytesAreFlushedAtOnce) {
-  const at::Tensor large = at::ones({9 << 20});  // this gradient has 36 MiB
+  const at::Tensor large = at::ones({9 << 20});  // this gradient takes 36 MiB
   at::Tensor place = at::zeros_like(large);
   PendingCopies copies;
   copies.add(place, large);
@@ -353,7 +353,7 @@ TEST(PendingCopies, DroppedCopiesWriteNothing) {
 
 // ---- sparse gradients --------------------------------------------------------------------------------------------
 
-/// Returns a sparse gradient [7, 11] with rows 5, 2, and 5 again.
+/// Returns a sparse gradient [7, 11] with the rows 5, 2, and again 5.
 at::Tensor some_rows(float scale = 1.0f) {
   const at::Tensor values = (at::arange(33, at::kFloat) * 0.5f + scale).reshape({3, 11});
   return at::sparse_coo_tensor(at::tensor({5, 2, 5}, at::kLong).unsqueeze(0), values, {7, 11});

@@ -15,13 +15,13 @@
 
 namespace tessera::testing {
 
-/// Units that are made by hand and given memory, as an Engine would do it. They serve to test the parts of `sharding`.
+/// Makes units by hand and gives them memory, as an Engine would. Tests of parts of `sharding` use these units.
 ///
-/// Parameter `i` of unit `u` is full of values_of(u, i) at first, on every rank.
+/// On every rank, parameter `i` of unit `u` is full of values_of(u, i) at first.
 class HandMadeUnits {
  public:
   struct Options {
-    std::vector<std::vector<std::vector<std::int64_t>>> sizes;  ///< [unit][parameter]: its sizes
+    std::vector<std::vector<std::vector<std::int64_t>>> sizes;  ///< [unit][parameter]: the sizes of the parameter
     ShardingStrategy strategy = ShardingStrategy::kFullShard;
     std::int64_t prefetch = 1, accumulation = 1;
     DType reduce = DType::kF32;
@@ -30,7 +30,7 @@ class HandMadeUnits {
     bool updates_in_backward = false;
   };
 
-  /// Makes the units. The call is collective over the world.
+  /// Makes the units. All ranks of the world must make this call.
   HandMadeUnits(const Mesh& mesh, const Options& options);
 
   const MeshAxes& axes() const { return axes_; }
@@ -42,7 +42,7 @@ class HandMadeUnits {
   std::vector<Unit*> pointers() const { return pointers_to(units_); }
 
   static at::Tensor values_of(std::size_t u, std::size_t i, at::IntArrayRef sizes);
-  /// Adds `amount` to every parameter, in this rank's parts.
+  /// Adds `amount` to this rank's part of every parameter.
   void change_shards(float amount);
 
   Arena slots, buckets, scratch, sums;  ///< the plan's memory, which tests give to other objects
@@ -57,7 +57,7 @@ class HandMadeUnits {
   Arena parameters_, gradients_;
 };
 
-/// Returns options for `count` units of a matrix and a bias; the first unit, the root, is smaller.
+/// Returns options for `count` units, each with a matrix and a bias. The first unit is the root, which is smaller.
 HandMadeUnits::Options some_units(std::size_t count, ShardingStrategy strategy = ShardingStrategy::kFullShard);
 
 }  // namespace tessera::testing

@@ -1,4 +1,5 @@
-// Tests that operators gather the units of their inputs, and that no pointer into a unit is given out unpinned.
+// Tests that operators gather the units of their inputs, and that no code gets a pointer into a unit that is not
+// pinned.
 
 #include "sharding/gather/op_watch.h"
 
@@ -58,9 +59,9 @@ TEST(OpWatch, OperatorGathersTheUnitsOfItsInputs) {
 
 TEST(OpWatch, ViewsListsAndOptionalInputsAreGatheredToo) {
   on_two_ranks([](Watched& w) {
-    const at::Tensor row = w.units.parameter(1, 0).select(0, 2);  // a view reads nothing
+    const at::Tensor row = w.units.parameter(1, 0).select(0, 2);  // a view reads no values
     EXPECT_TRUE(at::equal((row + 0).detach(), w.wanted(1, 0).select(0, 2)));
-    // The operator takes three units at once, more than the plan has slots for.
+    // The operator uses three units at once, and the plan has fewer slots.
     const at::Tensor all =
         at::cat({w.units.parameter(1, 1), w.units.parameter(2, 1), w.units.parameter(3, 1)}).detach();
     EXPECT_TRUE(at::equal(all, at::cat({w.wanted(1, 1), w.wanted(2, 1), w.wanted(3, 1)})));
@@ -72,7 +73,7 @@ TEST(OpWatch, ViewsListsAndOptionalInputsAreGatheredToo) {
   });
 }
 
-// Forward saved a view of a parameter's storage. Backward runs operators too, so they gather the unit again.
+// Forward saved a view of a parameter's storage. Backward also runs operators, so they gather the unit again.
 TEST(OpWatch, BackwardGathersUnitsOfSavedViews) {
   on_two_ranks([](Watched& w) {
     at::Tensor x = at::ones({3, 33}).requires_grad_();
@@ -90,7 +91,7 @@ TEST(OpWatch, BackwardGathersUnitsOfSavedViews) {
   });
 }
 
-/// Returns a value for an argument of an operator that makes views of a matrix; none where this test does not know one.
+/// Returns a value for an argument of an operator that makes views of a matrix, or nothing if this test knows no value.
 std::optional<c10::IValue> argument(const c10::Argument& wanted, const at::Tensor& matrix) {
   const std::string& name = wanted.name();
   const c10::TypePtr& type = wanted.type();
@@ -122,12 +123,12 @@ std::optional<torch::jit::Stack> results_of(const c10::OperatorHandle& op, const
   try {
     op.callBoxed(stack);
   } catch (const std::exception&) {
-    return std::nullopt;  // the operator wants other kinds of arguments
+    return std::nullopt;  // the operator needs arguments of other kinds
   }
   return stack;
 }
 
-// The list is LibTorch's own, so that the next version's operators are tried too.
+// The list comes from LibTorch, so the test also covers the operators of the next version.
 TEST(OpWatch, ViewOperatorsNeitherGatherNorGiveOutPointers) {
   on_two_ranks([](Watched& w) {
     std::set<std::string> tried;
@@ -154,7 +155,7 @@ TEST(OpWatch, ViewOperatorsNeitherGatherNorGiveOutPointers) {
           EXPECT_ANY_THROW(view.const_data_ptr()) << name.name << "." << name.overload_name;
         }
       }
-      // An operator that takes a number as a tensor (narrow.Tensor) reads that tensor, and nothing else.
+      // An operator that takes a number as a tensor (narrow.Tensor) reads this tensor, and nothing else.
       const auto is_tensor = [](const c10::Argument& wanted) {
         return wanted.type()->isSubtypeOf(*c10::TensorType::get());
       };
@@ -171,7 +172,7 @@ TEST(OpWatch, ViewOperatorsNeitherGatherNorGiveOutPointers) {
   });
 }
 
-// A pointer that is taken while an operator runs belongs to the operator; afterwards another unit may get the slot.
+// A pointer that is taken while an operator runs belongs to the operator. Afterwards another unit may get the slot.
 TEST(OpWatch, GatheredUnitGivesOutPointersOnlyWhilePinned) {
   on_two_ranks([](Watched& w) {
     const at::Tensor view = w.units.parameter(1, 0).detach().t();
@@ -202,7 +203,7 @@ TEST(OpWatch, OperatorsOnOtherTensorsGatherNothing) {
 TEST(OpWatch, NothingIsGatheredWithoutAWatch) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Watched w(mesh);
-    // The watches of both ranks share one callback, which is removed with the last watch.
+    // The watches of both ranks share one callback. It is removed together with the last watch.
     throw_if_error(w.units.axes().control->barrier("both watch").wait());
     w.watch.reset();
     throw_if_error(w.units.axes().control->barrier("neither watches").wait());

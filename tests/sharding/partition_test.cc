@@ -30,7 +30,7 @@ struct LayerImpl : torch::nn::Module {
 };
 TORCH_MODULE(Layer);
 
-/// A module with a scale of its own, three layers, and a head that is layer 0's weight.
+/// A module with its own scale, three layers, and a head whose weight is that of layer 0.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     scale = register_parameter("scale", torch::ones({3}));
@@ -234,7 +234,7 @@ TEST(Partition, TrainableParameterOfUnsupportedDtypeIsNamed) {
   }
 }
 
-// PowerSGD factors tensors as they lie in memory.
+// PowerSGD factors tensors in the form in which they lie in memory.
 TEST(Partition, TensorsAreMatricesByTheirOutermostDimension) {
   torch::nn::Module module;
   module.register_parameter("convolution", torch::ones({6, 4, 3, 2}));

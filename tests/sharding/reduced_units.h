@@ -13,13 +13,13 @@
 
 namespace tessera::testing {
 
-/// Returns the gradient of a rank. It has integers, so that sums are not rounded in any order or dtype here.
+/// Returns a gradient of a rank. It contains integers, so sums are not rounded in any order or dtype that is used here.
 inline at::Tensor gradient_of(int rank, std::int64_t round, std::size_t u, std::size_t i, at::IntArrayRef sizes) {
   at::Tensor gradient = at::arange(at::empty(sizes).numel(), at::kFloat).remainder(13).reshape(sizes);
   return gradient + static_cast<float>(rank + 2 * round + static_cast<std::int64_t>(u + i));
 }
 
-/// Records the values that it is shown of each group.
+/// Records the values of each group that the Reducer shows to it.
 class Recorder final : public GradientVisitor {
  public:
   void begin(const FlatGroup& group) override { seen_of(group).clear(); }
@@ -38,7 +38,7 @@ class Recorder final : public GradientVisitor {
   std::vector<std::vector<float>> seen_;
 };
 
-/// Hand-made units and a Reducer that gets their gradients.
+/// Hand-made units, and a Reducer that gets the gradients of these units.
 struct Reduced {
   Reduced(const Mesh& mesh_given, const HandMadeUnits::Options& options)
       : mesh(mesh_given),
@@ -54,7 +54,7 @@ struct Reduced {
   void take(std::size_t u, std::size_t i, std::int64_t round = 0) {
     take(u, i, gradient_of(mesh.rank(), round, u, i, units.group(u).parameters[i].sizes));
   }
-  /// Makes a backward: the last unit comes first, unless `order` shuffles them.
+  /// Makes a backward. The last unit comes first, unless `order` shuffles the units.
   void round(std::int64_t number, std::mt19937* order = nullptr) {
     std::vector<std::pair<std::size_t, std::size_t>> all;
     for (std::size_t u = units.size(); u-- > 0;) {
@@ -63,7 +63,7 @@ struct Reduced {
     if (order) std::shuffle(all.begin(), all.end(), *order);
     for (const auto& [u, i] : all) take(u, i, number);
   }
-  /// Checks the sums. `wanted(rank, u, i)` is the sum of that rank's gradients.
+  /// Checks the sums. `wanted(rank, u, i)` is the sum of this rank's gradients.
   template <class Wanted>
   void expect_sums(const Wanted& wanted) {
     for (std::size_t u = 0; u < units.size(); ++u) expect_sum(u, wanted);

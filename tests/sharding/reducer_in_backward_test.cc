@@ -1,4 +1,4 @@
-// Tests the Reducer where units are updated in backward: sums are handed over unit by unit.
+// Tests the Reducer if units are updated in backward: it hands over sums unit by unit.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ HandMadeUnits::Options options_of(ShardingStrategy strategy, int replicate = 1, 
   return options;
 }
 
-/// Records what the reducer hands over, and checks that it is the sum.
+/// Records what the Reducer hands over, and checks that it is the sum.
 struct HandedOver {
   explicit HandedOver(Reduced& reduced) {
     reduced.reducer.on_summed([&](Unit& unit, const UnitAgreement& told) {
@@ -43,7 +43,7 @@ struct HandedOver {
     return false;
   };
   std::vector<int> units;
-  std::vector<std::vector<char>> used;  ///< which parameters of each unit were used, in the order of handing over
+  std::vector<std::vector<char>> used;  ///< [unit], in the order of handing over: which parameters were used
   bool agreed = true;
 };
 
@@ -95,7 +95,7 @@ TEST(ReducerInBackward, HandedUsesAreThoseOfAnyRank) {
   run_ranks({.ranks = 3}, [](const Mesh& mesh) {
     Reduced reduced(mesh, options_of(ShardingStrategy::kNoShard));
     HandedOver handed(reduced);
-    // Unit 4 has no second parameter, and rank r leaves out unit r + 1.
+    // Unit 4 has no second parameter, and rank r does not use unit r + 1.
     handed.is_left_out = [](int rank, std::size_t u, std::size_t i) {
       return static_cast<int>(u) == rank + 1 || (u == 4 && i == 1);
     };

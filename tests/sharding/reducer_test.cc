@@ -1,4 +1,4 @@
-// Tests the reduction of gradients over ranks and microbatches: the sums, the order of units, and parameters that some
+// Tests how gradients are reduced over ranks and microbatches: the sums, the order of units, and parameters that some
 // ranks do not use.
 
 #include "sharding/reduce/reducer.h"
@@ -80,7 +80,7 @@ TEST(Reducer, GradientIsTheSumOverRanksAndMicrobatches) {
 
 TEST(Reducer, VisitorSeesEachPartInItsFinalState) {
   for (const Case& c : all_cases()) {
-    if (c.ranks == 1) continue;  // one rank reduces nothing
+    if (c.ranks == 1) continue;  // a single rank reduces nothing
     SCOPED_TRACE(text_of(c));
     run_ranks({.ranks = c.ranks}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, options_of(c));
@@ -101,7 +101,7 @@ TEST(Reducer, UnusedUnitTakesPartWithZeros) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, some_units(5, strategy));
-      // Rank r leaves out unit r + 1, and the bias of unit 4.
+      // Rank r does not use unit r + 1 and the bias of unit 4.
       const auto uses = [](int rank, std::size_t u, std::size_t i) {
         return static_cast<int>(u) != rank + 1 && !(u == 4 && i == 1);
       };
@@ -132,7 +132,7 @@ TEST(Reducer, LateGradientIsAddedToTheSum) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, some_units(5, strategy));
       reduced.round(0);
-      reduced.take(3, 0, /*round=*/1);  // this gradient's unit was reduced before
+      reduced.take(3, 0, /*round=*/1);  // this gradient's unit has been reduced already
       reduced.reducer.finish(true);
       reduced.expect_sums([&](int rank, std::size_t u, std::size_t i) {
         const auto& sizes = reduced.units.group(u).parameters[i].sizes;
@@ -163,7 +163,8 @@ TEST(Reducer, EachUnitCountsOneReductionAndItsBytes) {
   });
 }
 
-// Gradients come in another order than the first round guesses: rank 0's order becomes that of all ranks.
+// Gradients arrive in a different order than the first round guesses. The order of rank 0 becomes the order of all
+// ranks.
 TEST(Reducer, FirstRoundsOrderIsUsedInTheNext) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Reduced reduced(mesh, some_units(12));
@@ -189,13 +190,13 @@ TEST(Reducer, FirstRoundsOrderIsUsedInTheNext) {
 
 // ---- used sets ---------------------------------------------------------------------------------------------------
 
-/// Says which parameters a rank uses in a step.
+/// Defines which parameters a rank uses in a step.
 struct Uses {
   std::function<bool(int rank, std::size_t u, std::size_t i)> used;
-  bool ascending = false;  ///< the order in which gradients come
+  bool ascending = false;  ///< the order in which gradients arrive
 };
 
-/// Makes a step of one round; returns how many buckets it needed beyond the plan.
+/// Makes a step of one round, and returns how many buckets the step needed beyond the plan.
 std::int64_t step(Reduced& reduced, const Uses& uses) {
   const std::int64_t before = reduced.reducer.counts().overflow_buckets;
   for (std::size_t k = 0; k < reduced.units.size(); ++k) {
@@ -216,7 +217,7 @@ std::int64_t step(Reduced& reduced, const Uses& uses) {
   }
   reduced.reducer.reset();
   EXPECT_EQ(reduced.reducer.counts().overflow_peak, 0);
-  // The step's agreement says for each parameter whether it was used anywhere.
+  // The agreement of the step tells for each parameter whether any rank used it.
   std::vector<char> used;
   for (std::size_t u = 0; u < reduced.units.size(); ++u) {
     for (const std::size_t i : {0u, 1u}) {
@@ -231,7 +232,8 @@ std::int64_t step(Reduced& reduced, const Uses& uses) {
 
 const Uses kAll{[](int, std::size_t, std::size_t) { return true; }};
 
-/// Runs `body` where a unit's gradients wait in a bucket of the plan and there are more units than buckets.
+/// Runs `body` in a state in which a unit's gradients wait in a bucket of the plan and there are more units than
+/// buckets.
 template <class Body>
 void on_many_units(const Body& body) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -242,7 +244,7 @@ void on_many_units(const Body& body) {
 }
 
 TEST(Reducer, UnusedUnitsHoldNoBucketOnceKnown) {
-  // The last unit is the first in the order; one or two parameters of others are unused.
+  // The last unit is the first in the order. One or two parameters of other units are unused.
   const std::function<bool(int, std::size_t, std::size_t)> sets[] = {
       [](int, std::size_t u, std::size_t) { return u != 11; },
       [](int, std::size_t u, std::size_t i) { return u != 11 || i == 0; },
@@ -273,7 +275,7 @@ TEST(Reducer, ReturningUnitNeedsMoreBucketsUntilTheNextAgreement) {
     step(reduced, without);
     EXPECT_EQ(step(reduced, without), 0);
     EXPECT_GT(step(reduced, kAll), 0) << "the last unit's bucket waits for its turn, which comes last";
-    step(reduced, kAll);  // at the end of this step, ranks agree on the order again
+    step(reduced, kAll);  // at the end of this step, the ranks agree on the order again
     for (int k = 0; k < 3; ++k) EXPECT_EQ(step(reduced, kAll), 0) << k;
   });
 }
@@ -291,19 +293,19 @@ TEST(Reducer, OrderIsAgreedAgainOnlyWhenTheUsedSetChanges) {
   });
 }
 
-// A unit is reduced in its turn, since none of its gradients are expected; then some gradients come after all, on one
-// rank only.
+// A unit is reduced in its turn, since none of its gradients are expected. Then some of its gradients arrive after all,
+// on one rank only.
 TEST(Reducer, LateGradientIsReducedOnceMoreOnAllRanks) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     for (const int ranks : {2, 3}) {
       run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
         Reduced reduced(mesh, some_units(8, strategy));
         const Uses without{[](int, std::size_t u, std::size_t) { return u != 7; }};
-        // The last rank uses unit 7 after all, behind all other units.
+        // The last rank uses unit 7 after all, after all other units.
         const Uses once{[&](int rank, std::size_t u, std::size_t) { return u != 7 || rank + 1 == ranks; },
                         /*ascending=*/true};
         step(reduced, without);
-        step(reduced, without);  // now the unit is the last of the order
+        step(reduced, without);  // now this unit is the last in the order
         const std::int64_t before = reduced.reducer.counts().reductions;
         step(reduced, once);
         const std::int64_t reductions = reduced.reducer.counts().reductions - before;
@@ -315,7 +317,7 @@ TEST(Reducer, LateGradientIsReducedOnceMoreOnAllRanks) {
   }
 }
 
-// Each step uses other parameters, any on each rank and in any order.
+// Each step uses other parameters: any parameters on each rank, in any order.
 TEST(Reducer, SumsAreExactForRandomUsesOnEachRank) {
   for (const Case& c : all_cases()) {
     SCOPED_TRACE(text_of(c));
@@ -327,7 +329,7 @@ TEST(Reducer, SumsAreExactForRandomUsesOnEachRank) {
         return (static_cast<std::size_t>(rank) * 6 + u) * 2 + i;
       };
       for (int step = 0; step < 8; ++step) {
-        if (step % 2 == 0) {  // each choice serves two steps
+        if (step % 2 == 0) {  // each choice is used for two steps
           for (char& use : uses) use = draw() % 3 != 0;
         }
         std::vector<std::pair<std::size_t, std::size_t>> mine;
@@ -365,7 +367,7 @@ TEST(Reducer, RowsOfSparseGradientsAreSummed) {
     SCOPED_TRACE(text_of(c));
     run_ranks({.ranks = c.ranks}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, options_of(c));
-      // Unit 3's matrix gets gradients of two rows, one of them twice; each rank has other rows.
+      // The matrix of unit 3 gets gradients of two rows, and one of the rows twice. Each rank has other rows.
       const auto rows = [&](int rank, std::int64_t round) {
         const at::Tensor index = at::tensor({rank, 9, rank}, at::kLong).unsqueeze(0);
         const at::Tensor values = at::full({3, 33}, static_cast<float>(1 + rank + round));

@@ -1,4 +1,4 @@
-// Tests which units are gathered, when they are gathered and released, and what a failed gather leaves.
+// Tests which units are gathered, when they are gathered and released, and what remains after a gather that fails.
 
 #include "sharding/gather/residency.h"
 
@@ -59,7 +59,7 @@ TEST(Residency, UsedUnitHoldsItsValuesInAnyOrder) {
         Resident resident(mesh, options_of(7, prefetch));
         std::mt19937 random(5);  // every rank has the same seed
         for (int round = 0; round < 6; ++round) {
-          // Some rounds repeat, others are new.
+          // Some rounds repeat earlier rounds, and the other rounds are new.
           std::mt19937 order(round % 3 == 0 ? 77u : random());
           for (int k = 0; k < 30; ++k) {
             resident.use_once(order() % 7);
@@ -74,11 +74,11 @@ TEST(Residency, UsedUnitHoldsItsValuesInAnyOrder) {
   }
 }
 
-// The storage that profilers see is as large as the largest unit that was looked at so far.
+// The storage that profilers see is as large as the largest unit that a profiler has observed so far.
 TEST(Residency, ObservedPointersWorkForUnitsOfAnySize) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     HandMadeUnits::Options options = options_of(3, 0);
-    options.sizes[2] = {{900, 700}};  // larger than what is shown for a small unit
+    options.sizes[2] = {{900, 700}};  // larger than the memory that is shown for a small unit
     Resident resident(mesh, options);
     observe_pointers(true);
     for (std::size_t u : {0u, 1u, 2u}) {
@@ -95,7 +95,7 @@ TEST(Residency, ObservedPointersWorkForUnitsOfAnySize) {
 
 TEST(Residency, PinnedUnitsKeepValuesAndOthersGetOverflowSlots) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
-    Resident resident(mesh, options_of(6, 0));  // the root has a slot, and all others share one
+    Resident resident(mesh, options_of(6, 0));  // the root has its own slot, and all other units share one slot
     for (const std::size_t u : {1u, 2u, 3u, 0u}) resident.use(u);
     for (const std::size_t u : {0u, 1u, 2u, 3u}) resident.expect_values(u);
     const ResidencyCounts& counts = resident.residency.counts();
@@ -110,7 +110,7 @@ TEST(Residency, PinnedUnitsKeepValuesAndOthersGetOverflowSlots) {
   });
 }
 
-// Belady's rule: units 1, 2, 3 and 4 take turns in two slots, and the unit that is needed last is released.
+// This is Belady's rule. Units 1, 2, 3 and 4 take turns in two slots, and the unit whose next use is last is released.
 TEST(Residency, KnownOrderIsPrefetchedWithoutExtraGathers) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(5, 1));
@@ -120,7 +120,8 @@ TEST(Residency, KnownOrderIsPrefetchedWithoutExtraGathers) {
       for (const std::size_t u : order) resident.use_once(u);
       resident.residency.end_round();
       const ResidencyCounts& counts = resident.residency.counts();
-      // The root is gathered once, and forward gathers 4 units. Backward finds 4 and 3, and gathers 2 and 1.
+      // The root is gathered once, and forward gathers 4 units. Backward finds units 4 and 3 in memory, and gathers
+      // units 2 and 1.
       EXPECT_EQ(counts.gathers - gathers_before, 1 + 4 + 2) << "step " << step;
       if (step > 0) {
         EXPECT_GT(counts.prefetched, 0);
@@ -130,13 +131,13 @@ TEST(Residency, KnownOrderIsPrefetchedWithoutExtraGathers) {
       resident.log.reset();
       resident.residency.release_all();
     }
-    // All uses after the first step were foreseen, except for the very first use.
+    // All uses after the first step were predicted, except for the very first use.
     EXPECT_EQ(resident.residency.counts().prefetched, 3 * 6);
   });
 }
 
-// The second round's recorded order must begin with unit 1 too; otherwise the third round would begin in the middle of
-// that order.
+// The recorded order of the second round must also begin with unit 1. Otherwise the third round would begin in the
+// middle of this order.
 TEST(Residency, RoundMayBeginWithTheLastRoundsFinalUnit) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(6, 1));
@@ -151,7 +152,7 @@ TEST(Residency, RoundMayBeginWithTheLastRoundsFinalUnit) {
       resident.residency.release_all();
       gathers.push_back(resident.residency.counts().gathers - before);
     }
-    // The second round finds units 1 and 2 in the two slots; no unit is gathered that is not used.
+    // The second round finds units 1 and 2 in the two slots. No unit is gathered unless it is used.
     EXPECT_EQ(gathers[2], gathers[3]);
     EXPECT_EQ(gathers[3], 8 + 6);
   });
@@ -167,7 +168,7 @@ TEST(Residency, NextUseAfterReleaseAllSeesChangedShards) {
       resident.units.change_shards(0.5f);
       for (const std::size_t u : {0u, 1u, 2u}) {
         resident.use(u);
-        // Every element changed once, in the part of the rank that has it.
+        // Every element changed once, in the part of the rank that owns it.
         resident.expect_values(u, 0.5f);
         resident.unpin(u);
       }
@@ -194,7 +195,7 @@ TEST(Residency, ReadingAReleasedUnitThrows) {
     Resident resident(mesh, options_of(3, 0));
     EXPECT_THROW(resident.units.parameter(1, 0).const_data_ptr<float>(), c10::Error);
     resident.use_once(1);
-    resident.use_once(2);  // unit 2 takes unit 1's slot
+    resident.use_once(2);  // unit 2 takes the slot of unit 1
     EXPECT_THROW(resident.units.parameter(1, 0).const_data_ptr<float>(), c10::Error);
   });
 }

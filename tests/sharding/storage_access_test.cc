@@ -1,4 +1,4 @@
-// Tests the error for code that wants the memory of a released storage.
+// Tests the error that code gets if it accesses the memory of a released storage.
 
 #include "runtime/torch/storage_access.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Returns the ways in which code asks for memory.
+/// Returns the ways in which code accesses memory.
 std::vector<std::function<void(const at::Tensor&)>> all_reads() {
   return {[](const at::Tensor& t) { (void)t.data_ptr(); },
           [](const at::Tensor& t) { (void)t.const_data_ptr<float>(); },

@@ -1,4 +1,5 @@
-// Tests the notes that ranks sum to learn which parameters any rank used, and whether their digests are equal.
+// Tests the notes that ranks sum. The sum shows which parameters any rank used, and whether the ranks' digests are
+// equal.
 
 #include "sharding/gather/unit_notes.h"
 
@@ -15,7 +16,7 @@ namespace {
 
 using Digests = std::vector<std::uint64_t>;
 
-/// Returns the sum over ranks that write these digests; rank r uses parameter p where r == p.
+/// Returns the sum over ranks that write these digests. Rank r uses parameter p if r == p.
 std::vector<float> sum_of_notes(const Digests& digests, std::size_t parameters) {
   std::vector<float> sum(parameters + 64 + 5), notes(sum.size(), 7.0F);
   for (std::size_t rank = 0; rank < digests.size(); ++rank) {

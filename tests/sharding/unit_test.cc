@@ -1,4 +1,4 @@
-// Tests units: their states, and parameters as views of the unit's buffer.
+// Tests units: their states, and parameters that are views of the unit's buffer.
 
 #include "sharding/unit.h"
 
@@ -45,7 +45,7 @@ TEST(Unit, OnlyListedStateChangesAreAllowed) {
   }
 }
 
-// One rank shards nothing, so parameters are always in memory.
+// One rank does not shard anything, so its parameters are always in memory.
 TEST(Unit, ParametersAreViewsOfTheBufferInTheUsersTensors) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));
@@ -82,7 +82,7 @@ TEST(Unit, ViewsFollowTheParametersToOtherMemory) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(2));
     FlatGroup& group = made.group(1);
-    const at::Tensor view = made.parameter(1, 0).detach().select(0, 3);  // autograd saves a view such as this
+    const at::Tensor view = made.parameter(1, 0).detach().select(0, 3);  // autograd saves such a view
     Arena other = Arena::plain("slot", group.gathered_bytes());
     std::copy_n(group.full, group.gathered_bytes(), other.data());
     reinterpret_cast<float*>(other.data())[3 * 33] = -5.0f;
@@ -106,7 +106,7 @@ TEST(Unit, ReadingAPoisonedUnitThrowsItsMessage) {
   });
 }
 
-// There are several ranks, so that units are released.
+// There are several ranks, so units are released.
 TEST(Unit, ReadingAReleasedUnitNamesItAndTheRemedy) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));
@@ -135,8 +135,8 @@ TEST(Unit, ParametersAreInPlaceWhetherGatheredOrReleased) {
   }
 }
 
-/// Checks that the unit notices when `leave` gives parameter 1 of unit 1 other memory; the other parameters keep
-/// theirs.
+/// Checks that the unit notices when `leave` gives other memory to parameter 1 of unit 1. The other parameters keep
+/// their memory.
 void expect_noticed(const std::function<void(HandMadeUnits&, at::Tensor&)>& leave) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(3));

@@ -1,4 +1,4 @@
-// Tests the hash by which writes into parameters are noticed.
+// Tests the hash that detects writes into parameters.
 
 #include "sharding/value_hash.h"
 
@@ -49,7 +49,7 @@ TEST(ValueHash, GatheredUnitsHashDependsOnEveryParameter) {
   });
 }
 
-/// Adds one to each number of `part` that lies in this rank's shard.
+/// Adds one to each number of `part` that belongs to this rank's shard.
 void change(const FlatGroup& group, Extent part) {
   const Extent own = intersect(part, group.parameter_part);
   auto* const shard = reinterpret_cast<float*>(group.shard) - group.parameter_part.offset;
@@ -93,7 +93,7 @@ TEST(ValueHash, PartsHashChangesOnlyForTheParameterWritten) {
   }
 }
 
-// Where ranks hold all parameters, a rank does not notice writes into what another rank updates.
+// If ranks hold all parameters, a rank does not notice writes into the part that another rank updates.
 TEST(ValueHash, PartsHashIgnoresElementsOfOtherRanks) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     HandMadeUnits made(mesh, some_units(2, ShardingStrategy::kShardGradients));

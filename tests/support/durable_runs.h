@@ -11,11 +11,11 @@ namespace tessera::testing {
 
 Strategy made_durable(Strategy strategy, const std::filesystem::path& folder, std::int64_t every = 1);
 
-/// Trains steps [begin, end) and offers each for a commit. Returns the number of commits.
+/// Trains steps [begin, end) and offers each step for a commit. Returns the number of commits.
 int train_durably(Session& session, std::size_t begin, std::size_t end);
 
-/// Lets a run end two steps behind its last commit and a second run go on from there, and checks that the second run
-/// has the bits of a run that was not disturbed.
+/// Ends a run two steps behind its last commit and continues in a second run. Checks that the second run has the bits
+/// of a run that was not interrupted.
 void expect_goes_on(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model,
                     const std::filesystem::path& folder, const std::string& what, const OwnRules& own_rules = {});
 

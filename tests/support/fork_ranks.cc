@@ -113,7 +113,7 @@ ForkedRanks::ForkedRanks(int ranks, const Body& body) : store_(forked_store()) {
     const pid_t pid = fork();
     if (pid < 0) throw std::runtime_error("fork");
     if (pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves no ranks behind
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // if a test is killed, its ranks end too
       run_child(rank, body, *store_);
     }
     pids_.push_back(pid);

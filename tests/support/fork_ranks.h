@@ -17,14 +17,15 @@ namespace tessera {
 /// Makes a store in memory that forked processes share. It must be made before the fork.
 std::shared_ptr<KeyValueStore> forked_store();
 
-/// The end of a forked rank.
+/// How a forked rank ended.
 struct RankEnd {
-  ExitCode exit_code = ExitCode::kOk;  ///< the code of the status that the body returned; kInternal if it threw
-  int signal = 0;                      ///< the signal that killed the rank, or 0
+  ExitCode exit_code = ExitCode::kOk;  ///< the exit code of the body's status, or kInternal if the body threw
+  int signal = 0;                      ///< the signal that killed the rank, or 0 if there was none
   std::string message;                 ///< the message of the status or exception of the rank's body
 };
 
-/// Ranks as forked processes, which tests can kill and stop for real. The destructor kills children that still run.
+/// Ranks that are forked processes. Tests can kill and stop them for real. The destructor kills children that still
+/// run.
 class ForkedRanks {
  public:
   using Body = std::function<absl::Status(int rank, KeyValueStore& store)>;
@@ -34,10 +35,10 @@ class ForkedRanks {
 
   pid_t pid(int rank) const { return pids_[rank]; }
   void signal(int rank, int number) const;
-  /// Waits until `rank` has ended, or until the limit for `at_rest` on a machine at rest passes (patience.h). At that
-  /// limit it kills the rank and reports SIGKILL.
+  /// Waits until `rank` has ended, or until the limit for `at_rest` on a machine at rest has passed (patience.h). If
+  /// the limit passes, it kills the rank and reports SIGKILL.
   RankEnd wait(int rank, std::chrono::duration<double> at_rest = std::chrono::seconds(30));
-  /// Waits for several ranks, with one limit for all.
+  /// Waits for several ranks, with one limit for all of them.
   RankEnd wait(int rank, Deadline& limit);
   KeyValueStore& store() { return *store_; }
 
@@ -46,12 +47,12 @@ class ForkedRanks {
   std::vector<pid_t> pids_;
 };
 
-/// Waits until a rank has set `key`, and returns its value. Returns an error where the limit for `at_rest` on a machine
-/// at rest passes first.
+/// Waits until a rank has set `key`, and returns its value. Returns an error if the limit for `at_rest` on a machine at
+/// rest passes before that.
 absl::StatusOr<std::string> told(KeyValueStore& store, const std::string& key,
                                  std::chrono::duration<double> at_rest = std::chrono::seconds(20));
 
-/// Runs `body` on forked ranks and returns how each ended.
+/// Runs `body` on forked ranks and returns how each rank ended.
 std::vector<RankEnd> fork_ranks(int ranks, const ForkedRanks::Body& body);
 
 }  // namespace tessera

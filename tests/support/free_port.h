@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-/// A listening socket on a loopback port: `wanted` if it is free, or else one that the kernel chooses.
+/// A listening socket on a loopback port: the port `wanted` if it is free, and otherwise a port that the kernel
+/// chooses.
 struct Listener {
   explicit Listener(int wanted = 0) : fd(socket(AF_INET, SOCK_STREAM, 0)) {
     sockaddr_in address{};
@@ -28,8 +29,8 @@ struct Listener {
   int fd, port = 0;
 };
 
-/// Returns a port on which nothing listens now. It lies below the ports that the kernel gives to connections, and
-/// processes with neighbouring numbers get different ones: no other process takes the port before it is used.
+/// Returns a port on which no process listens now. The port lies below the ports that the kernel gives to connections,
+/// and processes with neighbouring numbers get different ports. So no other process takes the port before it is used.
 inline int free_port() {
   constexpr int kFirst = 10'240, kPorts = 21'760, kOfProcess = 16;
   static std::atomic<int> next = 0;

@@ -1,4 +1,4 @@
-"""Ports for ranks that a test starts, chosen as tests/support/free_port.h chooses them."""
+"""Chooses ports for ranks that a test starts, as tests/support/free_port.h does."""
 
 import itertools
 import os
@@ -9,8 +9,8 @@ _numbers = itertools.count()
 
 
 def free_port():
-    """Returns a port on which nothing listens now. It lies below the ports that the kernel gives to connections, and
-    processes with neighbouring numbers get different ones."""
+    """Returns a port on which no process listens now. The port lies below the ports that the kernel gives to
+    connections, and processes with neighbouring numbers get different ports."""
     while True:
         port = FIRST + (os.getpid() * OF_PROCESS + next(_numbers)) % PORTS
         with socket.socket() as listener:

@@ -21,7 +21,8 @@ inline std::vector<PlacementConfig> legal_placements() {
   return legal;
 }
 
-/// Returns a strategy that leaves all else at its default, for messages and for tests of layouts.
+/// Returns a strategy that has this placement and otherwise the defaults. It is used for messages and for tests of
+/// layouts.
 inline Strategy strategy_placed_as(const PlacementConfig& placement) {
   Strategy strategy;
   strategy.placement = placement;

@@ -16,14 +16,14 @@
 namespace tessera::testing {
 
 // Most faults in a grid of cases (strategies x ranks x dtypes ...) show with one value of one dimension, or with two
-// values of two dimensions. A pairwise sample has all of these in far fewer points than the product: every two values
-// of two dimensions are together in one of its points. A grid of two dimensions is its own pairwise sample, so a sample
-// is smaller only from three dimensions on. Where another test has the other pairs, a sample has all pairs of the first
-// two dimensions alone, and each value of the others.
+// values of two dimensions. A pairwise sample covers all of these with far fewer points than the product: every two
+// values of two dimensions occur together in one of its points. For a grid of two dimensions the pairwise sample is the
+// grid itself, so the sample is smaller only from three dimensions on. If another test covers the other pairs, a sample
+// covers all pairs of the first two dimensions only, and each value of the other dimensions.
 
 /// A point of a grid: the index of a value for each dimension.
 using GridPoint = std::vector<std::size_t>;
-/// Says whether a case exists; null: all cases exist.
+/// Returns whether a case exists. If the filter is null, all cases exist.
 using GridFilter = std::function<bool(const GridPoint&)>;
 
 /// Returns all points of a grid with `sizes[d]` values in dimension d, in the order of nested loops: the last dimension
@@ -40,18 +40,20 @@ inline std::vector<GridPoint> grid_product(const std::vector<std::size_t>& sizes
   return points;
 }
 
-/// Returns a pairwise sample of these points, the same each time. Every two values of two dimensions that are together
-/// in any point are together in one point of the sample. The point that adds most pairs is taken first. Among several
-/// such points the one with smaller indices is taken first, so a test that lists cheap values first has cheap points.
+/// Returns a pairwise sample of these points, which is the same in each call. Every two values of two dimensions that
+/// occur together in any point occur together in one point of the sample. The point that adds the most pairs is taken
+/// first. Among several such points the point with smaller indices is taken first, so a test that lists cheap values
+/// first has cheap points.
 ///
-/// `paired`: the number of dimensions, the first ones, whose values are paired. Each value of the other dimensions is
-/// in at least one point. If `paired` is less than all dimensions, the point whose values were used least comes before
-/// smaller indices, so that the other dimensions take turns.
+/// `paired`: the number of dimensions, counted from the first, whose values are paired. Each value of the other
+/// dimensions is in at least one point. If `paired` is less than the number of dimensions, points whose values were
+/// used least come first, and smaller indices come second. So the other dimensions take turns.
 inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& sizes, const GridFilter& exists = nullptr,
                                               std::size_t paired = std::numeric_limits<std::size_t>::max()) {
   const std::vector<GridPoint> points = grid_product(sizes, exists);
   std::vector<bool> taken(points.size(), false);
-  // The first index is a pair of dimensions as one number, and the second one a pair of their values as one number.
+  // The first index is the number of a pair of dimensions, and the second index is the number of a pair of their
+  // values.
   std::vector<std::vector<bool>> covered(sizes.size() * sizes.size());
   const auto each_pair = [&](const GridPoint& point, const auto& call) {
     for (std::size_t a = 0; a < sizes.size(); ++a) {
@@ -115,13 +117,13 @@ auto pairwise_where(const Exists& exists, const Ranges&... ranges) {
   return cases;
 }
 
-/// Does what pairwise_where does if all cases exist.
+/// Does the same as pairwise_where in the case that all cases exist.
 template <std::size_t kPaired = std::numeric_limits<std::size_t>::max(), class... Ranges>
 auto pairwise_of(const Ranges&... ranges) {
   return pairwise_where<kPaired>([](const auto&...) { return true; }, ranges...);
 }
 
-/// A value with which several points are compared, made for the first of them.
+/// A value that is made for the first of several points, and with which the other points are compared.
 template <class T>
 class MadeOnce {
  public:

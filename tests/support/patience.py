@@ -1,9 +1,8 @@
-"""Limits of time for tests, as tests/support/limits/patience.h has them for C++.
+"""Limits of time for tests, like those of tests/support/limits/patience.h for C++.
 
-A test says how many seconds something takes at most on a machine at rest. The limit grows as much as the time of a
-reference piece of work,
-measured once in the same run: two processes that start and compute. The limit never falls below the seconds that the
-test says.
+A test states how many seconds something takes at most on a machine at rest. The limit grows as much as the time of a
+reference piece of work, which is measured once in the same run. In this work two processes start and compute. The limit
+is never below the seconds that the test states.
 """
 
 import functools
@@ -26,15 +25,16 @@ def measure_reference():
 
 @functools.cache
 def slowness():
-    """Returns how many times longer than on an idle machine things take; at least 1."""
+    """Returns how many times longer things take than on an idle machine, which is at least 1."""
     return max(1.0, measure_reference() / REFERENCE_AT_REST)
 
 
 def patient(at_rest):
-    """Returns the limit, in seconds, for what takes `at_rest` seconds on a machine at rest."""
+    """Returns the limit, in seconds, for a piece of work that takes `at_rest` seconds on a machine at rest."""
     return at_rest * slowness()
 
 
 def in_time(seconds, at_rest):
-    """Returns whether work that took `seconds` was done in time. If the known limit is exceeded, it measures anew."""
+    """Returns whether work that took `seconds` was done in time. If the work exceeded the known limit, the function
+    measures again."""
     return seconds <= at_rest or seconds <= at_rest * max(slowness(), measure_reference() / REFERENCE_AT_REST)

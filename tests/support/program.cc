@@ -30,7 +30,7 @@ std::vector<ProcessEntry> all_processes() {
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     const std::string stat = read_file(entry.path() / "stat");
     const auto bracket = stat.rfind(')');
-    if (bracket == std::string::npos) continue;  // the process ended in the meantime
+    if (bracket == std::string::npos) continue;  // the process has ended since then
     ProcessEntry process;
     process.pid = std::stoi(name);
     std::istringstream(stat.substr(bracket + 1)) >> process.state >> process.parent;

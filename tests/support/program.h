@@ -11,15 +11,15 @@
 
 namespace tessera::testing {
 
-/// The end of a program, and everything that it wrote.
+/// How a program ended, and everything that it wrote.
 struct Ended {
-  int code = -1;    ///< exit code; 128 + n for signal n; -1: it was killed after its time was up
+  int code = -1;    ///< the exit code, 128 + n for signal n, or -1 if the program was killed at the limit
   std::string out;  ///< stdout
   std::string err;
   double seconds = 0;
 };
 
-/// Runs a program in a process group of its own; its output goes to files. The destructor ends the group, by its
+/// Runs a program in its own process group. Its output is written to files. The destructor ends this group by its
 /// number, and waits for the program.
 class Program {
  public:
@@ -29,17 +29,17 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  /// Waits for the program, and kills it when the limit for `at_rest_s` on a machine at rest passes (patience.h).
+  /// Waits for the program. Kills it if the limit for `at_rest_s` on a machine at rest passes (patience.h).
   Ended wait(double at_rest_s);
   pid_t pid() const { return pid_; }
   std::string out() const;
   std::string err() const;
-  /// Returns the living process below this one that `tessera launch` started as `rank`; 0 where there is none.
+  /// Returns the living process below this process that `tessera launch` started as `rank`, or 0 if there is none.
   pid_t rank_pid(int rank) const;
-  /// Waits until the process of `rank` runs. Returns false where the limit for `at_rest_s` on a machine at rest passes
-  /// first.
+  /// Waits until the process of `rank` runs. Returns false if the limit for `at_rest_s` on a machine at rest passes
+  /// before that.
   bool wait_for_rank(int rank, double at_rest_s = 60) const;
-  /// Returns the living processes below this one, at any depth, without this one.
+  /// Returns the living processes below this process, at any depth, without this process itself.
   std::vector<pid_t> descendants() const;
 
  private:
@@ -57,7 +57,8 @@ void write_file(const std::string& path, const std::string& text);
 std::vector<nlohmann::json> read_lines(const std::string& path);
 /// Returns the names in /dev/shm.
 std::vector<std::string> shared_memory_names();
-/// Returns names in /dev/shm that were not there `before` and stay. Other programs have names there for a while.
+/// Returns names in /dev/shm that were not there `before` and that do not disappear. Other programs have names there
+/// for a short time.
 std::vector<std::string> shared_memory_left(const std::vector<std::string>& before);
 bool is_alive(pid_t pid);
 

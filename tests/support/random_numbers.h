@@ -6,7 +6,7 @@
 
 namespace tessera::testing {
 
-/// Returns fp32 numbers of a normal distribution, the same for the same seed.
+/// Returns fp32 numbers of a normal distribution. The same seed gives the same numbers.
 inline std::vector<float> random_numbers(std::size_t numel, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;

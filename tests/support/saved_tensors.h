@@ -5,7 +5,7 @@
 
 namespace tessera::testing {
 
-/// Returns the bytes of all parameters in a checkpoint, from whichever file has them. The key is "what|name".
+/// Returns the bytes of all parameters in a checkpoint, whichever file they are in. The key is "what|name".
 std::map<std::string, std::string> tensors_of(const std::string& path);
 
 }  // namespace tessera::testing

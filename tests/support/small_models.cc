@@ -42,8 +42,8 @@ at::Tensor TinyImpl::forward(const at::Tensor& tokens, const at::Tensor& targets
   for (std::int64_t i = 0; i < options.blocks; ++i) {
     const auto block = std::dynamic_pointer_cast<BlockImpl>(blocks->ptr(i));
     const auto run = [block](const at::Tensor& input) { return block->forward(input); };
-    // A shared block that is computed again has a backward of its own for each of its two uses, so its gradients come
-    // in two parts.
+    // A shared block that is computed again has a separate backward for each of its two uses, so its gradients come in
+    // two parts.
     const bool twice = i == 0 && options.shared_block;
     for (int k = 0; k < (twice ? 2 : 1); ++k) {
       x = !options.recompute ? run(x) : twice ? with_nested_backward(run, x) : tessera::checkpoint(run, x);

@@ -16,7 +16,7 @@
 
 namespace tessera::testing {
 
-/// One residual block with odd sizes, so that shards cut tensors anywhere.
+/// A residual block with odd sizes, so that shards divide tensors at any place.
 struct BlockImpl : torch::nn::Module {
   BlockImpl(std::int64_t width, std::int64_t hidden);
   at::Tensor forward(const at::Tensor& x);
@@ -25,7 +25,8 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// Options of Tiny, a tiny language model of embedding, blocks and head. They add whatever is awkward for sharding.
+/// Options of Tiny, a tiny language model with an embedding, blocks and a head. The options add things that are
+/// difficult to shard.
 struct TinyOptions {
   std::int64_t vocab = 19, width = 12, hidden = 31, blocks = 3;
   bool tied_head = false;
@@ -43,21 +44,22 @@ struct TinyImpl : torch::nn::Module {
   TinyOptions options;
   torch::nn::Embedding embedding{nullptr};
   torch::nn::ModuleList blocks{nullptr};
-  at::Tensor head;  ///< [vocab, width]; the embedding's own weight where tied
+  at::Tensor head;  ///< [vocab, width]; the weight of the embedding if tied
 };
 TORCH_MODULE(Tiny);
 
-/// A batch of tokens [batch, length] and their targets; equal seeds give equal batches.
+/// A batch of tokens [batch, length] and their targets. Equal seeds give equal batches.
 struct Batch {
   at::Tensor tokens, targets;
 };
 std::vector<Batch> make_batches(std::int64_t count, std::int64_t batch, std::int64_t length, std::int64_t vocab);
 
-/// Makes the model from a fixed seed. Ranks are threads and share LibTorch's default generator: this takes a lock.
+/// Makes the model from a fixed seed. Ranks are threads and share LibTorch's default generator, so this function takes
+/// a lock.
 Tiny make_tiny(const TinyOptions& options, bool deferred);
 
-/// A strategy's name, whether ranks hold one copy of the parameters together (which threads can) or private ones, and
-/// whether parameters lie on disk.
+/// A strategy's name, and whether parameters lie on disk. Also says whether ranks share one copy of the parameters
+/// (which threads can) or have private copies.
 struct Placed {
   Placed(ShardingStrategy kind_given, bool shared_given = false,
          bool on_disk_given = false)  // NOLINT: a strategy is one
@@ -66,15 +68,15 @@ struct Placed {
   bool shared, on_disk;
 };
 std::string name_of(const Placed& placed);
-/// Returns the error of reading parameters that an Engine under `strategy` left without memory.
+/// Returns the error that occurs if code reads parameters that an Engine under `strategy` left without memory.
 std::string refusal_after(const Strategy& strategy);
-/// Places the state of `strategy` as `placed` says; other offloaded state stays as it is.
+/// Places the state of `strategy` as `placed` says. Other offloaded state stays the same.
 void place(Strategy& strategy, const Placed& placed);
 
-/// Returns a strategy that cuts Tiny into a root and one unit a block.
+/// Returns a strategy that divides Tiny into a root and one unit per block.
 Strategy tiny_strategy(const Placed& placed, DType dtype = DType::kF32);
 
-/// Returns the name and value of every parameter, in full, as fp32 copies.
+/// Returns the names and complete values of all parameters, as fp32 copies.
 std::vector<std::pair<std::string, at::Tensor>> values_of(const torch::nn::Module& module);
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b);

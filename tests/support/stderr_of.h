@@ -8,8 +8,8 @@
 
 namespace tessera::testing {
 
-/// Runs `body` and returns what the process wrote to stderr while `body` ran. The log's level and rank are restored
-/// afterwards.
+/// Runs `body`, and returns the text that the process wrote to stderr during this time. Afterwards the level and the
+/// rank of the log are restored.
 template <typename Body>
 std::string stderr_of(const Body& body) {
   const LogLevel level = log_level();

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// A folder for files that a test writes. It lies in memory where /tmp does; ScratchFolder (tests/offload/scratch.h) is
-/// on a disk.
+/// A folder for the files that a test writes. It lies in memory if /tmp does. ScratchFolder (tests/offload/scratch.h)
+/// is on a disk.
 class TestFolder {
  public:
   TestFolder() {
@@ -33,7 +33,7 @@ class TestFolder {
   std::filesystem::path write(const std::string& name, const std::string& content) const {
     const auto path = path_ / name;
     std::filesystem::create_directories(path.parent_path());
-    std::filesystem::remove(path);  // cutting a file short and writing it again makes some file systems flush
+    std::filesystem::remove(path);  // some file systems flush when a file is cut short and written again
     std::ofstream(path, std::ios::binary) << content;
     return path;
   }

@@ -1,8 +1,8 @@
 // The main of a program whose tests are several entries of ctest (tessera_test(... IN program),
 // cmake/TesseraLayers.cmake):
 //
-//   program                       everything
-//   program --of=units_test.cc    the tests of that file; commas separate several files
+//   program                       runs all tests
+//   program --of=units_test.cc    runs the tests of this file; commas separate several files
 //   TESTS_OF=units_test.cc program    the same
 //
 // A filter of GoogleTest's, as an option or as GTEST_FILTER, chooses among the tests of these files.
@@ -38,7 +38,7 @@ bool matches(const std::string& name, const Words& patterns) {
                      [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
 }
 
-/// Returns a filter of GoogleTest's for the tests of these files that the filter `chosen` lets run.
+/// Returns a GoogleTest filter for the tests of these files that the filter `chosen` accepts.
 std::string filter_of(const Words& files, const std::string& chosen) {
   const std::size_t minus = std::min(chosen.find('-'), chosen.size());
   const Words wanted = split(chosen.substr(0, minus), ':');

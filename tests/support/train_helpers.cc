@@ -19,7 +19,7 @@ at::Tensor slice_of(const at::Tensor& batch, std::int64_t part, std::int64_t par
   return batch.narrow(0, part * rows, rows);
 }
 
-/// Returns whether numbers are equal, or both are NaN, which has many forms.
+/// Returns whether the numbers are equal, or are both NaN. NaN has many forms.
 bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 }  // namespace
@@ -33,8 +33,8 @@ Trained train_on(const Mesh& mesh, const Strategy& strategy, const TrainOptions&
   const std::int64_t parts = mesh.world_size() * strategy.gradient_accumulation;
   for (const Batch& batch : batches) {
     for (std::int64_t m = 0; m < strategy.gradient_accumulation; ++m) {
-      // Microbatch m of all ranks together is a contiguous part of the batch. Each rank has a run of microbatches
-      // instead under "reproducible".
+      // Microbatch m of all ranks together is a contiguous part of the batch. With "reproducible", each rank has a run
+      // of microbatches instead.
       const std::int64_t part = strategy.reproducible ? engine.microbatch() : m * mesh.world_size() + mesh.rank();
       const at::Tensor tokens = slice_of(batch.tokens, part, parts).to(engine.device());
       const at::Tensor targets = slice_of(batch.targets, part, parts).to(engine.device());
@@ -61,7 +61,7 @@ Trained train_on_threads(const ThreadRanks& ranks, const Strategy& strategy, con
 
 Trained train_plainly(const Strategy& strategy, const TrainOptions& options) {
   Tiny model = make_tiny(options.model, false);
-  std::vector<at::Tensor> trainable;  // a tied parameter comes once, though Module::parameters lists it under each name
+  std::vector<at::Tensor> trainable;  // a tied parameter occurs once; Module::parameters lists it under each name
   for (const at::Tensor& parameter : model->parameters()) {
     const auto same = [&](const at::Tensor& other) { return other.is_same(parameter); };
     const bool known = std::any_of(trainable.begin(), trainable.end(), same);

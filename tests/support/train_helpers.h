@@ -24,32 +24,33 @@ auto of_rank_zero(const ThreadRanks& ranks, const Body& body) {
   return first;
 }
 
-/// The results of a run of Tiny.
+/// The results of training Tiny.
 struct Trained {
   std::vector<StepResult> steps;
-  /// fp32 master weights if sharded state has them, or else parameters
+  /// fp32 master weights if sharded state has them, and parameters otherwise
   std::vector<std::pair<std::string, at::Tensor>> values;
   TrafficCounts traffic;
-  MemoryUse allocated_at_end;  ///< memory at the end, when only the plan's memory is in use
+  MemoryUse allocated_at_end;  ///< the memory at the end, when only the memory of the plan is in use
 };
 
-/// The model that is trained, and the number of steps.
+/// The model to train, and the number of steps.
 struct TrainOptions {
   TinyOptions model;
   std::int64_t steps = 4;
-  std::int64_t batch = 12;  ///< rows of the global batch, which is divided over ranks and microbatches
+  std::int64_t batch = 12;  ///< the rows of the global batch, which is divided over ranks and microbatches
   std::int64_t length = 5;
   bool deferred = true;
-  OwnRules own_rules = {};  ///< rules for optimizer.type own and own_matrix
+  OwnRules own_rules = {};  ///< the rules of the optimizer.type values own and own_matrix
 };
 
-/// Trains Tiny under `strategy` on this rank and returns what every rank sees.
+/// Trains Tiny under `strategy` on this rank, and returns the results, which all ranks see.
 Trained train_on(const Mesh& mesh, const Strategy& strategy, const TrainOptions& options);
 
 /// Trains on `ranks` threads and returns the result of rank 0.
 Trained train_on_threads(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options);
 
-/// Trains without Tessera's Engine: one process with the whole batch, torch::optim::AdamW, and LibTorch's clipping.
+/// Trains without an Engine of Tessera: with one process, the whole batch, torch::optim::AdamW, and LibTorch's
+/// clipping.
 Trained train_plainly(const Strategy& strategy, const TrainOptions& options);
 
 /// Returns the largest |a - b| / (|b| + 1) over all values.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr char kModel[] = R"({"model": "gpt", "vocab_size": 256, "seq_len": 16, "layers": 3, "width": 32, "heads": 2})";
 
-// Returns a text whose words do not repeat in a period.
+// Returns a text whose words do not repeat periodically.
 std::string some_text() {
   static const char* const kWords[] = {"gather", "wait", "release", "shard", "unit",
                                        "mesh",   "rank", "plan",    "\n",    "step"};

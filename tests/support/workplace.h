@@ -13,26 +13,27 @@ namespace tessera::testing {
 using Words = std::vector<std::string>;
 Words operator+(Words a, const Words& b);
 
-/// A folder with a tiny model and a text, and the command lines to train on them. The folder is removed after the test.
+/// A folder with a tiny model and a text, and the command lines that train the model on the text. The folder is removed
+/// after the test.
 class Workplace : public ::testing::Test {
  protected:
   Workplace();
 
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
-  /// Writes a strategy file named `name`: two microbatches in a step, bf16 parameters, and `more` keys, such as
-  /// R"(, "prefetch": 2)". Returns the path of the file.
+  /// Writes a strategy file named `name`. The strategy has two microbatches per step, bf16 parameters, and the keys of
+  /// `more`, such as R"(, "prefetch": 2)". Returns the path of the file.
   std::string strategy(const std::string& name, const std::string& more = "") const;
-  /// Returns a command of `tessera train`: it has the model and the text of this folder, 3 steps, metrics in
-  /// path("<metrics>").
+  /// Returns a command of `tessera train` that uses the model and the text of this folder, runs 3 steps, and writes
+  /// metrics to path("<metrics>").
   Words train(const std::string& strategy, const std::string& metrics, const Words& more = {}) const;
   static Words launch(int ranks, const Words& more = {});
-  /// Runs a command, and expects success within the limit for `at_rest_s` on a machine at rest.
+  /// Runs a command. The test fails unless the command succeeds within the limit for `at_rest_s` on a machine at rest.
   Ended run(const Words& command, double at_rest_s = 60) const;
-  /// Waits until the file holds `text`, which `job` is to write.
+  /// Waits until the file holds `text`, which `job` is expected to write.
   void wait_for(const Program& job, const std::string& file, const std::string& text) const;
-  /// Returns the metrics file's objects of steps, without its header and evaluations.
+  /// Returns the objects of the metrics file that describe steps, without the header and the evaluations.
   std::vector<nlohmann::json> steps(const std::string& metrics) const;
-  /// Returns "step, loss, norm" of each step, with every bit.
+  /// Returns "step, loss, norm" of each step. No bit is lost.
   std::vector<std::string> losses(const std::string& metrics) const;
 
   TestFolder folder_;

@@ -10,7 +10,7 @@
 namespace tessera::app {
 
 /// The commands of `tessera`, each with the values of its command line. They print, and return the program's exit code
-/// (runtime/base/status.h); only the main files know how a command line is read.
+/// (runtime/base/status.h). Only the main files read the command line.
 
 /// The way in which a text is continued, after training and by `tessera sample`.
 struct TextSampling {
@@ -23,14 +23,14 @@ struct TextSampling {
 
 /// The options of `tessera train` about checkpoints.
 struct CheckpointOptions {
-  // An option that is given wins over the strategy file's "checkpoint".
+  // If this option is given, it replaces the strategy file's "checkpoint".
   std::optional<std::string> folder;
   std::optional<std::int64_t> every_steps;
   std::optional<double> every_minutes;
   std::optional<std::int64_t> keep;
   bool keep_best = false;       ///< keep the checkpoint with the least loss on held-out data
   std::string resume = "auto";  ///< auto, none or a path (training_checkpoints.h)
-  int signal_exit_code = 0;     ///< exit code of a run that saved and ended since a signal came
+  int signal_exit_code = 0;     ///< exit code of a run that saved and ended after a signal
 };
 
 /// Files of measurements from which a step's time is predicted.
@@ -48,12 +48,13 @@ struct WeightsFile {
   std::vector<std::string> without;
 };
 
-/// The text or the tokens that a run trains on.
+/// The text or the tokens on which a run trains.
 struct TrainData {
   std::string path;  ///< file of tokens, or folder of text
   std::string format = "auto";
   std::vector<std::string> extensions;  ///< extensions of a folder's text files that are read; empty: all
-  /// Tokenizer of text: tokenizer.json or its folder, or "bytes"; empty: the one of init_from or model, else bytes.
+  /// Tokenizer of text: tokenizer.json or its folder, or "bytes"; empty: the tokenizer of init_from or model, else
+  /// bytes.
   std::string tokenizer;
   std::int64_t seq_len = 0;  ///< tokens of a sample; 0: the model's sequence length
 };
@@ -65,10 +66,10 @@ struct TrainEvaluation {
   std::int64_t batches = 0;  ///< batches of a rank in an evaluation; 0: all
 };
 
-/// The files and folders that a run writes, beside its checkpoints. A file with an empty path is not written.
+/// The files and folders that a run writes, in addition to its checkpoints. A file with an empty path is not written.
 struct TrainOutputs {
   std::string folder;           ///< run directory (run_outputs.h)
-  std::string metrics;          ///< JSON lines, one a step, or a table (".csv")
+  std::string metrics;          ///< one JSON line for each step, or a table (".csv")
   std::string tensorboard;      ///< folder for an event file
   std::string trace;            ///< Chrome trace of the last steps
   std::string trace_operators;  ///< file for a trace with LibTorch's operators and a GPU's kernels
@@ -78,27 +79,27 @@ struct TrainOutputs {
   bool overwrite = false;       ///< replace existing results
 };
 
-/// What a run says of itself while it trains.
+/// The texts that a run prints while it trains.
 struct TrainStatus {
   bool plan = false;        ///< print the whole memory plan (TESSERA_PLAN=table)
   std::int64_t every = 10;  ///< steps between status lines
   /// Further texts of status lines: "share", "data", "flops", "straggler" (share_text ... of train_report.h).
   std::vector<std::string> show;
   std::int64_t histogram_every = 0;  ///< steps between latencies in the metrics; 0: calls are not timed
-  double peak_tflops = 0;            ///< peak of a rank's device; 0: the peak that is known for it
+  double peak_tflops = 0;            ///< peak of a rank's device; 0: the known peak of the device
 };
 
 /// The options of `tessera train`.
 struct TrainCommand {
   std::string model;  ///< model file, or a folder of Hugging Face; empty: the model of init_from
-  /// Safetensors with which training starts: a folder of Hugging Face or a file; empty: fresh weights.
+  /// File of safetensors, or folder of Hugging Face, with which training starts; empty: fresh weights.
   std::string init_from;
   WeightsFile load_weights;  ///< weights at the start, under Tessera's names; empty path: none
   std::string strategy;      ///< strategy file
   TrainData data;
   std::int64_t steps = 0;
   std::int64_t batch = 0;  ///< samples of one rank's microbatch
-  /// samples of a step over all ranks; 0: the number follows from gradient_accumulation
+  /// number of samples of a step over all ranks; 0: gradient_accumulation decides
   std::int64_t global_batch = 0;
   std::uint64_t seed = 0;  ///< seed of the weights and of the order of the data
   bool pad_tail = false;   ///< an epoch's last step may be short; else it is dropped
@@ -111,40 +112,40 @@ struct TrainCommand {
   CheckpointOptions checkpoints;
   TextSampling sample;
   std::vector<std::string> command_line;  ///< all words of the command line, for the run directory
-  bool replays = false;                   ///< steps of another run are made again (run_replay), and nothing is written
+  bool replays = false;                   ///< steps of another run are repeated (run_replay), and nothing is written
 };
 /// Trains a model. Each rank is a process.
 int run_train(const TrainCommand& command);
 
 /// The options of `tessera replay`.
 struct ReplayCommand {
-  std::string from;               ///< a checkpoint, a folder of checkpoints, or "none": from the run's start
-  std::int64_t step = 0;          ///< the last step that is made again, which is the one that is compared
-  int ranks = 1;                  ///< processes to start here, where no launcher has started any
+  std::string from;               ///< a checkpoint, a folder of checkpoints, or "none": the run's start
+  std::int64_t step = 0;          ///< the last step that is repeated, which is the one that is compared
+  int ranks = 1;                  ///< processes to start here, if no launcher has started any
   std::string find;               ///< "nonfinite" or "divergence"; empty: only step `step` is compared
   std::string hashes;             ///< file of the run's "record_hashes"; empty: the file that the run wrote, if any
-  std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: as files of the run say
+  std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: files of the run say it
   TrainCommand run;               ///< the options with which the run was started
   std::vector<std::string> words = {};  ///< all words of the command line behind the program's name
 };
-/// Makes steps of a run of `tessera train` again (docs/reproducible.md).
+/// Repeats steps of a run of `tessera train` (docs/reproducible.md).
 int run_replay(const ReplayCommand& command);
 
 /// The options of `tessera serve`.
 struct ServeCommand {
-  std::string listen = "127.0.0.1:0";  ///< HOST:PORT; port 0: a free one
-  std::string state;                   ///< folder in which shards are kept (KeepOptions); empty: no shard is kept
+  std::string listen = "127.0.0.1:0";  ///< HOST:PORT; port 0: any free port
+  std::string state;                   ///< folder in which shards are saved (KeepOptions); empty: no shard is saved
   std::int64_t lose = 16;              ///< KeepOptions::lose
-  std::string offload;                 ///< folder for scratch files in which shards lie; empty: they are in memory
+  std::string offload;                 ///< folder for scratch files that hold shards; empty: memory holds them
 };
-/// Serves shards to ranks with "sync": {"owners": "servers"}, until SIGTERM or SIGINT comes, or, after SIGUSR1, until
-/// no worker is connected. Prints the address at which it listens.
+/// Serves shards to ranks with "sync": {"owners": "servers"}. It runs until SIGTERM or SIGINT comes, or, after SIGUSR1,
+/// until no worker is connected. Prints the address at which it listens.
 int run_serve(const ServeCommand& command);
 
 /// The options of `tessera sample`.
 struct SampleCommand {
   std::string model;  ///< model file, or a folder of Hugging Face
-  /// file that PyTorch or `tessera train` wrote, or safetensors; no path: the weights in the folder `model`
+  /// file that PyTorch or `tessera train` wrote, or safetensors; empty path: the weights in the folder `model`
   WeightsFile weights;
   std::string tokenizer;  ///< see TrainData
   TextSampling sample;
@@ -158,13 +159,13 @@ struct TokenizeCommand {
   std::string data;       ///< file or folder of text
   std::vector<std::string> extensions;
   std::string out;  ///< prefix of the two files
-  std::string end;  ///< token behind each file, such as <|endoftext|>; empty: none
+  std::string end;  ///< token after each file, such as <|endoftext|>; empty: none
   bool overwrite = false;
 };
 /// Turns text into tokens on disk, in Megatron's format.
 int run_tokenize(const TokenizeCommand& command);
 
-/// The model, the strategy and the ranks of a job that need not run, as for `tessera plan`.
+/// Options that describe the model, the strategy and the ranks of a job that need not run, as for `tessera plan`.
 struct WorldCommand {
   std::string model;
   std::string strategy;
@@ -177,44 +178,45 @@ struct PlanCommand {
   WorldCommand world;
   TimingOptions timing;
   bool json = false;
-  /// Whether the speed of the disks of offload.paths is measured now, to predict the time of a step's traffic.
+  /// Whether the speed of the disks of offload.paths is measured now, to predict how long a step's traffic takes on
+  /// them.
   bool measure_disks = false;
-  // These fields are for a world.strategy of "auto", with which all strategies are compared.
+  // These fields are for the world.strategy "auto", which compares all strategies.
   std::string like;  ///< strategy file with the other keys; empty: their defaults
   /// numbers of microbatches of a step that are tried; empty: the number of `like`
   std::vector<std::int64_t> accumulations;
   std::string write;  ///< file for the chosen strategy; empty: none
   bool overwrite = false;
 };
-/// Prints what every rank of a world of any size would allocate and send, and, if there are measurements, how long a
-/// step would take. It runs nothing.
+/// Prints the memory and the messages of every rank of a world of any size. If there are measurements, it also prints
+/// the time of a step. It does not run the model.
 int run_plan(const PlanCommand& command);
 
 /// The options of `tessera simulate`.
 struct SimulateCommand {
   WorldCommand world;
   TimingOptions timing;
-  double jitter = 0;  ///< relative standard deviation of the time that ranks compute
+  double jitter = 0;  ///< relative standard deviation of the ranks' compute times
   std::uint64_t seed = 1;
-  std::vector<std::string> stragglers;  ///< "7=1.5": a rank, and the factor by which its work is longer
+  std::vector<std::string> stragglers;  ///< "7=1.5": a rank, and the factor by which its work takes longer
   std::string stall;  ///< "0.02=1": share of a rank's steps in which it stands still, and seconds; empty: none
   std::int64_t steps = 10;
   std::string trace;  ///< Chrome trace of some ranks; empty: none
   int traced_ranks = 4;
   bool overwrite = false;
 };
-/// Simulates steps of ranks that are not alike.
+/// Simulates steps of ranks that differ in speed.
 int run_simulate(const SimulateCommand& command);
 
-/// The options of `tessera bench`. The sections that read an option stand in front of its meaning, or in parentheses
-/// behind it.
+/// The options of `tessera bench`. The sections that read an option stand before its meaning, or in parentheses after
+/// it.
 struct BenchCommand {
   std::string json;        ///< file for all samples; empty: none
   std::string csv;         ///< file for the table (buckets); empty: none
   bool overwrite = false;  ///< replace existing results
-  std::string cifar10;     ///< folder of CIFAR-10's binary files (buckets); empty: images are generated
-  std::string transport;   ///< "host", "gloo" or "mpi"; empty: the best there is
-  int ranks = 2;           ///< number of ranks to start, where no launcher has started any
+  std::string cifar10;     ///< folder of CIFAR-10's binary files, for buckets; empty: images are generated
+  std::string transport;   ///< "host", "gloo" or "mpi"; empty: the best available one
+  int ranks = 2;           ///< number of ranks to start, if no launcher has started any
   bool quick = false;
   std::string fit_file;         ///< file for the fit (collectives); empty: none
   bool fit = false;             ///< collectives: measure the algorithms over a network, and fit their costs
@@ -224,34 +226,35 @@ struct BenchCommand {
   std::int64_t parameters = 0;  ///< optimizer: parameters of a step; 0: the usual number
   std::string isa;              ///< optimizer: instruction set of its loops on the CPU; empty: the best
   std::string directory;        ///< offload: directory for scratch files
-  std::int64_t disk_bytes = std::int64_t{8} << 30;    ///< offload: bytes of a pass over the disk
+  std::int64_t disk_bytes = std::int64_t{8} << 30;    ///< offload: bytes that one pass over the disk moves
   std::int64_t record_bytes = std::int64_t{2} << 20;  ///< offload.record (offload)
   std::int64_t queue_depth = 8;                       ///< offload.queue_depth (offload)
   std::int64_t cache_bytes = 0;                       ///< offload.cache; 0: none (offload)
 };
-/// Times every collective in memory of every kind, after checking its result; or, for a fit, every algorithm of the
+/// Times every collective in each kind of memory, after checking its result. For a fit, it times every algorithm of the
 /// collectives over Gloo. It starts its ranks itself if this process is alone.
 int run_bench_collectives(const BenchCommand& command);
 /// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which bucket size is fastest, and
 /// why. It starts its ranks itself if this process is alone.
 int run_bench_buckets(const BenchCommand& command);
-/// These functions time a step and its parts under every strategy, beside ranks that train alone. The functions compare
-/// memory with the plan, and measure the cost of an operator for the host, and the cost of timing for a step. The
-/// functions start their ranks themselves if this process is alone.
+/// These functions time a step and its parts under every strategy, and compare them with ranks that train alone. The
+/// functions compare memory with the plan, and measure the cost of an operator for the host, and the cost of timing for
+/// a step. The functions start their ranks themselves if this process is alone.
 int run_bench_step(const BenchCommand& command);
 int run_bench_memory(const BenchCommand& command);
 int run_bench_overhead(const BenchCommand& command);
 int run_bench_times(const BenchCommand& command);
-/// Times saves and loads of a checkpoint of AdamW's state under --dir: while training goes on, and while no training
+/// Times saves and loads of a checkpoint of AdamW's state under --dir, both while training runs and while no training
 /// runs.
 int run_bench_checkpoint(const BenchCommand& command);
-/// Measures the time that each unit costs the host that feeds a GPU.
+/// Measures the time that each unit costs the host that launches a GPU's work.
 int run_bench_launches(const BenchCommand& command);
-/// Measures how much of the communication is hidden behind compute that is a timed sleep.
+/// Measures how much of the communication is hidden behind compute. The compute is a timed sleep.
 int run_bench_overlap(const BenchCommand& command);
 /// Times the optimizer's step in every format, on one thread or on the GPU.
 int run_bench_optimizer(const BenchCommand& command);
-/// Times passes over a directory's disk by io_uring and by threads, and optimizer steps whose states lie on that disk.
+/// Times passes over a directory's disk with io_uring and with threads, and optimizer steps whose states lie on that
+/// disk.
 int run_bench_offload(const BenchCommand& command);
 
 /// The options of `tessera checkpoint`. Each comment begins with the commands that read the option.
@@ -261,20 +264,20 @@ struct CheckpointCommand {
   bool json = false;           ///< show: the manifest itself
   std::string folder;          ///< export: folder for the model
   std::string dtype = "fp32";  ///< export: type of the weights
-  bool overwrite = false;      ///< export
+  bool overwrite = false;      ///< export: replace existing files
   std::string to;              ///< reshard: folder for the new checkpoint
-  std::int64_t files = 0;      ///< reshard
+  std::int64_t files = 0;      ///< reshard: number of files of the new checkpoint
 };
-/// The next commands look at checkpoints without a model. This one lists the checkpoints of a folder, a line
-/// each.
+/// The next commands read checkpoints without a model. This command lists the checkpoints of a folder, one per line.
 int run_checkpoint_ls(const CheckpointCommand& command);
-/// Prints what one checkpoint holds.
+/// Prints the content of one checkpoint.
 int run_checkpoint_show(const CheckpointCommand& command);
-/// Reads and hashes every byte, names everything that is damaged, and returns 65 if anything is.
+/// Reads and hashes every byte, and names everything that is damaged. Returns 65 if anything is damaged.
 int run_checkpoint_verify(const CheckpointCommand& command);
-/// Lists tensors that differ between two checkpoints, and by how much. Returns 1 if there are such tensors.
+/// Lists the tensors that differ between two checkpoints, and the size of the differences. Returns 1 if there are such
+/// tensors.
 int run_checkpoint_diff(const CheckpointCommand& command);
-/// Writes a checkpoint anew, cut into another number of files.
+/// Writes a checkpoint again, divided into another number of files.
 int run_checkpoint_reshard(const CheckpointCommand& command);
 /// Writes the weights of a checkpoint of `tessera train` as a model of Hugging Face.
 int run_checkpoint_export(const CheckpointCommand& command);
@@ -288,7 +291,7 @@ struct DoctorCommand {
 };
 /// Measures collectives between the ranks and writes their fit, if `links` is set. Every rank calls it.
 int run_doctor_links(const DoctorCommand& command);
-/// Looks at this machine and says what Tessera finds, what is missing, and how to mend it. Measures the disks of the
+/// Inspects this machine. Prints what Tessera finds, what is missing, and how to repair it. Measures the disks of the
 /// directories `disks`, with a private scratch file on each. Returns 69 if something that Tessera needs is missing,
 /// else 0.
 int run_doctor(const DoctorCommand& command);

@@ -1,4 +1,4 @@
-// Has `main` of all of Tessera's programs. The process of a command ends only here.
+// This file has `main` of all of Tessera's programs. The process of a command ends only here.
 
 #include <unistd.h>
 
@@ -28,12 +28,12 @@ int run(int argc, char** argv) {
   }
 }
 
-/// What a command printed is its result: if the text did not reach its destination, the command did not succeed.
+/// The text that a command prints is its result. If the text could not be written, the command did not succeed.
 int with_output_checked(int code) {
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0;
   if (flushed && std::ferror(stdout) == 0) return code;
-  if (errno == 0 && ::write(STDOUT_FILENO, "\n", 1) == 1) errno = EIO;  // the error number of an earlier write is lost
+  if (errno == 0 && ::write(STDOUT_FILENO, "\n", 1) == 1) errno = EIO;  // an earlier write failed; its errno is lost
   std::fprintf(stderr,
                "tessera: standard output could not be written: %s. [T0017] hint: what was printed is not complete%s\n",
                std::strerror(errno), errno == ENOSPC ? "; free some space there, or send it elsewhere" : "");

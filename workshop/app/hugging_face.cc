@@ -14,7 +14,7 @@ ImportOptions options_for(const models::ModelConfig& config) {
   return {.names = models::hf_names(config), .ignored = models::hf_ignored(config)};
 }
 
-/// Returns the name that transformers has for the type.
+/// Returns the name that transformers uses for the type.
 std::string torch_name(std::string_view dtype) {
   if (dtype == "bf16") return "bfloat16";
   return dtype == "fp16" ? "float16" : "float32";

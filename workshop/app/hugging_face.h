@@ -19,14 +19,14 @@ namespace tessera::app {
 void import_hf(Engine& engine, const std::filesystem::path& path, const models::ModelConfig& config);
 void import_hf(torch::nn::Module& module, const std::filesystem::path& path, const models::ModelConfig& config);
 
-/// Writes weights and config.json into `folder`, as transformers' `from_pretrained` reads them: the weights in the
-/// types that the Engine computes with. It is collective. Throws the errors of export_safetensors, and 78 if Hugging
-/// Face has no such model.
+/// Writes weights and config.json into `folder`, in the form that transformers' `from_pretrained` reads. The weights
+/// have the types in which the Engine computes. It is collective. Throws the errors of export_safetensors, and 78 if
+/// Hugging Face has no such model.
 void export_hf(Engine& engine, const Mesh& mesh, const std::filesystem::path& folder, const models::ModelConfig& config,
                Existing existing);
 
 /// Writes config.json. `dtype`: "fp32", "bf16" or "fp16", the type of the weights beside it. Errors: 78 if Hugging Face
-/// has no such model; 73 if the file cannot be created, 77 without permission, 74 if it cannot be written.
+/// has no such model; 73 if the file cannot be created, 77 if permission is missing, 74 if it cannot be written.
 absl::Status write_hf_config(const std::filesystem::path& folder, const models::ModelConfig& config,
                              std::string_view dtype, Existing existing);
 

@@ -21,8 +21,8 @@ bool is_number(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
-/// Reads the text of --pretend-hosts: a number of hosts, to which the `ranks` are dealt equally, or the number of ranks
-/// of each host.
+/// Reads the text of --pretend-hosts: a number of hosts, among which the `ranks` are divided equally, or the number of
+/// ranks of each host.
 absl::StatusOr<std::vector<int>> pretended_hosts(const std::string& text, int ranks) {
   std::vector<int> numbers;
   std::string_view rest = text;
@@ -49,7 +49,7 @@ absl::StatusOr<std::vector<int>> pretended_hosts(const std::string& text, int ra
   return hosts == 1 ? std::vector<int>() : std::vector<int>(static_cast<std::size_t>(hosts), ranks / hosts);
 }
 
-/// Reads the text of --workers: the fewest and the most workers, or one number for both.
+/// Reads the text of --workers: the smallest and the largest number of workers, or one number for both.
 absl::StatusOr<WorkerRange> worker_range(const std::string& text) {
   WorkerRange range;
   const char* const end = text.data() + text.size();
@@ -65,7 +65,7 @@ absl::StatusOr<WorkerRange> worker_range(const std::string& text) {
                                           ". [T1031] hint: write --workers 1:8");
 }
 
-/// Returns the words of the option --ssh, which blanks separate.
+/// Returns the words of the option --ssh, which are separated by blanks.
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream stream(text);
   std::vector<std::string> words;

@@ -1,5 +1,5 @@
-// tessera <command> ...: starts ranks by itself, and hands every other command to the program that has it. Nothing here
-// needs LibTorch, so a launcher starts at once.
+// The program `tessera`. It runs the command `launch` itself, and hands every other command to the program that has it.
+// Nothing here needs LibTorch, so a launcher starts at once.
 
 #include <cstdio>
 #include <cstring>

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns what exists at a path, without following symbolic links; nothing if the path is free.
+/// Returns the information of lstat about a path, without following symbolic links; nothing if the path is free.
 absl::StatusOr<std::optional<struct stat>> look_at(const NamedPath& output, const fs::path& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) == 0) return std::optional(info);
@@ -47,7 +47,7 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
   return !error && end == outside.end();
 }
 
-/// Returns whether a file of this name would be read as a file of the folder.
+/// Returns whether a file of this name would count as a file of the input folder.
 bool counts_in(const fs::path& path, const NamedPath& folder) {
   return folder.extensions.empty() || std::find(folder.extensions.begin(), folder.extensions.end(),
                                                 path.extension().string()) != folder.extensions.end();
@@ -56,7 +56,7 @@ bool counts_in(const fs::path& path, const NamedPath& folder) {
 absl::Status check_against_input(const NamedPath& output, const std::optional<struct stat>& there,
                                  const NamedPath& input) {
   struct stat info {};
-  // A missing input is reported by its reader.
+  // A missing input is reported by the code that reads it.
   if (input.path.empty() || ::stat(input.path.c_str(), &info) != 0) return absl::OkStatus();
   const std::string both =
       output.option + " " + output.path.string() + " and " + input.option + " " + input.path.string();

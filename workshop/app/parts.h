@@ -5,12 +5,12 @@
 
 namespace tessera::app {
 
-/// The commands of `tessera` that other programs or modules carry out. Most belong to programs of their own,
-/// tessera-train and tessera-bench. These lie beside `tessera`, so that a build makes only those that it needs, and
-/// `tessera launch` starts without LibTorch. Other commands are modules of the Python package.
+/// The commands of `tessera` that other programs or modules run. Most belong to programs of their own, tessera-train
+/// and tessera-bench. These programs lie beside `tessera`. A build can therefore make only the programs that it needs,
+/// and `tessera launch` starts without LibTorch. Other commands are modules of the Python package.
 struct Part {
   const char* command;           ///< name of the command, such as "train"
-  const char* program;           ///< its program, such as "tessera-train"; null where a module has the command
+  const char* program;           ///< its program, such as "tessera-train"; null if a Python module has it
   const char* help;              ///< one line of `tessera --help`
   const char* module = nullptr;  ///< its Python module, such as "tessera.import_config"
 };
@@ -20,9 +20,9 @@ std::span<const Part> parts();
 /// Returns the part that has `command`; null if none has it.
 const Part* part_with(std::string_view command);
 
-/// Replaces this process by the part's program, which reads the same `argv`. The function returns only if the program
-/// is not there (69) or cannot be run (77), after a line on stderr that says how to build it; and if a module has the
-/// command (64), after a line that says how to call it.
+/// Replaces this process by the part's program, which reads the same `argv`. The function returns only in three cases,
+/// each after a line on stderr. If the program does not exist (69) or cannot be run (77), the line says how to build
+/// it. If a module has the command (64), the line says how to call it.
 int run_part(const Part& part, char** argv);
 
 }  // namespace tessera::app

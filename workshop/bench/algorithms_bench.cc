@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// Returns the end of the measurements of one collective and size that begin at `first`.
+/// Returns the end of the measurements of one collective and size. They begin at `first`.
 std::size_t end_of_size(const std::vector<TimedAlgorithm>& timings, std::size_t first) {
   const TimedCall& begin = timings[first].call;
   std::size_t end = first + 1;

@@ -38,13 +38,13 @@ struct AlgorithmsReport {
   LinkFit fit;
   std::vector<TimedAlgorithm> timings;  ///< timings; those of one collective and size are neighbours
 
-  /// Returns how many times as long the fit's choice takes as the fastest algorithm, for each collective and size.
+  /// Returns the time of the fit's choice divided by the time of the fastest algorithm, for each collective and size.
   std::vector<double> chosen_of_fastest() const;
 };
 
-/// Times every algorithm of every collective of fp32 and bf16, interleaved, and fits their costs. `use` sets the
-/// algorithm that the calls of `group` take from then on. It is collective; every rank returns the same report. Errors:
-/// those of the group.
+/// Times every algorithm of every collective of fp32 and bf16, with the algorithms in turn, and fits their costs. `use`
+/// sets the algorithm that the calls of `group` take from then on. It is collective; all ranks return the same report.
+/// Errors: those of the group.
 absl::StatusOr<AlgorithmsReport> bench_algorithms(Collectives& group, const std::function<void(Algorithm)>& use,
                                                   const AlgorithmsBenchOptions& options);
 

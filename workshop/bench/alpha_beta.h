@@ -22,9 +22,9 @@ struct AlphaBeta {
   }
 };
 
-/// Fits a line by least squares of the *relative* error, sum of ((alpha + beta b - t) / t)^2. Sizes span powers of ten,
-/// and the largest would otherwise decide alone. Throws `std::invalid_argument` for points of fewer than two sizes, or
-/// times that are not above 0.
+/// Fits a line by least squares of the *relative* error, sum of ((alpha + beta b - t) / t)^2. Sizes differ by powers of
+/// ten, and with absolute errors the largest size would decide alone. Throws `std::invalid_argument` if the points have
+/// fewer than two sizes, or if a time is not above 0.
 AlphaBeta fit_alpha_beta(std::span<const TimedBytes> points);
 
 }  // namespace tessera

@@ -9,8 +9,8 @@
 
 namespace tessera::app {
 
-/// The measurements of a section of `tessera bench`, as rows. A column's name ends in its unit: `_s`, `_bytes`,
-/// `_fraction`; other numbers have no unit. A row has a cell for every column; NaN is a cell without a value.
+/// The measurements of a section of `tessera bench`, one row for each. A column's name ends in its unit: `_s`,
+/// `_bytes`, `_fraction`; other numbers have no unit. A row has a cell for every column; NaN is a cell without a value.
 struct BenchTable {
   std::vector<std::string> columns;
   std::vector<std::vector<std::variant<std::string, double>>> rows;
@@ -18,7 +18,7 @@ struct BenchTable {
 
 /// Returns {"columns": [name, ...], "rows": [[text, number or null, ...], ...]}
 nlohmann::json to_json(const BenchTable& table);
-/// Shows times in ms, or in ns if a column's largest time is below 10 us; shows bytes in KiB, MiB, ...
+/// Shows times in ms, or in ns if a column's largest time is below 10 us. Shows bytes in KiB, MiB, ...
 std::string to_text(const BenchTable& table);
 
 }  // namespace tessera::app

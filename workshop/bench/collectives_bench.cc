@@ -18,10 +18,10 @@ using Clock = std::chrono::steady_clock;
 
 // This file times collectives.
 //
-// A Bench is one case on one rank: it fills the input, makes the call, checks the result element by element, and knows
+// A Bench is one case on one rank. It fills the input, makes the call, checks the result element by element, and knows
 // the memory traffic that the call causes. `bench_collectives` first checks all cases, then goes through them in
-// rounds, so that a load that slows the machine for a while slows all cases alike. Each round times the call and the
-// loop that only causes its traffic. A sample is the time of the slowest rank (`timing_of`).
+// rounds. A load that slows the machine for a while therefore slows all cases alike. Each round times the call, and a
+// loop that only causes the same memory traffic. A sample is the time of the slowest rank (`timing_of`).
 
 constexpr std::size_t kInARow = 16 << 10;  // bytes up to which calls follow one another without a barrier
 
@@ -35,7 +35,7 @@ struct Buffers {
   std::unique_ptr<CommBuffer> input, output;
 };
 
-/// Values are integers below 61, so that sums of a few are exact in every dtype and in any order.
+/// Values are integers below 61, so sums of a few values are exact in every dtype and in any order.
 float value_of(std::size_t i, int rank) { return static_cast<float>((7 * i + 3 * rank) % 61); }
 
 void write_value(std::byte* data, DType dtype, std::size_t i, float value) {
@@ -86,7 +86,7 @@ class Bench {
                                                ": wrong result of " + text_of(what_));
   }
 
-  /// Returns whether there is a limit: it is false if a rank moves less than a cache line. It is the same on every
+  /// Returns whether there is a limit: there is none if a rank moves less than a cache line. It is the same on every
   /// rank.
   bool has_limit() const {
     return what_.operation != Operation::kBarrier && what_.memory != BenchMemory::kCommon &&

@@ -25,15 +25,16 @@ std::string_view name_of(BenchMemory memory);
 /// Options of bench_collectives.
 struct CollectivesBenchOptions {
   /// S, the bytes of the full buffer: `size() * bytes_per_rank` of an all_gather or all_to_all, the input of a
-  /// reduce_scatter or all_reduce, `data` of a broadcast. Cases of less than one element a rank are left out.
+  /// reduce_scatter or all_reduce, `data` of a broadcast. Cases in which a rank would have less than one element are
+  /// left out.
   std::vector<std::size_t> bytes;
   std::vector<DType> dtypes = {DType::kF32, DType::kBF16};  ///< types of the sums
   int rounds = 7;                                           ///< number of rounds over all cases
-  std::size_t round_bytes = 128 << 20;                      ///< a case is called `round_bytes / S` times a round
+  std::size_t round_bytes = 128 << 20;                      ///< each round calls a case `round_bytes / S` times
   int most_calls = 1000;                                    ///< most calls of a case in a round; at least one is made
 };
 
-/// One measured case. `dtype` is kU8 where the operation only moves bytes; S is `bytes`, 0 for the barrier.
+/// One measured case. `dtype` is kU8 if the operation only moves bytes. S is `bytes`, which is 0 for the barrier.
 struct CollectiveCase {
   Operation operation = Operation::kBarrier;
   DType dtype = DType::kU8;
@@ -41,14 +42,14 @@ struct CollectiveCase {
   std::size_t bytes = 0;
 };
 
-/// One case's times. A sample is the time of the slowest rank. `limit` is a loop in the same buffers that only reads
-/// and writes as many bytes, on all ranks at once (memory_traffic.h). It is empty where a collective moves nothing, or
-/// less than a cache line a rank.
+/// The times of one case. A sample is the time of the slowest rank. `limit` has the times of a loop over the same
+/// buffers. The loop only reads and writes as many bytes, on all ranks at once (memory_traffic.h). It is empty if a
+/// collective moves nothing, or less than a cache line for each rank.
 struct CollectiveTiming {
   CollectiveCase what;
   Samples call, limit;
 
-  /// Returns S / median time, in 1e9 bytes a second.
+  /// Returns S / median time, in 1e9 bytes per second.
   double gigabytes_per_s() const;
   /// Returns the median time of the limit / median time of the call; 0 without a limit.
   double of_limit() const;
@@ -61,10 +62,9 @@ struct CollectivesReport {
   std::vector<CollectiveTiming> timings;
 };
 
-/// Checks the result of every case, then times the cases in rounds over all of them. Each call comes after a barrier;
-/// calls with S up to 16 KiB follow one another without a barrier. All ranks of the mesh call it, and return the same
-/// report.
-/// Errors: 70 for a wrong result, naming the case; those of the transport.
+/// Checks the result of every case, then times the cases in rounds over all of them. There is a barrier before each
+/// call, except that calls with S up to 16 KiB follow one another without a barrier. All ranks of the mesh call this
+/// function, and return the same report. Errors: 70 if a result is wrong, naming the case; those of the transport.
 absl::StatusOr<CollectivesReport> bench_collectives(const Mesh& mesh, const CollectivesBenchOptions& options);
 
 /// Returns {"transport", "ranks", "cases": [{"operation", "dtype", "memory", "bytes", "calls", "median_s", "p10_s",

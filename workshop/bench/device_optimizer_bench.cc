@@ -14,10 +14,10 @@ namespace {
 
 // Times an optimizer step on the GPU.
 //
-// A Subject is one kind of step with its device memory: one tensor in one group on one rank, with the tables that a
-// step's kernels read (StepTables, NormTables). `step` queues the norm, the decision and the pass; events around it
-// give the time. The limit is a device copy of as many bytes. Cases run one after the other, since each may fill the
-// GPU.
+// A Subject is one kind of step with its device memory. It has one tensor in one group on one rank, with the tables
+// that a step's kernels read (StepTables, NormTables). `step` queues the norm, the decision and the pass. The events
+// around it give the time. The limit is a device copy of as many bytes. Cases run one after the other, since each may
+// fill the GPU.
 
 absl::Status status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
@@ -211,8 +211,8 @@ class Subject {
   const std::vector<NormRun> runs_;
   const NormTotals totals_;
   DeviceMemory gradient_, weights_, states_, scales_;
-  DeviceMemory message_, tile_sums_, nodes_, first_node_, spans_;          // the norm on a rank
-  DeviceMemory links_, first_link_, part_ranks_, link_scratch_, squares_;  // the norm over ranks
+  DeviceMemory message_, tile_sums_, nodes_, first_node_, spans_;          // memory for the norm on a rank
+  DeviceMemory links_, first_link_, part_ranks_, link_scratch_, squares_;  // memory for the norm over ranks
   DeviceMemory sum_, used_, steps_, constants_, decision_, groups_, begins_, uniform_;
   NormTables norm_;
   StepTables tables_;

@@ -21,7 +21,7 @@ struct DiskSpeedOptions {
   IoEngine engine = IoEngine::kBest;
 };
 
-/// Passes over the file, one after the other. Each pass goes over every record once.
+/// Passes over the file, one after the other. Each pass reads or writes every record once.
 struct DiskPasses {
   Samples time;
   Samples cpu;  ///< CPU time of all threads of the process, in the kernel and outside
@@ -29,20 +29,20 @@ struct DiskPasses {
 
 /// The times of all passes.
 struct DiskSpeed {
-  std::int64_t bytes = 0;  ///< bytes that a pass moves one way
+  std::int64_t bytes = 0;  ///< bytes that a pass moves in one direction
   std::string file_mode;   ///< BlockFile::mode
   std::string engine;      ///< IoRing::describe
   DiskPasses write, read;
-  DiskPasses mixed;  ///< each record is read, and written back to its place, as in an update of states
+  DiskPasses mixed;  ///< each record is read and written back, as in an update of states
 
-  /// These return the rates of the median pass; the mixed rate is both ways together.
+  /// These functions return the rates of the median pass. The mixed rate counts the bytes of both directions together.
   double write_bytes_per_s() const { return static_cast<double>(bytes) / write.time.median_s(); }
   double read_bytes_per_s() const { return static_cast<double>(bytes) / read.time.median_s(); }
   double mixed_bytes_per_s() const { return 2 * static_cast<double>(bytes) / mixed.time.median_s(); }
 };
 
-/// Measures how fast a directory's disk moves records in the way that offload moves them, on a private scratch file
-/// that is removed afterwards. Errors: those of BlockFile::create and IoRing::make.
+/// Measures how fast a directory's disk moves records, in the same way as offload moves them. It uses a private scratch
+/// file that is removed afterwards. Errors: those of BlockFile::create and IoRing::make.
 absl::StatusOr<DiskSpeed> measure_disk(const DiskSpeedOptions& options);
 
 }  // namespace tessera

@@ -17,11 +17,11 @@ namespace {
 
 // This file measures links.
 //
-// LinkMeter times each operation over buffers of growing size (`measure`), alone and, if the transport works in the
-// background, beside computation (`busy_median_of`), and fits alpha and beta to the medians. Every median is that of
-// the slowest rank (`agreed`), so all ranks report the same. `measure_loads` and `measure_coding` then compare a loop
-// that computes by itself with the same loop beside a call, or beside a codec (`lost_beside`). The difference is the
-// time that the call or the codec takes from computation.
+// LinkMeter times each operation over buffers of growing size (`measure`). It times the operation alone and, if the
+// transport works in the background, together with computation (`busy_median_of`). It fits alpha and beta to the
+// medians. Every median is that of the slowest rank (`agreed`), so all ranks report the same figures. `measure_loads`
+// and `measure_coding` then compare a loop that computes alone with the same loop while a call or a codec runs
+// (`lost_beside`). The difference is the time by which the call or the codec slows computation down.
 
 using Clock = std::chrono::steady_clock;
 constexpr double kLongCall = 0.25;         // seconds
@@ -43,7 +43,7 @@ AlphaBeta fit_of(const std::vector<TimedBytes>& points) {
   return {std::max(0.0, fit.alpha_s), std::max(0.0, fit.beta_s_per_byte)};
 }
 
-/// Makes the measurements, with buffers of its own.
+/// Makes the measurements with its own buffers.
 class LinkMeter {
  public:
   LinkMeter(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options)
@@ -86,7 +86,7 @@ class LinkMeter {
   }
 
  private:
-  /// An operation on a buffer of so many bytes on all ranks together (all_reduce: on each rank).
+  /// An operation on a buffer of `bytes` bytes on all ranks together (all_reduce: on each rank).
   using Call = absl::Status (LinkMeter::*)(std::int64_t bytes);
 
   absl::Status all_gather(std::int64_t bytes) { return start_all_gather(bytes).wait(); }
@@ -108,7 +108,7 @@ class LinkMeter {
   }
   float* sums() const { return reinterpret_cast<float*>(sums_->data()); }
 
-  /// Returns the sizes of buffers, ascending. They are as large as the buffers of units: a small buffer would look
+  /// Returns the sizes of buffers, ascending. The buffers are as large as those of units. A small buffer would look
   /// fast, since a link takes some bytes at once before it slows down.
   std::vector<std::int64_t> sizes() const {
     std::vector<std::int64_t> all;
@@ -117,7 +117,7 @@ class LinkMeter {
     return all;
   }
 
-  /// Returns the largest `seconds` of all ranks, so that all report the same.
+  /// Returns the largest `seconds` of all ranks, so that all ranks report the same figure.
   absl::StatusOr<double> agreed(double seconds) {
     std::vector<double> all(static_cast<std::size_t>(ranks_));
     TESSERA_RETURN_IF_ERROR(gather_.all_gather("links' times", &seconds, all.data(), sizeof seconds).wait());
@@ -163,8 +163,8 @@ class LinkMeter {
     return agreed(*median);
   }
 
-  /// Measures an operation. `times`: how often a rank sends the other ranks' share of a buffer. `in_background`: also
-  /// measures it beside compute.
+  /// Measures an operation. `times`: how many times a rank sends the other ranks' share of a buffer. `in_background`:
+  /// it is also measured while the ranks compute.
   absl::StatusOr<MeasuredOperation> measure(const char* name, const std::vector<std::int64_t>& buffers, int times,
                                             Call call, bool in_background) {
     MeasuredOperation operation;
@@ -209,7 +209,7 @@ class LinkMeter {
     return static_cast<std::int64_t>(seconds / std::max(once, 1e-6) * kTry) + 1;
   }
 
-  /// Returns the seconds by which compute is slower beside the work that `begin` starts: the difference of two medians,
+  /// Returns the seconds by which the work that `begin` starts slows computation down: the difference of two medians,
   /// each of `times` samples. `begin` returns a function that ends the work.
   template <class Begin>
   absl::StatusOr<double> lost_beside(std::int64_t rounds, int times, const Begin& begin) {
@@ -225,19 +225,18 @@ class LinkMeter {
     return std::max(0.0, beside.median_s() - alone.median_s());
   }
 
-  /// Returns the seconds that a call takes from compute beside it. `start` begins one call, which takes about
-  /// `seconds`.
+  /// Returns the seconds by which a call slows computation down. `start` begins one call, which takes about `seconds`.
   template <class Start>
   absl::StatusOr<double> measure_load(double seconds, const Start& start) {
-    // Compute takes somewhat longer than the call, so that all of the call is beside compute.
+    // The computation takes somewhat longer than the call, so that the whole call runs at the same time as computation.
     TESSERA_ASSIGN_OR_RETURN(const std::int64_t rounds, rounds_of(1.5 * std::max(seconds, 0.02)));
     const auto begin = [&] { return [work = std::make_shared<Work>(start())] { return work->wait(); }; };
     TESSERA_ASSIGN_OR_RETURN(const double lost, lost_beside(rounds, /*times=*/7, begin));
     return agreed(lost);
   }
 
-  /// Measures the time that a byte on the wire takes from computation beside it, by an all-gather, and the time of a
-  /// byte that is added up, by the extra time of an all-reduce.
+  /// Measures, with an all-gather, how much computation time a byte on the wire costs. The extra time of an all-reduce
+  /// then gives the cost of a byte that is added up.
   absl::Status measure_loads(Links& links) {
     const std::int64_t bytes = sizes()[1];
     const auto others = static_cast<double>(bytes / ranks_ * (ranks_ - 1));
@@ -265,8 +264,8 @@ class LinkMeter {
     return absl::OkStatus();
   }
 
-  /// Returns the share that computation loses to a thread that encodes and decodes int8 beside it: lost seconds over
-  /// the seconds in which the thread has a core.
+  /// Returns the share of its time that computation loses while a thread encodes and decodes int8: lost seconds over
+  /// the seconds in which that thread has a core.
   absl::StatusOr<double> measure_coding_load() {
     TESSERA_ASSIGN_OR_RETURN(const std::int64_t rounds, rounds_of(/*seconds=*/0.1));
     CodecRun codec(std::size_t{64} << 10);

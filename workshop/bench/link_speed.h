@@ -20,7 +20,7 @@ struct LinkSpeedOptions {
 };
 
 /// Calls of one operation: the bytes that a rank sends, and the median of the seconds that they took. There are also
-/// calls that ran while all ranks computed, if the transport goes on by itself.
+/// calls that ran while all ranks computed, if the transport works in the background.
 struct MeasuredOperation {
   const char* name = "";
   std::vector<TimedBytes> points, busy_points;
@@ -31,11 +31,11 @@ struct MeasuredOperation {
 struct LinkSpeed {
   Links links;
   std::vector<MeasuredOperation> operations;
-  std::vector<CodecSpeed> codecs;  ///< speeds on this rank, for every codec but kPlain
+  std::vector<CodecSpeed> codecs;  ///< speeds on this rank, for every codec except kPlain
 };
 
-/// Times collectives of fp32 buffers, and fits them; times codecs, and measures the computation time that calls and
-/// codecs take. `gather` and `reduce` are two groups of the same ranks, two or more, as an Engine has them. It is
+/// Times collectives of fp32 buffers, and fits these times. Times codecs, and measures how much computation time calls
+/// and codecs cost. `gather` and `reduce` are two groups of the same ranks (at least two), as an Engine has them. It is
 /// collective; every rank gets the times of the slowest rank. Errors: those of the groups.
 absl::StatusOr<LinkSpeed> measure_links(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options = {});
 

@@ -16,10 +16,10 @@ struct MemoryTraffic {
   std::size_t bytes_written() const { return writes * growth * bytes; }
 };
 
-/// Causes only this traffic: each cache line of the streams is read or written once, all streams side by side.
+/// Causes only this traffic: each cache line of the streams is read or written once, with all streams at the same time.
 /// `past_caches`: stores are non-temporal. The faster of the two kinds is the limit with which a collective of this
-/// traffic can be compared.
-/// REQUIRES: `from[k]` of `traffic.bytes`, `to[k]` of `traffic.bytes * growth`, none overlapping, all aligned to 64.
+/// traffic can be compared. REQUIRES: `from[k]` of `traffic.bytes`, `to[k]` of `traffic.bytes * growth`, none
+/// overlapping, all aligned to 64.
 void cause_traffic(const MemoryTraffic& traffic, std::span<const std::byte* const> from, std::span<std::byte* const> to,
                    bool past_caches);
 

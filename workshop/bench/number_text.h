@@ -5,7 +5,8 @@
 
 namespace tessera::app {
 
-/// Formats `value` with a printf format for one double, such as "%.2f" or "%g MiB"; at most 47 characters.
+/// Formats `value` with a printf format for one double, such as "%.2f" or "%g MiB". The result has at most 47
+/// characters.
 inline std::string number_text(double value, const char* format) {
   char text[48];
   std::snprintf(text, sizeof text, format, value);

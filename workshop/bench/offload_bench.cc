@@ -21,9 +21,9 @@ TieredState state_of(const OptimizerCase& what, std::size_t record_bytes) {
           .record_bytes = static_cast<std::int64_t>(record_bytes)};
 }
 
-/// Parameters and gradients in memory, states in records. Steps go forward and backward by turns, as the Engine's do,
-/// and follow each other as in training: the last writes of one pass go on while the next pass begins, and only the
-/// very last writes are waited for.
+/// A step with parameters and gradients in memory, and states in records. Steps go forward and backward in turn, as the
+/// Engine's steps do, and follow each other as in training. The last writes of one pass continue while the next pass
+/// begins, and only the very last writes are waited for.
 class OffloadedStep {
  public:
   static constexpr int kInARow = 3;
@@ -150,7 +150,7 @@ class OffloadedStep {
   std::int64_t steps_ = 0;
 };
 
-/// Adds the mean time of one of the steps that `body` makes.
+/// Adds the mean time of the steps that `body` makes.
 template <class Body>
 absl::Status time(Samples& samples, bool counts, const Body& body) {
   const auto start = std::chrono::steady_clock::now();
@@ -168,7 +168,7 @@ absl::StatusOr<OffloadedStepTiming> bench_step(const OptimizerCase& what, const 
   timing.name = std::string(what.name) + (cache_bytes > 0 ? " cached" : "");
   timing.memory_bytes = subject->memory_bytes();
   timing.numel = options.numel;
-  for (int round = -2; round < options.rounds; ++round) {  // the first two rounds write what later ones read
+  for (int round = -2; round < options.rounds; ++round) {  // the first two rounds write the data that later rounds read
     const bool counts = round >= 0;
     const std::int64_t before = subject->bytes_moved();
     TESSERA_RETURN_IF_ERROR(time(timing.step, counts, [&] { return subject->steps(); }));

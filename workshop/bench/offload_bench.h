@@ -13,11 +13,11 @@
 
 namespace tessera {
 
-/// The times of an AdamW step whose masters (or their low halves) and moments lie on disk, of the same step with
-/// everything in memory, and of moving the same records without a step. All times are means of three steps in a row,
-/// including the beginning and the end of the three.
+/// The times of an AdamW step whose masters (or their low halves) and moments lie on disk. With them are the times of
+/// the same step with everything in memory, and of moving the same records without a step. All times are means of three
+/// steps in a row, including the beginning and the end of these three.
 struct OffloadedStepTiming {
-  std::string name;  ///< OptimizerCase::name; with " cached" where there is a cache
+  std::string name;  ///< OptimizerCase::name, followed by " cached" if there is a cache
   std::size_t numel = 0;
   std::int64_t bytes_moved = 0;  ///< bytes that a step reads and writes
   std::size_t memory_bytes = 0;  ///< bytes of records under way, and of records in the cache
@@ -38,11 +38,12 @@ struct OffloadReport {
 /// Options of bench_offload.
 struct OffloadBenchOptions {
   std::string directory;
-  std::int64_t bytes = std::int64_t{8} << 30;  ///< bytes that a pass over the disk moves one way
+  std::int64_t bytes = std::int64_t{8} << 30;  ///< bytes that a pass over the disk moves in one direction
   std::size_t numel = std::size_t{64} << 20;   ///< parameters of a step; rounded up to whole records
   std::size_t record_bytes = 2 << 20;
   int queue_depth = 8;
-  /// If above 0, steps with a cache are timed too; it keeps as many bytes of records in memory as offload.cache would.
+  /// If above 0, steps with a cache are timed too. The cache keeps as many bytes of records in memory as offload.cache
+  /// would.
   std::int64_t cache_bytes = 0;
   int rounds = 9;
 };

@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Zeros on huge pages where the kernel grants them; every page is present from the start.
+/// Zeros on huge pages, if the kernel grants them. Every page is present from the start.
 class Memory {
  public:
   explicit Memory(std::size_t bytes) : bytes_(bytes) {
@@ -73,12 +73,12 @@ class Subject {
     optimizer_->step({.gradient_scale = std::min(clip, 1.0f), .lr = 1e-3f, .step = ++steps_}, slice_);
   }
 
-  /// Reads and writes the same bytes as a step, in the same memory and in the same order, with next to no arithmetic.
-  /// It reads the gradient once more where a step takes its norm, then blocks of everything that a step reads, and
-  /// writes back everything but the gradient. Memory is prefetched `kAhead` bytes ahead.
+  /// Reads and writes the same bytes as a step, in the same memory and in the same order, with almost no arithmetic. It
+  /// reads the gradient once more if a step takes its norm. Then it reads blocks of everything that a step reads, and
+  /// writes back everything except the gradient. Memory is prefetched `kAhead` bytes ahead.
   template <std::size_t kAhead>
   void limit() {
-    constexpr std::size_t kBlock = 64;  // elements; a cache line of 8-bit ones
+    constexpr std::size_t kBlock = 64;  // number of elements; 8-bit elements then fill a cache line
     std::uint64_t sum = 0;
     const auto read_gradient = [&](std::size_t block) {
       const std::size_t bytes = kBlock * sizeof(float);
@@ -88,7 +88,7 @@ class Subject {
     for (std::size_t block = 0; what_.mixed() && block < numel_ / kBlock; ++block) read_gradient(block);
     for (std::size_t block = 0; block < numel_ / kBlock; ++block) {
       read_gradient(block);
-      // Each written value must depend on the value that was read, and equal it.
+      // Each written value must depend on the value that was read, and be equal to it.
       const std::uint64_t nothing = sum == 1 ? 1 : 0;
       for (const auto& [data, element] : pieces_) {
         const std::size_t bytes = kBlock * element;
@@ -104,7 +104,7 @@ class Subject {
   /// A stream that a step reads and writes back; the scales of 8-bit blocks are left out.
   struct Piece {
     std::byte* data;
-    std::size_t element;  ///< bytes
+    std::size_t element;  ///< bytes of an element
   };
 
   template <std::size_t kAhead>

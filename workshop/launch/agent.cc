@@ -33,8 +33,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kLookEveryMs = 1000;  // how often the agent looks for silence and for stopped ranks
 
-/// The channel is standard input and output; ssh stands between them and the launcher. The agent notices that the
-/// launcher is gone by the end of standard input or output, or by silence. Nothing is read or written after that.
+/// The channel is standard input and output. ssh connects them to the launcher. The agent notices that the launcher is
+/// gone when standard input or output ends, or when nothing arrives for a while. It then reads and writes nothing more.
 class Channel {
  public:
   Channel() {
@@ -53,7 +53,7 @@ class Channel {
     return frame;
   }
 
-  /// Reads the bytes that have come.
+  /// Reads the bytes that have arrived.
   void read() {
     std::array<char, 64 << 10> buffer;
     while (!is_gone()) {
@@ -68,7 +68,7 @@ class Channel {
 
   void write(const Frame& frame) { write(encode(frame)); }
 
-  /// Waits until the launcher has taken all bytes, and listens to it meanwhile.
+  /// Waits until the launcher has taken all bytes. Meanwhile it reads the launcher's messages.
   void write(std::string_view bytes) {
     while (!bytes.empty() && !is_gone()) {
       const ssize_t written = ::write(1, bytes.data(), bytes.size());
@@ -100,7 +100,7 @@ class Channel {
   std::string why_gone_;
 };
 
-/// Tells the launcher by frames what the ranks do.
+/// Tells the launcher, with frames, the events of the ranks.
 class Teller : public RankListener {
  public:
   explicit Teller(Channel& channel) : channel_(channel) {}
@@ -172,7 +172,7 @@ class Agent {
 
   bool has(int rank) const { return rank >= job_.first_rank && rank < job_.first_rank + job_.ranks; }
 
-  /// Hands a signal to the ranks, as a launcher does; Slurm and others end all processes of a job by a signal.
+  /// Passes a signal on to the ranks, as a launcher does. Slurm and others end all processes of a job with a signal.
   void take_signal(LocalRanks& ranks) {
     signalfd_siginfo info;
     if (::read(signals_.fd(), &info, sizeof info) != static_cast<ssize_t>(sizeof info)) return;

@@ -2,22 +2,22 @@
 
 namespace tessera {
 
-/// `tessera launch-agent`: ssh starts it on each host of a job but the first. It is no command for users.
+/// `tessera launch-agent`: ssh starts it on each host of a job except the first. Users never call this command.
 ///
-/// It greets with its version, reads a job from standard input, starts the job's ranks on this host, and tells the
-/// launcher what they do (hosts/frames.h). The launcher decides how ranks are ended and how long they have before that;
-/// the agent only does it.
+/// It first writes its version, reads a job from standard input, and starts the job's ranks on this host. Then it
+/// reports all events of the ranks to the launcher (hosts/frames.h). The launcher decides how ranks are ended and how
+/// much time they have before that. The agent only carries it out.
 ///
 /// | event                                      | what happens                                    |
 /// |--------------------------------------------|-------------------------------------------------|
-/// | all ranks have ended                       | it ends, with 0                                 |
-/// | standard input ends, nothing can be written| the ranks and their process groups are killed   |
-/// | nothing comes for the job's silence_s      | the same                                        |
-/// | it dies, even by SIGKILL                   | the same (guard.h)                              |
+/// | all ranks have ended                       | the agent ends with 0                           |
+/// | standard input ends, or a write fails      | the ranks and their process groups are killed   |
+/// | nothing arrives for the job's silence_s    | the same                                        |
+/// | the agent dies, even by SIGKILL            | the same (guard.h)                              |
 ///
-/// A launcher whose output nobody reads makes the agent wait, and the ranks with it, as on one host. Returns the exit
-/// code: 0, even if ranks failed; 64 on a terminal; 69 if the launcher is gone, or sends bytes that are no frame; 70
-/// for a first frame that is no job.
+/// If nobody reads the launcher's output, the agent waits, and the ranks wait with it, as on one host. Returns the exit
+/// code: 0, even if ranks failed; 64 if it is called on a terminal; 69 if the launcher is gone, or sends bytes that are
+/// no frame; 70 if the first frame is no job.
 int serve_launch_agent();
 
 }  // namespace tessera

@@ -76,12 +76,13 @@ std::string state_of(const RankRecord& record) {
 
 bool lost_a_peer(const RankRecord& record) { return record.exit.code() == static_cast<int>(ExitCode::kPeerLost); }
 
-/// Returns whether the failure began at another rank, as far as this rank knows.
+/// Returns whether the failure began on another rank, as far as this rank knows.
 bool follows_another(const RankRecord& record) {
   return record.lost.empty() && (lost_a_peer(record) || record.told_by_peer);
 }
 
-/// Returns the rank that explains a "peer was lost" without a failure: the first that ended with success before it.
+/// Returns the rank that explains a "peer was lost" without a failure: the first rank that ended with success before
+/// it.
 const RankRecord* ended_early(const std::vector<RankRecord>& records, const RankRecord& cause) {
   const RankRecord* best = nullptr;
   if (!lost_a_peer(cause) || !cause.lost.empty()) return best;
@@ -185,7 +186,7 @@ std::optional<std::int64_t> memory_limit_bytes() {
     const std::string folder = (version2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory") + path;
     std::ifstream file(folder + (version2 ? "/memory.max" : "/memory.limit_in_bytes"));
     std::int64_t limit = 0;
-    // "max", or version 1's largest number, means that there is no limit.
+    // The text "max", or the largest number of version 1, means that there is no limit.
     if (file >> limit && limit > 0 && limit < std::int64_t{1} << 60) return limit;
   }
   return std::nullopt;

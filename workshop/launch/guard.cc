@@ -17,7 +17,7 @@ namespace {
 
 constexpr pid_t kGoHome = 0;  // ends the guard; no process group has this number
 
-/// Runs the guard, from fork to _exit. It makes system calls only, since the parent may have had threads.
+/// Runs the guard, from fork to _exit. It only makes system calls, since the parent may have had threads.
 [[noreturn]] void keep_guard(int pipe, const char* directory, const std::vector<const char*>& files) {
   static constexpr std::size_t kMostGroups = 4096;
   static std::array<pid_t, kMostGroups> groups;  // these are static, since a guard is a process of its own
@@ -38,7 +38,7 @@ constexpr pid_t kGoHome = 0;  // ends the guard; no process group has this numbe
   ::_exit(0);
 }
 
-/// Lets go of everything that belongs to the launcher: its terminal, its session, its inherited files.
+/// Gives up everything that belongs to the launcher: its terminal, its session, its inherited files.
 void detach(int keep) {
   ::setsid();
   ::signal(SIGPIPE, SIG_IGN);

@@ -8,12 +8,13 @@
 
 namespace tessera {
 
-/// A small process that outlives the launcher for an instant: if the launcher dies in any way, it kills every process
-/// group that it knows and removes the error files. A rank itself would end by its parent-death signal. Its children
-/// (data loaders, shells) would not, and would hold ports and memory after a crash.
+/// A small process that lives slightly longer than the launcher. If the launcher dies in any way, it kills every
+/// process group that it knows and removes the error files. A rank itself would end because of its parent-death signal.
+/// Its children (data loaders, shells) would not, and would hold ports and memory after a crash.
 ///
-/// The guard waits for the end of a pipe whose only writer is the launcher. So it takes no time and does not poll, and
-/// the kernel tells it even of a SIGKILL. It leads a session of its own: signals of the terminal do not reach it.
+/// The guard waits for the end of a pipe whose only writer is the launcher. It therefore takes no time and does not
+/// poll, and the kernel tells it even of a SIGKILL. It leads its own session, so signals of the terminal do not reach
+/// it.
 class Guard {
  public:
   /// Starts the guard. REQUIRES: no file of the launcher's ranks is open yet (the guard would keep it open).
@@ -21,10 +22,10 @@ class Guard {
 
   Guard(Guard&& other) noexcept;
   Guard& operator=(Guard&&) = delete;
-  /// Ends the guard: nothing is killed.
+  /// Ends the guard without killing anything.
   ~Guard();
 
-  /// Makes `group` die with the launcher from now on; call `forget` once the group is empty.
+  /// Makes `group` die with the launcher from now on. Call `forget` after the group is empty.
   void watch(pid_t group);
   void forget(pid_t group);
 

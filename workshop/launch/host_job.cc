@@ -25,8 +25,8 @@ constexpr std::array<std::string_view, 16> kPrefixes = {
     "PYTHON", "OMP_",     "GOMP_", "KMP_",  "MKL_",  "OPENBLAS_", "DNNL_", "ONEDNN_",
     "TORCH_", "PYTORCH_", "CUDA_", "NCCL_", "GLOO_", "TESSERA_",  "HF_",   "LC_"};
 
-/// Returns the working directory by the name that the user's shell has for it. That path may go through links that
-/// other hosts have too, while the folder behind the links has another path on those hosts.
+/// Returns the working directory under the name that the user's shell has for it. This path may contain links that
+/// exist on other hosts too, where the folder behind the links may have another path.
 std::string working_directory() {
   std::error_code ignored;
   const char* const named = ::getenv("PWD");

@@ -12,17 +12,17 @@ namespace tessera {
 
 struct RankRecord;
 
-/// The object that is told what the ranks of a host do. `rank` counts over the whole job.
+/// The object that hears about the events of a host's ranks. `rank` is the number in the whole job.
 class RankListener {
  public:
   virtual ~RankListener() = default;
   virtual void on_started(int rank, pid_t pid) = 0;
   virtual void on_output(int rank, std::string_view bytes) = 0;
   virtual void on_errors(int rank, std::string_view bytes) = 0;
-  /// This is called when the leader of the rank's process group has ended. `record` is what the rank's host knows of
-  /// it.
+  /// This is called when the leader of the rank's process group has ended. `record` has everything that the rank's host
+  /// knows about it.
   virtual void on_exit(RankRecord record) = 0;
-  /// This is called after on_exit, when nothing of the rank's process group is left and all of its output was reported.
+  /// This is called after on_exit, when no process of the rank's group is left and all of its output was reported.
   virtual void on_gone(int rank) = 0;
 };
 
@@ -30,13 +30,13 @@ class RankListener {
 /// controls them. One thread makes all calls; no call waits.
 class HostRanks {
  public:
-  /// | phase       | what holds                                  |
+  /// | phase       | state of the host                           |
   /// |-------------|---------------------------------------------|
   /// | kConnecting | the host has not answered                   |
-  /// | kConnected  | it waits for `start`                        |
-  /// | kStarting   | some ranks are not known to have started    |
+  /// | kConnected  | the host waits for `start`                  |
+  /// | kStarting   | not all ranks are known to have started     |
   /// | kRunning    | all ranks have started                      |
-  /// | kDone       | nothing of any rank is left                 |
+  /// | kDone       | no process of any rank is left              |
   enum class Phase { kConnecting, kConnected, kStarting, kRunning, kDone };
 
   /// Kills and reaps the processes that still run.
@@ -47,20 +47,21 @@ class HostRanks {
   /// Begins to start the ranks. REQUIRES: kConnected.
   virtual absl::Status start() = 0;
   virtual Phase phase() const = 0;
-  /// Returns why the host cannot be reached, or could not start its ranks. Once they run, a host that is lost is no
-  /// error: its ranks end.
+  /// Returns the reason why the host cannot be reached, or could not start its ranks. After the ranks run, the loss of
+  /// the host is no error here: its ranks end.
   virtual absl::Status failure() const = 0;
 
   /// Adds the descriptors to wait for.
   virtual void add_watched(std::vector<pollfd>& watched) const = 0;
-  /// Returns how long to wait for the descriptors at most; -1: without end.
+  /// Returns the longest time to wait for the descriptors; -1: without end.
   virtual int timeout_ms() const = 0;
-  /// Does what is due, and tells the listener. `ready` are the descriptors that the last add_watched added, polled.
+  /// Does everything that is due, and tells the listener. `ready`: the descriptors that the last add_watched added,
+  /// after poll.
   virtual void react(std::span<const pollfd> ready) = 0;
 
   /// Sends `signal` to the rank's process group.
   virtual void send(int rank, int signal) = 0;
-  /// Returns whether the rank's leader is stopped, as far as its host has told.
+  /// Returns whether the rank's leader is stopped, as far as the host has reported it.
   virtual bool is_stopped(int rank) const = 0;
 };
 

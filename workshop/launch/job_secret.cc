@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kMostBytes = 257;  // a secret and its line end have this many at most
+constexpr std::size_t kMostBytes = 257;  // a secret and its line end have at most this many
 
 absl::StatusOr<std::string> new_file(const std::string& file) {
   TESSERA_ASSIGN_OR_RETURN(const std::string secret, random_secret());

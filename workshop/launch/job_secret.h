@@ -6,15 +6,15 @@
 
 namespace tessera {
 
-/// Returns a new secret: 128 random bits as 32 hexadecimal digits. Error 71 where the system has no random bytes.
+/// Returns a new secret: 128 random bits as 32 hexadecimal digits. Error 71 if the system has no random bytes.
 absl::StatusOr<std::string> random_secret();
 
-/// Returns the secret that the processes of a job with parameter servers say to each other (TESSERA_SERVERS_SECRET):
-/// that of `file`, if it is named; else that of the environment; else a new one. If `makes_file`, a missing file is
-/// made with a new secret, for this user alone. A file's last line end does not count.
+/// Returns the secret that the processes of a job with parameter servers send to each other (TESSERA_SERVERS_SECRET).
+/// It is the secret in `file`, if a file is named; else the secret in the environment; else a new one. If `makes_file`,
+/// a missing file is created with a new secret, readable only by this user. A file's last line end does not count.
 ///
-/// Errors: 66 for a missing file, 77 for one that other users may read or write, 65 for one that is no regular file or
-/// longer than a secret may be, 73 where it cannot be made.
+/// Errors: 66 if the file is missing, 77 if other users may read or write it, 65 if it is no regular file or longer
+/// than a secret may be, 73 if it cannot be created.
 absl::StatusOr<std::string> job_secret(const std::string& file, bool makes_file);
 
 }  // namespace tessera

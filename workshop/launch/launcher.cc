@@ -125,12 +125,12 @@ absl::Status check(const LaunchOptions& options) {
   return check_hosts(options);
 }
 
-/// A port that is reserved for this job while the object lives. It is bound here and nobody listens, so the system
-/// gives it to no other program, while rank 0 may bind it and listen: the launcher and rank 0 both set SO_REUSEADDR, as
-/// c10d does.
+/// A port that is reserved for this job while the object exists. The port is bound here, but nobody listens. The system
+/// therefore gives it to no other program, while rank 0 may bind it and listen: the launcher and rank 0 both set
+/// SO_REUSEADDR, as c10d does.
 class HeldPort {
  public:
-  /// Takes `port` of the loopback interface, or of all interfaces for several hosts; 0 takes any free one.
+  /// Takes `port` of the loopback interface, or of all interfaces if there are several hosts. 0 takes any free port.
   static absl::StatusOr<HeldPort> take(int port, bool several_hosts) {
     HeldPort held;
     held.socket_ = OwnedFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -171,8 +171,8 @@ struct HeldServers {
   std::vector<std::string> addresses;
 };
 
-/// Takes a port for each parameter server, and names servers and secret in this process's environment, which all ranks
-/// inherit, those on other hosts too (host_job.h).
+/// Takes a port for each parameter server. Writes the servers and the secret into this process's environment, which all
+/// ranks inherit, also those on other hosts (host_job.h).
 absl::StatusOr<HeldServers> hold_servers(const LaunchOptions& options, const JobSettings& job, bool several_hosts) {
   HeldServers held;
   if (!options.join.empty()) {
@@ -199,7 +199,8 @@ absl::StatusOr<HeldServers> hold_servers(const LaunchOptions& options, const Job
   return held;
 }
 
-/// Returns whether a job with parameter servers has trained: some rank ended with success, and no server failed.
+/// Returns whether a job with parameter servers has trained. It has if some rank ended with success, and no server
+/// failed.
 bool has_trained(const LaunchOptions& options, const std::vector<RankRecord>& records) {
   if (options.servers == 0 && !is_elastic(options)) return false;
   const auto workers = static_cast<std::ptrdiff_t>(options.ranks);
@@ -228,7 +229,7 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
     const int code = cause->exit.code();
     return Attempt{code, supervisor.signals_taken() == 0 && !fails_again(code) && !is_elastic(options)};
   }
-  // No rank failed by itself, but a third signal may have ended some ranks.
+  // No rank failed on its own, but a third signal may have ended some ranks.
   for (const RankRecord& record : records)
     if (!is_good && record.rank < options.ranks && record.exit.failed()) return Attempt{record.exit.code()};
   if (const int error = supervisor.output_error(); error != 0)

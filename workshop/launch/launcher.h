@@ -11,10 +11,10 @@ namespace tessera {
 
 inline constexpr int kMostLaunchedServers = 64, kMostServerStarts = 16;
 
-/// How many workers that come and go a launcher has ("sync": {"elastic": true}).
+/// The numbers of workers that come and go ("sync": {"elastic": true}).
 struct WorkerRange {
-  int least = 0;  ///< the fewest with which the job goes on
-  int most = 0;   ///< number that is started; 0: there are no such workers, but ranks of one job
+  int least = 0;  ///< the smallest number with which the job continues
+  int most = 0;   ///< number that is started; 0: ordinary ranks of one job instead
 };
 
 /// How the ranks of other hosts are started.
@@ -27,7 +27,7 @@ struct SshOptions {
 /// How long the launcher and its agents wait, in seconds.
 struct LaunchTimes {
   double connect_s = 60;  ///< time for a host to answer over ssh, and for each of its reports while its ranks start
-  double silence_s = 60;  ///< an agent that hears nothing of the launcher for this time ends its ranks
+  double silence_s = 60;  ///< an agent that hears nothing from the launcher for this time ends its ranks
   double grace_s = 10;    ///< time after the first failure in which other ranks may report and end by themselves
   double term_s = 5;      ///< time between SIGTERM and SIGKILL
 };
@@ -40,67 +40,70 @@ struct RankSwitches {
   bool plan = false;
 };
 
-/// `tessera launch -n 4 -- ./train strategy.json`: N ranks of one program on this machine, or on several over ssh.
+/// `tessera launch -n 4 -- ./train strategy.json`: N ranks of one program on this machine, or on several machines over
+/// ssh.
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
   int ranks = 1;                     ///< all ranks of the job
-  /// Parameter servers that are started beside the ranks, on this machine (`tessera serve`). A rank that fails then
-  /// does not end the other ranks.
+  /// Number of parameter servers that are started on this machine, in addition to the ranks (`tessera serve`). A rank
+  /// that fails then does not end the other ranks.
   int servers = 0;
-  /// Folder in which servers keep their shards; empty: shards are not kept. A server that is killed, or fails in a way
-  /// that may not come again, is then started again and goes on, at most kMostServerStarts times.
+  /// Folder in which servers save their shards; empty: shards are not saved. A server that is killed, or fails for a
+  /// reason that may not occur again, is then started again and continues, at most kMostServerStarts times.
   std::string servers_state;
-  std::string servers_offload;  ///< folder for scratch files in which servers' shards lie; empty: in memory
+  std::string servers_offload;  ///< folder for scratch files with servers' shards; empty: shards are in memory
   int servers_lose = -1;  ///< the most pushes to each shard that the end of a server may lose; -1: the server's default
-  /// Workers that come and go, in the place of ranks: `ranks` is their number, and each is a job of one rank.
+  /// Workers that come and go, instead of ranks: `ranks` is their number, and each is a job of one rank.
   WorkerRange workers = {};
-  std::string join;         ///< servers of a job that runs, HOST:PORT,HOST:PORT, which the workers join; empty: none
+  std::string join;         ///< HOST:PORT,HOST:PORT: servers of a running job that the workers join; empty: none
   std::string secret_file;  ///< file with the secret of servers and workers (job_secret.h); empty: none
-  /// Ranks on each of the pretended hosts, for tests; they add up to `ranks`. Empty means one host.
+  /// Number of ranks on each of the pretended hosts, for tests; the sum is `ranks`. Empty means one host.
   std::vector<int> pretended_hosts = {};
-  /// The hosts of a job over ssh, this machine first; their slots add up to `ranks`. Empty means this machine alone.
+  /// The hosts of a job over ssh, with this machine first; the sum of their slots is `ranks`. Empty means only this
+  /// machine.
   std::vector<HostSlots> hosts;
   SshOptions over_ssh = {};
-  /// path of the `tessera` command, on the other hosts for their agents and on this one for `servers`; empty: that of
-  /// this program
+  /// path of the `tessera` command, for the agents on other hosts and for `servers` on this host; empty: path of this
+  /// program
   std::string tessera;
   LaunchTimes times = {};
   int port = 0;          ///< rendezvous port; 0: a port that is free on this machine
   int max_restarts = 0;  ///< how often all ranks are started again after a failure that may not come again
   RankSwitches switches = {};
   bool prefix = true;  ///< "[rank 2] " before every line
-  int stdout_fd = 1;   ///< where the ranks' output goes, line by line
-  int stderr_fd = 2;   ///< where the ranks' errors go, and the launcher's own messages
+  int stdout_fd = 1;   ///< file descriptor for the ranks' output, line by line
+  int stderr_fd = 2;   ///< file descriptor for the ranks' errors, and the launcher's messages
 };
 
 /// Starts the ranks with torchrun's variables (rank_environment.h), forwards their output, and waits for all of them.
 ///
-/// Returns 0 if every rank returned 0, else the exit code of the *first cause*: the earliest failure that is neither "a
-/// peer was lost" (75) nor one that a peer told of, or the earliest at all (first_cause); 128 + n for signal n. That
-/// rank, its code and its last words are printed last. Errors: 64 for options that make no sense, 66 and 77 for a
-/// program that is missing or not executable, 69 for a port in use and for a host that cannot be reached, 71 where the
-/// system refuses more processes, 74 where all went well except that a full device did not take everything that ranks
-/// printed, 78 for another version of Tessera on a host.
+/// Returns 0 if every rank returned 0, else the exit code of the *first cause* (first_cause), or 128 + n for signal n.
+/// The first cause is the earliest failure that is neither "a peer was lost" (75) nor known to a rank only from a peer.
+/// If there is none, it is the earliest failure of all. That rank, its code and its last words are printed last.
+/// Errors: 64 if options make no sense, 66 if a program is missing, 77 if it is not executable, 69 if a port is in use
+/// or a host cannot be reached, 71 if the system refuses more processes, 74 if all went well except that a full device
+/// did not take everything that ranks printed, 78 if a host has another version of Tessera.
 ///
 /// | event                               | what happens                                                              |
 /// |-------------------------------------|---------------------------------------------------------------------------|
-/// | a rank fails                        | the others have `grace_s`, then SIGTERM, after `term_s` SIGKILL; at once  |
-/// |                                     | where all that still run are stopped, since those report nothing          |
-/// | a rank returns 0                    | nothing; what it left in its process group is ended                       |
+/// | a rank fails                        | after `grace_s` SIGTERM for the others, after `term_s` SIGKILL; at once   |
+/// |                                     | if all running ranks are stopped, since those report nothing              |
+/// | a rank returns 0                    | nothing; processes left in its process group are ended                    |
 /// | SIGINT, SIGTERM, SIGHUP, SIGQUIT or | forwarded to all ranks and waited for. A second one is forwarded too, and |
-/// | SIGUSR1                             | `grace_s` starts. The third kills                                         |
+/// | SIGUSR1                             | `grace_s` starts. The third kills the ranks                               |
 /// | the launcher dies, even by SIGKILL  | the ranks and all of their process groups are killed (guard.h, agent.h)   |
-/// | the connection to a host ends       | its ranks are killed there, and count as failed (75) with that as cause   |
+/// | the connection to a host ends       | its ranks are killed there, and count as failed (75) for this cause       |
 ///
-/// All ranks begin anew after a failure, at most `max_restarts` times, with TORCHELASTIC_RESTART_COUNT one higher and,
-/// unless `port` names one, on another port. The program goes on from its last checkpoint (`tessera train --resume
-/// auto`). A failure that would come again ends the job at once: 64, 66, 77 and 78, which are wrong options, a missing
-/// file, a missing permission and a wrong strategy. So does a failure after a signal to the launcher.
+/// All ranks are started again after a failure, at most `max_restarts` times. TORCHELASTIC_RESTART_COUNT is then one
+/// higher, and the port is another one unless `port` names it. The program continues from its last checkpoint (`tessera
+/// train --resume auto`). A failure that would occur again ends the job at once. Its code is 64, 66, 77 or 78: a wrong
+/// option, a missing file, a missing permission or a wrong strategy. A failure after a signal to the launcher also ends
+/// the job at once.
 ///
-/// With `servers`, TESSERA_SERVERS and TESSERA_SERVERS_SECRET, a random text, are set for all processes of the job. A
-/// rank that fails is named, and the others go on; a server that ends before the ranks have is a failure as above,
-/// unless it starts again (`servers_state`). Once no rank is left, servers get SIGTERM. The result is 0 if some rank
-/// returned 0 and no server failed.
+/// With `servers`, TESSERA_SERVERS and TESSERA_SERVERS_SECRET, a random text, are set for all processes of the job. If
+/// a rank fails, a message names it, and the others continue. A server that ends before the ranks do counts as a
+/// failure as above, unless it starts again (`servers_state`). After the last rank has ended, servers get SIGTERM. The
+/// result is 0 if some rank returned 0 and no server failed.
 ///
 /// With `workers`, each rank is a job of its own, which the environment tells (rank_environment.h): `workers.most` are
 /// started. One that fails is named and started again, as long as `max_restarts` lasts and the failure may not come
@@ -111,19 +114,21 @@ struct LaunchOptions {
 /// loopback address, and a line tells what `join` workers elsewhere need. The secret is that of `secret_file`, else
 /// that of the environment, else a random one.
 ///
-/// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first; SIGKILL ends it in any case.
+/// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first. SIGKILL ends it in any case.
 ///
-/// Each rank is a process group of its own and reads /dev/null. `launch` blocks the signals of the table in the calling
-/// thread while it runs, ignores SIGPIPE, takes SIGCHLD's default and is a child subreaper; it restores all of that.
-/// Call it from a process without other threads that could take these signals. It waits for its own children only.
+/// Each rank has its own process group and reads /dev/null. While it runs, `launch` blocks the signals of the table in
+/// the calling thread, ignores SIGPIPE, sets SIGCHLD to its default and is a child subreaper. It restores all of that
+/// at its end. Call it from a process without other threads that could take these signals. It waits only for its own
+/// children.
 ///
-/// On each other host of `hosts`, ssh starts an agent (agent.h), which starts the ranks there with the same program,
-/// the same working directory and the environment that host_job.h lists. No rank starts before all hosts have answered.
+/// On each other host of `hosts`, ssh starts an agent (agent.h). The agent starts the ranks there with the same
+/// program, the same working directory and the environment that host_job.h lists. No rank starts before all hosts have
+/// answered.
 int launch(const LaunchOptions& options);
 
-/// Returns the path of the `tessera` command: LaunchOptions::tessera, or that of this program.
+/// Returns the path of the `tessera` command: LaunchOptions::tessera, or else the path of this program.
 std::string tessera_of(const LaunchOptions& options);
-/// Returns the number of ranks on each host, as the ranks are told.
+/// Returns the number of ranks on each host, as the environment of the ranks has it.
 std::vector<int> ranks_of_hosts(const LaunchOptions& options);
 
 }  // namespace tessera

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Takes one rank's output as it comes and writes it to `fd` in whole lines, each with a prefix and each in one write,
-/// so that ranks never tear one another's lines. It keeps the last lines for the report.
+/// Takes one rank's output when it arrives, and writes it to `fd` in whole lines. Each line has a prefix and is written
+/// at once, so that ranks never break one another's lines. It keeps the last lines for the report.
 ///
 /// A line longer than 64 KiB is written in parts of that length. A carriage return (a progress bar) ends no line. Lines
 /// are dropped if `fd` takes no more: a broken log does not end the job. `error` then gives the reason.
@@ -18,11 +18,12 @@ class LineForwarder {
 
   /// Takes the next bytes, and writes the lines that they complete.
   void add(std::string_view bytes);
-  /// Writes the rest, which has no end of line.
+  /// Writes the rest, which does not end with a line end.
   void finish();
 
   const std::deque<std::string>& last_lines() const { return last_lines_; }
-  /// Returns why lines were dropped, as an errno; 0 if none were dropped, or if the pipe was closed.
+  /// Returns the reason for which lines were dropped, as an errno. It is 0 if none were dropped, or if the pipe was
+  /// closed.
   int error() const { return error_; }
 
  private:
@@ -40,7 +41,7 @@ class LineForwarder {
   int error_ = 0;
 };
 
-/// Writes all of `text`, waiting where the reader is slow. Returns 0, or the errno of the failure.
+/// Writes all of `text`, and waits if the reader is slow. Returns 0, or the errno of the failure.
 int write_all(int fd, std::string_view text);
 
 }  // namespace tessera

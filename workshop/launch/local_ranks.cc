@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kCheckEveryMs = 50;  // between checks of groups without a leader, whose end no descriptor shows
+constexpr int kCheckEveryMs = 50;  // time between checks of groups without a leader, whose end no descriptor shows
 
 }  // namespace
 
@@ -89,14 +89,14 @@ void LocalRanks::check_end(Rank& rank) {
   if (!rank.group_empty) end_leftovers(rank);
 }
 
-/// Ends the processes that a rank left in its group when it ended: nobody will wait for them.
+/// Ends the processes that a rank left in its group when it ended, since nobody will wait for them.
 void LocalRanks::end_leftovers(Rank& rank) {
   rank.group_empty = rank.process.is_group_empty();
   if (!rank.group_empty) rank.process.send(SIGKILL);
   if (!rank.group_empty) rank.group_empty = rank.process.is_group_empty();
   if (!rank.group_empty) return;
   guard_.forget(rank.process.pid);
-  // The rank's pipes hold what it wrote last. A daemon that left the group may keep them open, but nobody waits for it.
+  // The rank's pipes hold its last output. A daemon that left the group may keep them open, but nobody waits for it.
   for (int round = 0; round < 16; ++round)
     for (const bool errors : {false, true}) forward_output(rank, errors);
   rank.process.out.reset();

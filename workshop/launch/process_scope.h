@@ -14,7 +14,7 @@ struct JobSettings;
 
 /// The system settings of a process that starts ranks: the launcher, and its agents on other hosts.
 
-/// A folder for the ranks' error files that lives as long as the object.
+/// A folder for the ranks' error files. It exists as long as the object.
 class ErrorDirectory {
  public:
   /// Makes the folder. It fails with error 73 if the folder cannot be made in the folder for temporary files.
@@ -29,12 +29,12 @@ class ErrorDirectory {
   std::string path_;
 };
 
-/// Returns the error files of `count` ranks from `first` on.
+/// Returns the error files of `count` ranks. The first of them is rank `first`.
 std::vector<std::string> error_files(const JobSettings& job, int first, int count);
 
-/// The process-wide settings of a process that starts ranks; it restores them. Processes of ranks that lose their
-/// parent become children of this process, which alone reaps them, and SIGPIPE is ignored. SIGINT, SIGTERM, SIGHUP,
-/// SIGQUIT and SIGUSR1 are blocked and come through `fd`.
+/// The process-wide settings of a process that starts ranks. Its destructor restores the old settings. Processes of
+/// ranks that lose their parent become children of this process. Only this process reaps them. SIGPIPE is ignored.
+/// SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGUSR1 are blocked and can be read from `fd`.
 class SignalScope {
  public:
   SignalScope();
@@ -53,8 +53,8 @@ class SignalScope {
   int was_subreaper_ = 0;
 };
 
-/// Opens /dev/null as 0, 1 and 2 if the caller has closed these: a pipe with such a number would be lost when the ranks
-/// get their own streams.
+/// Opens /dev/null as descriptors 0, 1 and 2 if the caller has closed these. A pipe with such a number would be lost
+/// when the ranks get their own streams.
 void fill_standard_descriptors();
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
   const std::vector<int> hosts = is_worker ? std::vector<int>{1} : ranks_of_hosts(options);
   const int own = is_worker ? 0 : rank;
   std::size_t host = 0;
-  int first = 0;  // first rank of that host
+  int first = 0;  // first rank of this rank's host
   while (host + 1 < hosts.size() && first + hosts[host] <= own) first += hosts[host++];
   const auto text = [](int number) { return std::to_string(number); };
   std::map<std::string, std::string, std::less<>> variables = {{"OMP_NUM_THREADS", text(job.omp_threads)}};
@@ -47,7 +47,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
   if (is_worker) variables.insert_or_assign("TESSERA_WORKER", text(rank));
   if (options.switches.strict) variables.insert_or_assign("TESSERA_STRICT", "1");
   if (options.switches.plan) variables.insert_or_assign("TESSERA_PLAN", "table");
-  // LOCAL_WORLD_SIZE is enough if all hosts have equally many ranks, and a worker has a world of its own.
+  // LOCAL_WORLD_SIZE is enough if all hosts have equally many ranks. A worker has its own world.
   if (hosts.size() > 1 || is_worker) variables.erase("TESSERA_HOSTS");
   if (std::ranges::any_of(hosts, [&](int ranks) { return ranks != hosts.front(); })) {
     variables.insert_or_assign("TESSERA_HOSTS", fmt::format("{}", fmt::join(hosts, ",")));

@@ -15,19 +15,19 @@ struct JobSettings {
   int port = 0;
   int restarts = 0;  ///< number of restarts of this job until now
   std::string run_id;
-  int omp_threads = 1;          ///< OMP_NUM_THREADS, where the caller's environment does not set it
+  int omp_threads = 1;          ///< OMP_NUM_THREADS, if the caller's environment does not set it
   std::string error_directory;  ///< rank r may write its last words to `error_file(r)`
 
   std::string error_file(int rank) const { return error_directory + "/rank_" + std::to_string(rank) + ".json"; }
-  /// The file is there once a worker that comes and goes was told to write the results (engine/job/last_words.h).
+  /// This file exists after a worker that comes and goes was told to write the results (engine/job/last_words.h).
   std::string results_file(int worker) const { return error_file(worker) + ".results"; }
 };
 
 /// Returns the environment of `rank` as "NAME=value" strings: `inherited`, torchrun's variables,
-/// TESSERA_LAUNCHER=tessera, and TESSERA_HOSTS where hosts hold unequal numbers of ranks. A worker that comes and goes
-/// is rank 0 of 1, and TESSERA_WORKER is its number, which is `rank`; other ranks have no such variable. Names of other
-/// launchers (SLURM_*, OMPI_*, ...) stay: runtime/comm/resolve_topology.h knows that they belong to whatever started
-/// the launcher.
+/// TESSERA_LAUNCHER=tessera, and TESSERA_HOSTS if hosts have unequal numbers of ranks. A worker that comes and goes is
+/// rank 0 of 1. Its number, which is `rank`, is in TESSERA_WORKER. Other ranks have no such variable. Variables of
+/// other launchers (SLURM_*, OMPI_*, ...) stay: runtime/comm/resolve_topology.h knows that they belong to the program
+/// that started the launcher.
 std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
                                           const std::vector<std::string>& inherited);
 

@@ -71,7 +71,7 @@ bool RankProcess::is_stopped() const {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string line;
   std::getline(file, line);
-  const auto name_end = line.rfind(')');  // the program's name may hold anything, even ") T"
+  const auto name_end = line.rfind(')');  // the program's name may contain anything, even ") T"
   if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
   return line[name_end + 2] == 'T' || line[name_end + 2] == 't';
 }
@@ -99,7 +99,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return result;
 }
 
-/// The data that the child needs. It is made before fork, since the child may only make system calls.
+/// The data that the child needs. It is made before fork, since the child may make only system calls.
 struct ChildPlan {
   char* const* argv;
   char* const* environment;
@@ -124,8 +124,8 @@ struct ChildPlan {
   ::_exit(127);
 }
 
-/// Returns the hint for a program that could not become this process. "No such file" for a script means that its
-/// interpreter is missing.
+/// Returns the hint for a program that could not be started. "No such file" for a script means that its interpreter is
+/// missing.
 std::string hint_of_start(const std::string& program, int error) {
   std::error_code ignored;
   switch (error) {
@@ -162,7 +162,7 @@ absl::Status exec_error(const std::string& program, int error) {
                                       std::generic_category().message(error), hint_of_start(program, error)));
 }
 
-/// Waits until the child has become the program, and returns 0, or the child's errno.
+/// Waits until the child has become the program. Returns 0, or the child's errno.
 int wait_for_exec(int failure) {
   int error = 0;
   ssize_t got;

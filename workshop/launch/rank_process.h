@@ -25,15 +25,15 @@ class OwnedFd {
   bool is_open() const { return fd_ >= 0; }
   /// Closes the descriptor.
   void reset();
-  /// Gives the descriptor away; the object then has no descriptor.
+  /// Gives the descriptor away. The object has none afterwards.
   int release();
 
  private:
   int fd_;
 };
 
-/// Hands the content of a non-blocking pipe to `take`, a few buffers a call at most, so that a writer that never stops
-/// cannot keep the caller from other pipes. Closes `from` at its end.
+/// Hands the content of a non-blocking pipe to `take`, at most a few buffers in each call. So a writer that never stops
+/// cannot keep the caller from other pipes. Closes `from` when the pipe ends.
 void read_some(OwnedFd& from, const std::function<void(std::string_view)>& take);
 
 /// The way in which a rank ended.
@@ -63,8 +63,9 @@ struct RankProcess {
   std::optional<RankExit> reap() const;
   /// Sends `signal` to the whole group.
   void send(int signal) const;
-  /// Reaps other processes of the group that became the launcher's children. Returns true if no process of it is left.
-  /// REQUIRES: the leader was reaped. A group that was empty once must not be asked again: numbers are reused.
+  /// Reaps other processes of the group that became the launcher's children. Returns true if the group has no process
+  /// left. REQUIRES: the leader was reaped. Don't call this again for a group after it was empty, since the system uses
+  /// its number again.
   bool is_group_empty() const;
   /// Returns true if the leader is stopped (SIGSTOP, a debugger).
   bool is_stopped() const;

@@ -21,12 +21,13 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kEndAfterKill = 10s;
-constexpr auto kLastMoment = 2s;  // time in which ssh may end by itself once it is no longer needed
+constexpr auto kLastMoment = 2s;  // time in which ssh may end by itself after it is no longer needed
 constexpr std::size_t kLongestGreeting = 1 << 20;
 constexpr int kSshFailed = 255, kNoProgram = 127, kNotExecutable = 126;
 
-/// Options of every ssh: it gives the agent no terminal, never asks for anything, and notices within half a minute that
-/// the network is gone. The user's own options come before these, and if an option is given twice, ssh takes the first.
+/// Options of every ssh. It gives the agent no terminal, never asks for anything, and notices within half a minute that
+/// the network is gone. The user's own options are placed before these. If an option is given twice, ssh uses the
+/// first.
 constexpr std::array<const char*, 9> kSshOptions = {"-T",
                                                     "-o",
                                                     "BatchMode=yes",
@@ -37,7 +38,7 @@ constexpr std::array<const char*, 9> kSshOptions = {"-T",
                                                     "-o",
                                                     "ServerAliveCountMax=3"};
 
-/// Quotes a word for any shell: within single quotes, only a closing quote is special.
+/// Quotes a word for any shell. Within single quotes, only the closing quote is special.
 std::string quoted_for_shell(const std::string& word) {
   std::string quoted = "'";
   for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
@@ -142,7 +143,7 @@ void RemoteRanks::read_errors() {
   read_some(ssh_.err, [this](std::string_view bytes) { errors_.add(bytes); });
 }
 
-/// A login shell may print what it likes before the agent begins; it is passed over.
+/// A login shell may print anything before the agent begins; that text is skipped.
 void RemoteRanks::take_bytes(std::string_view bytes) {
   if (phase_ != Phase::kConnecting) {
     frames_.add(bytes);
@@ -234,12 +235,12 @@ void RemoteRanks::flush() {
     const ssize_t written = ::write(ssh_.in.get(), frame.data(), frame.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
-    if (written < 0) return close_input();  // the exit of ssh tells the reason
+    if (written < 0) return close_input();  // ssh ends now, and its exit tells the reason
     frame.erase(0, static_cast<std::size_t>(written));
     if (frame.empty()) to_write_.pop_front();
   }
-  // The heartbeat begins only now, since a beat must not lie inside the frame with the job. Later frames are small
-  // (PIPE_BUF), and each is written by itself, so the pipe takes it whole.
+  // The heartbeat begins only now, since a frame of the heartbeat must not lie inside the frame with the job. Later
+  // frames are small (at most PIPE_BUF), and each is written alone, so the pipe takes each frame whole.
   if (phase_ >= Phase::kStarting && ssh_.in.is_open() && !std::exchange(beats_, true)) heartbeat_.add(ssh_.in.get());
 }
 
@@ -281,7 +282,7 @@ void RemoteRanks::check_end() {
   if (!exit) return;
   ended_ = true;
   ssh_.exited.reset();
-  for (int round = 0; round < 16; ++round) {  // this reads what the pipes still hold
+  for (int round = 0; round < 16; ++round) {  // this reads the bytes that are still in the pipes
     read_output();
     read_errors();
   }

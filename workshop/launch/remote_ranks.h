@@ -19,10 +19,10 @@
 
 namespace tessera {
 
-/// The ranks of another host: ssh runs an agent there (agent.h), which starts them and reports about them.
+/// The ranks of another host. ssh runs an agent there (agent.h), which starts the ranks and reports about them.
 ///
-/// Only the path of `tessera` goes through the shell of the other host. Everything else, the program's arguments too,
-/// goes through ssh's standard input, where no shell looks at it.
+/// Only the path of `tessera` goes through the shell of the other host. Everything else, also the program's arguments,
+/// goes through ssh's standard input, which no shell reads.
 ///
 /// The reasons why a host could not start its ranks (`failure`):
 ///
@@ -30,9 +30,9 @@ namespace tessera {
 /// |-------------------------------------------------|------|
 /// | ssh ended with 255: no connection, no key       | 69   |
 /// | no answer within connect_s                      | 69   |
-/// | an answer, and then no word of a rank for that  | 69   |
-/// | there is no `tessera` at its path               | 66   |
-/// | `tessera` there is of another version           | 78   |
+/// | an answer, but then no report of a rank for that | 69   |
+/// | `tessera` does not exist at its path            | 66   |
+/// | that `tessera` has another version              | 78   |
 /// | the agent refused: no such program, folder, ... | its  |
 ///
 /// A host whose ranks run and whose connection ends is lost: its ranks that have not ended count as failed with code
@@ -102,13 +102,13 @@ class RemoteRanks : public HostRanks {
   absl::Status failure_;
   RankProcess ssh_;
   bool ended_ = false;    ///< ssh was reaped
-  std::string greeting_;  ///< output that came before the whole greeting of the agent
+  std::string greeting_;  ///< output that arrived before the whole greeting of the agent
   FrameReader frames_;
   std::deque<std::string> to_write_;  ///< frames that the pipe has not taken yet; the first may be partly sent
   bool beats_ = false;                ///< the heartbeat writes to the pipe, too
   LineForwarder errors_;              ///< ssh's stderr, with the agent's output
   std::vector<Rank> ranks_;
-  std::optional<Clock::time_point> deadline_;  ///< time by which the host must answer, or must end after SIGKILL
+  std::optional<Clock::time_point> deadline_;  ///< time by which the host must answer, or must have ended after SIGKILL
   /// the time by which the host must report again while its ranks start
   std::optional<Clock::time_point> start_deadline_;
 };

@@ -105,7 +105,7 @@ std::unique_ptr<HostRanks> Supervisor::make_server(std::size_t server, int numbe
   return std::make_unique<LocalRanks>(servers_[server], job_, LocalRanks::Range{number, 1}, guard_, mask_, listener);
 }
 
-/// Returns whether a server that has ended goes on from what it has kept.
+/// Returns whether a server that has ended may start again and continue from its saved shards.
 bool Supervisor::may_start_again(const Rank& rank) const {
   const RankExit& exit = rank.record.exit;
   return is_server(rank.record.rank) && !options_.servers_state.empty() && urgency_ == Urgency::kNone &&
@@ -122,7 +122,7 @@ void Supervisor::start_servers_again() {
     rank.starts_again = false;
     if (urgency_ != Urgency::kNone || servers_end_) {
       rank.gone = true;
-      if (!is_needed) rank.record.ended_by_launcher = true;  // it would have come back, so its end is no failure
+      if (!is_needed) rank.record.ended_by_launcher = true;  // it was to start again, so its end is no failure
       continue;
     }
     ++rank.starts;
@@ -132,7 +132,7 @@ void Supervisor::start_servers_again() {
   }
 }
 
-/// Starts `rank`, which has ended, again through `host`. Returns whether it runs.
+/// Starts `rank`, which has ended, again, through `host`. Returns whether it is running.
 bool Supervisor::start_anew(Rank& rank, std::unique_ptr<HostRanks> host) {
   RankRecord before = std::exchange(rank.record, RankRecord{});
   rank.record.rank = before.rank;
@@ -162,11 +162,11 @@ void Supervisor::add_ranks(HostRanks* host, int count, const std::string& host_n
 
 const char* Supervisor::word_of_rank() const { return has_workers() ? "worker" : "rank"; }
 
-/// Looks at the workers that have gone. Starts some anew, and ends the job where too few are left.
+/// Handles workers that have ended. Starts some of them again, and ends the job if too few are left.
 void Supervisor::follow_workers() {
   if (!has_workers() || urgency_ != Urgency::kNone || signals_taken_ > 0) return;
   const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
-  // All steps are made once a worker has ended with success.
+  // If a worker has ended with success, all steps have been made.
   const auto ended_well = [](const Rank& rank) { return rank.gone && !rank.record.exit.failed(); };
   const auto start_again = [this](Rank& worker) {
     if (worker.gone && restarts_ < options_.max_restarts && !fails_again(worker.record.exit.code())) restart(worker);
@@ -215,7 +215,7 @@ void Supervisor::note_results(const RankRecord& worker) {
   }
 }
 
-/// Ends the servers when no rank is left here. Workers of other launchers may still be there, if steps are made.
+/// Ends the servers when no rank is left here. Workers of other launchers may still run, if steps have been made.
 void Supervisor::end_servers() {
   const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
   if (servers_.empty() || !std::ranges::all_of(workers, &Rank::gone)) return;
@@ -328,7 +328,7 @@ void Supervisor::on_gone(int number) {
 
 void Supervisor::send(const Rank& rank, int signal) {
   rank.host->send(rank.record.rank, signal);
-  rank.host->send(rank.record.rank, SIGCONT);  // a stopped process gets no other signal but SIGKILL
+  rank.host->send(rank.record.rank, SIGCONT);  // a stopped process acts on no signal except SIGCONT and SIGKILL
 }
 
 void Supervisor::take_signal() {

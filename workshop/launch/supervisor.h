@@ -18,14 +18,14 @@
 
 namespace tessera {
 
-/// The ranks of one job on all of its hosts, from their start to their end: one thread, one poll loop.
+/// The ranks of one job on all of its hosts, from their start to their end. One thread polls for all of them.
 ///
 /// Its urgency says how hard the job is being ended; it only grows:
 ///
 /// | urgency | entered                                             | leaves after                |
 /// |---------|-----------------------------------------------------|-----------------------------|
 /// | none    | at the start                                        | a failure, a second signal  |
-/// | grace   | a rank failed, or the user insisted                 | grace_s, or when only ranks |
+/// | grace   | a rank failed, or a second signal came              | grace_s, or when only ranks |
 /// |         |                                                     | that are stopped are left   |
 /// | term    | SIGTERM was sent to the groups still running        | term_s                      |
 /// | kill    | SIGKILL was sent                                    |                             |
@@ -38,17 +38,17 @@ class Supervisor : private RankListener {
 
   /// Starts a parameter server at each address beside the ranks. Call it before `start_all`.
   void serve_at(const std::vector<std::string>& addresses);
-  /// Reaches all hosts, then starts all ranks. Errors: those of start_rank, and of hosts that are not reached
-  /// (remote_ranks.h). A signal that comes before all hosts have answered ends the start: `interrupted_by` then names
+  /// Connects to all hosts, then starts all ranks. Errors: those of start_rank, and of hosts that cannot be reached
+  /// (remote_ranks.h). A signal that arrives before all hosts have answered ends the start: `interrupted_by` then names
   /// the signal, and no rank was started.
   absl::Status start_all();
   std::optional<int> interrupted_by() const { return interrupted_by_; }
-  /// Waits until no process of any rank is left. Returns the records of all ranks, and then those of servers, whose
-  /// numbers follow those of the ranks.
+  /// Waits until no process of any rank is left. Returns the records of all ranks, and then those of the servers. The
+  /// numbers of servers follow those of the ranks.
   std::vector<RankRecord> wait_all();
-  /// Returns why output of ranks was lost, as an errno; 0 if none was lost.
+  /// Returns the reason for which output of ranks was lost, as an errno. It is 0 if none was lost.
   int output_error() const;
-  /// Returns whether a worker that was told to write the results has failed, and none has written them since.
+  /// Returns whether a worker that was told to write the results has failed, and no worker has written them since.
   bool lacks_results() const { return lost_results_.has_value(); }
   /// Returns the number of signals that were taken.
   int signals_taken() const { return signals_taken_; }
@@ -64,7 +64,7 @@ class Supervisor : private RankListener {
     bool ended = false;  ///< the leader has ended
     bool gone = false;   ///< nothing of the rank's process group is left
     // The state of a server that keeps its shards:
-    bool starts_again = false;  ///< it starts again once nothing of its group is left
+    bool starts_again = false;  ///< it starts again after nothing of its group is left
     bool is_due = false;        ///< nothing of its process group is left: it starts now
     int starts = 1;
   };
@@ -89,7 +89,7 @@ class Supervisor : private RankListener {
   void note_results(const RankRecord& worker);
   void end_servers();
   bool is_server(int number) const { return number >= options_.ranks; }
-  /// Polls until all hosts have reached `phase`, or a host has failed.
+  /// Polls until all hosts have reached `phase`, or until a host has failed.
   absl::Status wait_for(HostRanks::Phase phase);
   bool is_connecting() const;
   Rank& rank_of(int number) { return ranks_[static_cast<std::size_t>(number)]; }
@@ -101,7 +101,7 @@ class Supervisor : private RankListener {
   void advance_urgency();
 
   const LaunchOptions& options_;
-  std::vector<LaunchOptions> servers_;  ///< how each parameter server is started
+  std::vector<LaunchOptions> servers_;  ///< options with which each parameter server is started
   const JobSettings& job_;
   Guard& guard_;
   int signals_;
@@ -112,10 +112,10 @@ class Supervisor : private RankListener {
   Urgency urgency_ = Urgency::kNone;
   std::optional<Clock::time_point> deadline_;  ///< time at which the present urgency ends
   int signals_taken_ = 0;
-  int restarts_ = 0;  ///< workers that were started again
-  /// the worker that was told to write the results and has failed, while nobody is known to write them
+  int restarts_ = 0;  ///< number of times that workers were started again
+  /// the worker that was told to write the results and has failed, as long as no other worker is known to write them
   std::optional<int> lost_results_;
-  bool servers_end_ = false;  ///< servers were told to end once no worker is there
+  bool servers_end_ = false;  ///< servers were told to end as soon as no worker is connected
   std::optional<int> interrupted_by_;
 };
 

@@ -3,8 +3,8 @@
 namespace tessera::models {
 namespace {
 
-// These limits are far beyond the models that are trained today. They are small enough that a typing error is refused
-// at once and does not fill the machine.
+// These limits are far above the sizes of models that are trained today. They are small enough that a typing error is
+// refused at once, before it fills the machine's memory.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 27;     // tokens of a vocabulary
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 20;  // positions of an input
 constexpr std::int64_t kMostLayers = 10'000;

@@ -22,8 +22,9 @@ struct NumberRule {
   bool least_excluded = false;
 };
 
-/// Visits every key of a model file in turn. Reading a file, writing one and the reference page are each one visitor,
-/// so a key added to `visit_fields` is added everywhere. `doc` is one sentence for docs/models.md.
+/// Visits every key of a model file, one after the other. Reading a file, writing a file and the reference page are
+/// each one visitor, so a key that is added to `visit_fields` is added everywhere. `doc` is one sentence for
+/// docs/models.md.
 class ConfigVisitor {
  public:
   virtual ~ConfigVisitor() = default;
@@ -35,11 +36,11 @@ class ConfigVisitor {
                     const char* doc) = 0;
 };
 
-/// These show each field of a model's configuration to `visitor`, in the order of the reference page.
+/// These functions show each field of a model's configuration to `visitor`, in the order of the reference page.
 void visit_fields(GPTConfig& config, ConfigVisitor& visitor);
 void visit_fields(LlamaConfig& config, ConfigVisitor& visitor);
 
-/// More parameters than this are a typing error; with fewer, all numbers of bytes fit 64 bits.
+/// A larger number of parameters is a typing error. All numbers of bytes fit into 64 bits up to this number.
 inline constexpr double kMostParameters = 1e14;
 
 }  // namespace tessera::models

@@ -11,8 +11,8 @@
 
 namespace tessera::models {
 
-/// Reads the members of one flat JSON object into variables, one call a key, and collects the errors. `finish`,
-/// after the last key, reports the keys that nobody asked for.
+/// Reads the members of one flat JSON object into variables, one call for each key, and collects the errors. `finish`,
+/// after the last key, reports the keys that no call asked for.
 ///
 ///     ConfigReader reader(root, diagnostics);
 ///     reader.needed_word("model", {"gpt", "llama"});
@@ -30,14 +30,15 @@ class ConfigReader final : public ConfigVisitor {
   void boolean(const std::string& key, bool& value, const char* doc) override;
   void word(const std::string& key, std::string& value, const std::vector<std::string>& allowed,
             const char* doc) override;
-  /// Returns a word that is needed; "" if the file gives none of `allowed`.
+  /// Returns a word that the file must give; "" if it gives none of `allowed`.
   std::string needed_word(const std::string& key, const std::vector<std::string>& allowed);
 
-  /// Checks a rule between keys: a violation is reported at `key` unless one of `keys` already has an error.
+  /// Checks a rule between keys. If it does not hold, this is reported at `key`, unless one of `keys` already has an
+  /// error.
   void require(bool holds, const std::string& key, const std::vector<std::string>& keys, const std::string& message);
-  /// Reports the keys that nobody asked for.
+  /// Reports the keys that no call asked for.
   void finish();
-  /// Returns the keys that nobody asked for.
+  /// Returns the keys that no call asked for.
   std::vector<std::string> unknown() const;
 
  private:

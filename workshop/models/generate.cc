@@ -16,7 +16,7 @@
 namespace tessera::models {
 namespace {
 
-// Puts a module into evaluation mode, and restores its mode, however the scope is left.
+// Puts a module into evaluation mode, and restores its mode in whatever way the scope ends.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {

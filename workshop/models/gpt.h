@@ -37,7 +37,7 @@ class MLPImpl : public torch::nn::Module {
 };
 TORCH_MODULE(MLP);
 
-/// Computes x + attention(norm1(x)), then x + mlp(norm2(x)): the norms come first ("pre-LN"). A block is the natural
+/// Computes x + attention(norm1(x)), then x + mlp(norm2(x)). The norms come first ("pre-LN"). A block is the natural
 /// unit of sharding.
 class BlockImpl : public torch::nn::Module {
  public:
@@ -52,7 +52,7 @@ class BlockImpl : public torch::nn::Module {
 TORCH_MODULE(Block);
 
 /// GPT-2: learned token and position embeddings, blocks, a last norm, and a linear head without bias. Weights start
-/// from N(0, 0.02^2); those that write into the residual stream have the deviation 0.02 / sqrt(2 * layers).
+/// from N(0, 0.02^2). Weights that write into the residual stream have the deviation 0.02 / sqrt(2 * layers).
 ///
 ///     GPT model(GPTConfig{.vocab_size = 8192, .seq_len = 128, .layers = 8, .width = 768, .heads = 12});
 ///     at::Tensor loss = model->forward(tokens, targets);

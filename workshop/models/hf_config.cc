@@ -21,14 +21,14 @@ namespace {
 // Translates config.json of Hugging Face to a model's configuration, and back.
 //
 // HfReader reads one config.json. The fields of GPTConfig and LlamaConfig are read by their own visitor under other
-// names (RenamedFields), so bounds and messages are those of model files. Keys that have another form in config.json
-// (windows, rotary embeddings, switches that must have one value) have a function each. A key must be read, be harmless
-// (kHarmless), or end up in `unknown`. The way back chooses the model type that has all of what the configuration has
-// (`family_of`) and writes its keys (`hugging_face_json`).
+// names (RenamedFields), so they have the bounds and messages of model files. Keys that have another form in
+// config.json (windows, rotary embeddings, switches that must have one value) each have a function. A key must be read,
+// or be harmless (kHarmless), or else it is listed in `unknown`. The other direction chooses the model type that has
+// all features of the configuration (`family_of`), and writes its keys (`hugging_face_json`).
 
 constexpr std::size_t kMostFileBytes = std::size_t{1} << 20;
 
-/// Keys of config.json that do not change what a model computes.
+/// Keys of config.json that do not affect the computation of a model.
 const char* const kHarmless[] = {"_name_or_path",
                                  "architectures",
                                  "auto_map",
@@ -71,15 +71,15 @@ const JsonNode* child_of(const JsonNode& node, const std::string& key) {
   return found == node.children.end() ? nullptr : &*found;
 }
 
-/// Gives the names of Hugging Face to the fields of a model's own visitor (bounds, types, messages). Fields that the
-/// map leaves out are not read.
+/// Gives Hugging Face's names to the fields that a model's own visitor visits (bounds, types, messages). Fields that
+/// the map leaves out are not read.
 class RenamedFields final : public ConfigVisitor {
  public:
   using Names = std::vector<std::pair<std::string, std::string>>;  ///< name in Tessera, name in transformers
   RenamedFields(ConfigReader& reader, Names names) : reader_(reader), names_(std::move(names)) {}
   void integer(const std::string& key, std::int64_t& value, const IntegerRule& rule, const char* doc) override {
     IntegerRule optional = rule;
-    optional.required = rule.required && value == 0;  // transformers has a default for this
+    optional.required = rule.required && value == 0;  // transformers has a default for this key
     if (const auto name = name_of(key)) reader_.integer(*name, value, optional, doc);
   }
   void number(const std::string& key, double& value, const NumberRule& rule, const char* doc) override {
@@ -102,7 +102,7 @@ class RenamedFields final : public ConfigVisitor {
   const Names names_;
 };
 
-/// Reads one config.json. Numbers that the file leaves out are those of transformers' classes.
+/// Reads one config.json. Numbers that the file leaves out get the defaults of transformers' classes.
 class HfReader {
  public:
   /// `root` has no null members; `nulls` are the keys of members that were null.
@@ -122,7 +122,7 @@ class HfReader {
 
  private:
   void refuse(const std::string& key, const std::string& message) { reader_.require(false, key, {key}, message); }
-  /// Checks a switch for which the models here allow only one value.
+  /// Checks a switch for which the models of Tessera allow only one value.
   void must_be(const std::string& key, bool wanted, bool standard) {
     bool value = standard;
     reader_.boolean(key, value, "");
@@ -167,7 +167,7 @@ class HfReader {
     return config;
   }
 
-  /// Returns the numbers that transformers' class takes if a file gives none.
+  /// Returns the numbers that transformers' class uses if a file gives none.
   LlamaConfig standard_llama() const {
     LlamaConfig config{.vocab_size = 32000,
                        .hidden_size = 4096,
@@ -216,7 +216,7 @@ class HfReader {
     const bool is_qwen = type_ != "mistral";
     bool uses_window = !is_qwen;
     if (is_qwen) reader_.boolean("use_sliding_window", uses_window, "");
-    // Older files of Mistral say "no window" by null, while a key that is left out means 4096.
+    // Older files of Mistral say "no window" with null, while a key that is left out means 4096.
     std::int64_t window = 4096, first = 28;
     reader_.integer("sliding_window", window, {.least = 1, .most = std::int64_t{1} << 20}, "");
     if (has_null("sliding_window")) window = 0;
@@ -241,7 +241,8 @@ class HfReader {
     }
   }
 
-  /// Reads "rope_theta" and "rope_scaling" of files up to transformers 4, or all of it in "rope_parameters".
+  /// Reads the rotary embedding: "rope_theta" and "rope_scaling" in files up to transformers 4, or "rope_parameters",
+  /// which has both.
   void read_rope(LlamaConfig& config) {
     const NumberRule above_zero{.least_excluded = true};
     reader_.number("rope_theta", config.rope.theta, above_zero, "");
@@ -387,7 +388,7 @@ absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::str
     }
   }
   TESSERA_RETURN_IF_ERROR(diagnostics.to_status("[T0358] hint: docs/huggingface.md says which models are understood"));
-  // The rules are those of a model file, with the bound on all parameters together.
+  // The rules are those of a model file, with the limit on the number of all parameters.
   const auto checked = parse_model_config(to_json(result.config), name);
   if (!checked.ok()) return checked.status();
   return result;

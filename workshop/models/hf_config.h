@@ -18,24 +18,24 @@ namespace tessera::models {
 /// | gpt2       | GPTConfig                                                                        |
 /// | llama      | LlamaConfig                                                                      |
 /// | mistral    | LlamaConfig with sliding_window                                                  |
-/// | qwen2      | LlamaConfig with qkv_bias, and sliding_window where use_sliding_window says so   |
-/// | qwen3      | LlamaConfig with qk_norm, and sliding_window where use_sliding_window says so    |
+/// | qwen2      | LlamaConfig with qkv_bias, and sliding_window if use_sliding_window is set       |
+/// | qwen3      | LlamaConfig with qk_norm, and sliding_window if use_sliding_window is set        |
 ///
-/// A key that changes what a model computes is understood or refused. Keys that are not known are left out, and
+/// A key that affects the computation of a model is either understood or refused. Unknown keys are left out, and
 /// `unknown` names them.
 struct HfConfig {
   ModelConfig config;
   std::vector<std::string> unknown;
 };
 
-/// Reads `folder`/config.json. The status lists all errors if there are some, with exit code 78. Errors for a file that
-/// cannot be read: 66 if it is missing, 77 without permission, 65 if it is no regular file.
+/// Reads `folder`/config.json. If there are errors, the status lists all of them, with exit code 78. If the file cannot
+/// be read: 66 if it is missing, 77 if permission is missing, 65 if it is no regular file.
 absl::StatusOr<ModelConfig> read_hf_config(const std::filesystem::path& folder);
 /// Reads a text; `name` stands for the file in messages.
 absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::string& name = "config.json");
 
-/// Returns the config.json with which `transformers` computes the same as the model. `torch_dtype`: type of the weights
-/// beside it, "float32". It fails with error 78 if none of the five model types can do so.
+/// Returns the config.json with which `transformers` computes the same as the model. `torch_dtype`: type of the model's
+/// weights, such as "float32". It fails with error 78 if none of the five model types can do so.
 absl::StatusOr<std::string> to_hf_config(const ModelConfig& config, const std::string& torch_dtype);
 
 }  // namespace tessera::models

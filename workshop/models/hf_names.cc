@@ -20,7 +20,7 @@ constexpr Renamed kOfBlock[] = {{"norm1.", "ln_1.", false},
                                 {"mlp.down.", "mlp.c_proj.", true}};
 constexpr std::string_view kBlocks = "blocks.", kPrefix = "transformer.";
 
-/// "blocks.3.mlp.up.weight" is "mlp.c_fc.weight" of block 3 in the file.
+/// "blocks.3.mlp.up.weight" has the name "mlp.c_fc.weight" in block 3 of the file.
 NameInFile gpt2_name(const std::string& name) {
   NameInFile result{{name}};
   std::string_view rest = name;

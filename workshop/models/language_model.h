@@ -11,29 +11,33 @@
 
 namespace tessera::models {
 
-/// A function that runs `segment(input)` so that autograd keeps only `input`, and runs it once more in backward.
+/// A function that runs `segment(input)` so that autograd stores only `input`, and runs the segment once more in
+/// backward.
 using CheckpointFn = std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>&, const at::Tensor&)>;
 
-/// The interface of a language model for the command, the benchmarks and `generate`; otherwise it is a plain module.
+/// The interface of a language model that the command, the benchmarks and `generate` use. Otherwise a language model is
+/// a plain module.
 class LanguageModel : public torch::nn::Module {
  public:
   /// `tokens` are [B, T] int64, 0 < T <= seq_len(). Returns [B, T, vocab_size()], in the parameters' dtype.
   virtual at::Tensor logits(const at::Tensor& tokens) = 0;
-  /// These return the number of tokens in the vocabulary, and the length of the longest input.
+  /// These functions return the number of tokens in the vocabulary, and the length of the longest input.
   virtual std::int64_t vocab_size() const = 0;
   virtual std::int64_t seq_len() const = 0;
 
   at::Tensor forward(const at::Tensor& tokens) { return logits(tokens); }
-  /// `targets` are [B, T] int64, -100 where a position does not count. Returns the mean cross entropy, a scalar in
-  /// fp32: logits are cast first, since a softmax over a vocabulary in bf16 loses the loss's third digit.
+  /// `targets` are [B, T] int64, with -100 at positions that do not count. Returns the mean cross entropy, a scalar in
+  /// fp32. The logits are cast to fp32 first. A softmax over a vocabulary in bf16 would make the third digit of the
+  /// loss wrong.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
 
-  /// Sets the hook through which blocks run if the config says "recompute"; without it such a model refuses to run.
+  /// Sets the hook through which blocks run if the config says "recompute". A model with such a config refuses to run
+  /// without the hook.
   void set_checkpoint(CheckpointFn checkpoint) { checkpoint_ = std::move(checkpoint); }
 
  protected:
-  /// Runs one block of the model, directly or through the hook. `block` must own what it uses: it is called again
-  /// later.
+  /// Runs one block of the model, directly or through the hook. `block` must own everything that it uses, since it is
+  /// called again later.
   at::Tensor run_block(bool recompute, const std::function<at::Tensor(const at::Tensor&)>& block,
                        const at::Tensor& input) const;
   void check_tokens(const at::Tensor& tokens) const;

@@ -29,9 +29,9 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
 
 namespace {
 
-/// Changes frequencies as "llama3" does, with which Llama 3.1 was trained (arXiv 2407.21783; the formula is that of its
-/// reference code). Waves shorter than positions / high stay, waves longer than positions / low are divided by the
-/// factor, and waves between the two are mixed.
+/// Changes frequencies as rope_type "llama3" does, with which Llama 3.1 was trained (arXiv 2407.21783; the formula is
+/// that of its reference code). Waves shorter than positions / high do not change. Waves longer than positions / low
+/// are divided by the factor, and waves between the two are mixed.
 at::Tensor scaled_as_llama3(const at::Tensor& frequencies, const RopeConfig& rope) {
   const auto positions = static_cast<double>(rope.original_positions);
   const double low = rope.low_freq_factor, high = rope.high_freq_factor;
@@ -52,8 +52,8 @@ at::Tensor frequencies_of(const LlamaConfig& config, const at::TensorOptions& op
 
 bool has_qkv_bias(const LlamaConfig& config) { return config.attention_bias || config.qkv_bias; }
 
-/// Returns [time, time]: true where position i (row) sees position j (column), one of the last `window` positions up to
-/// i. It is undefined if the window has all positions.
+/// Returns [time, time]. It is true if position i (row) sees position j (column), which must be one of the last
+/// `window` positions up to i. It is undefined if the window has all positions.
 at::Tensor window_mask(std::int64_t window, std::int64_t time, const at::TensorOptions& options) {
   if (window == 0 || time <= window) return {};
   return at::ones({time, time}, options.dtype(at::kBool)).tril().triu(1 - window);
@@ -96,7 +96,7 @@ at::Tensor LlamaAttentionImpl::split_heads(const at::Tensor& x, std::int64_t hea
   return x.view({x.size(0), x.size(1), heads, config_.head_size()}).transpose(1, 2);
 }
 
-// Makes [B, heads * groups, T, D] from [B, heads, T, D]: each head comes `groups` times in a row.
+// Makes [B, heads * groups, T, D] from [B, heads, T, D]. Each head is repeated `groups` times in a row.
 static at::Tensor repeat_heads(const at::Tensor& x, std::int64_t groups) {
   if (groups == 1) return x;
   const auto wide = x.unsqueeze(2).expand({x.size(0), x.size(1), groups, x.size(2), x.size(3)});

@@ -25,9 +25,9 @@ class RMSNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RMSNorm);
 
-/// Tables of cos and sin of position * theta^(-2i / head_size), each [T, head_size]. The second half repeats the first,
-/// which is Hugging Face's layout: element i is turned with element i + head_size / 2 (Su et al., arXiv 2104.09864).
-/// rope_type says how the frequencies theta^(-2i / head_size) are changed.
+/// Tables of cos and sin of position * theta^(-2i / head_size), each [T, head_size]. The second half repeats the first
+/// half, as in Hugging Face's layout. Element i is rotated with element i + head_size / 2 (Su et al., arXiv
+/// 2104.09864). rope_type says how the frequencies theta^(-2i / head_size) are changed.
 struct Rotary {
   at::Tensor cos, sin;
 
@@ -37,8 +37,8 @@ struct Rotary {
   at::Tensor rotate(const at::Tensor& x) const;
 };
 
-/// Causal grouped-query attention (Ainslie et al., arXiv 2305.13245): num_attention_heads / num_key_value_heads
-/// neighbouring query heads share one key and value head.
+/// Causal grouped-query attention (Ainslie et al., arXiv 2305.13245). Each key and value head is shared by
+/// num_attention_heads / num_key_value_heads neighbouring query heads.
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   explicit LlamaAttentionImpl(const LlamaConfig& config);
@@ -91,7 +91,7 @@ class LlamaImpl final : public LanguageModel {
   std::int64_t seq_len() const override { return config_.max_position_embeddings; }
 
  private:
-  /// The model without its head. It is a module of its own only because of the parameters' names.
+  /// The model without its head. It is a separate module only because of the parameters' names.
   struct DecoderImpl : torch::nn::Module {
     explicit DecoderImpl(const LlamaConfig& config);
     torch::nn::Embedding embed_tokens;

@@ -44,7 +44,7 @@ void check(ConfigReader& reader, const LlamaConfig& config) {
                  fmt::format("must be below rope_high_freq_factor, which is {}", config.rope.high_freq_factor));
 }
 
-/// Counts parameters in `Number`: in double to see whether 64 bits suffice, and then in std::int64_t.
+/// Counts parameters in `Number`: first in double, to see whether 64 bits suffice, and then in std::int64_t.
 template <class Number>
 Number linear(Number in, Number out, bool bias) {
   return in * out + (bias ? out : Number{0});
@@ -99,7 +99,7 @@ ModelConfig read_root(const JsonNode& root, Diagnostics& diagnostics) {
   return {};  // without a valid model, no key can be expected
 }
 
-/// Writes one member for each key, with the value that the model is built with.
+/// Writes one member for each key, with the value with which the model is built.
 class ConfigWriter final : public ConfigVisitor {
  public:
   explicit ConfigWriter(const char* model) : json_{{"model", model}} {}

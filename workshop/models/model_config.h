@@ -55,12 +55,12 @@ struct LlamaConfig {
   bool qkv_bias = false;        ///< whether only the layers of queries, keys and values have biases (Qwen2)
   bool qk_norm = false;         ///< an RMS norm over each head of queries and keys (Qwen3)
   bool mlp_bias = false;
-  /// A position sees this many positions, itself among them, in layers from max_window_layers on (Mistral, arXiv
-  /// 2310.06825); 0: it sees all earlier positions.
+  /// A position sees this many positions, including itself, in layers from max_window_layers on (Mistral, arXiv
+  /// 2310.06825). 0: it sees all earlier positions.
   std::int64_t sliding_window = 0;
   std::int64_t max_window_layers = 0;
   bool tie_word_embeddings = false;
-  bool recompute = false;  ///< see GPTConfig; not a key of Hugging Face
+  bool recompute = false;  ///< see GPTConfig; this is no key of Hugging Face
 
   std::int64_t key_value_heads() const { return num_key_value_heads > 0 ? num_key_value_heads : num_attention_heads; }
   std::int64_t head_size() const { return head_dim > 0 ? head_dim : hidden_size / num_attention_heads; }
@@ -69,19 +69,19 @@ struct LlamaConfig {
 /// The content of a language model's file: {"model": "gpt" or "llama", and the fields of its struct above}.
 using ModelConfig = std::variant<GPTConfig, LlamaConfig>;
 
-/// Reads and checks a model file (docs/models.md), or, where `path` is a folder, the config.json of Hugging Face in it
-/// (hf_config.h). The status lists *all* errors if there are some, with exit code 78: unknown keys, wrong types, values
-/// out of range, sizes that do not divide, more than 1e14 parameters. Errors for a file that cannot be read: 66
-/// missing, 77 no permission, 65 no regular file.
+/// Reads and checks a model file (docs/models.md). If `path` is a folder, reads the config.json of Hugging Face in it
+/// (hf_config.h). If there are errors, the status lists *all* of them, with exit code 78: unknown keys, wrong types,
+/// values out of range, sizes that do not divide, more than 1e14 parameters. If the file cannot be read: 66 if it is
+/// missing, 77 if permission is missing, 65 if it is no regular file.
 absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path);
 /// Reads a text; `name` stands for the file in messages.
 absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const std::string& name = "model");
 
-/// Returns a file with the same meaning and every key in place: a key that was left out has the value that the model is
-/// built with.
+/// Returns a file with the same meaning and all keys. A key that was left out gets the value with which the model is
+/// built.
 std::string to_json(const ModelConfig& config);
 
-/// Returns the number of parameters; a tied weight counts once. It is computed by a formula: no tensor is made.
+/// Returns the number of parameters. A tied weight counts once. It is computed with a formula, without making a tensor.
 std::int64_t parameter_count(const ModelConfig& config);
 
 }  // namespace tessera::models

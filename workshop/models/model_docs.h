@@ -5,10 +5,10 @@
 namespace tessera::models {
 
 /// Returns the reference page of the model file, in Markdown, made from visit_fields. It is committed as
-/// docs/models.md; a test compares the two. `tessera_model_docs docs` writes it.
+/// docs/models.md. A test compares the two. `tessera_model_docs docs` writes it.
 std::string model_reference();
 
-/// These return the model files that the page shows and that a test reads: one of each kind.
+/// These functions return the model files that the page shows and that a test reads, one of each kind.
 std::string gpt_example();
 std::string llama_example();
 

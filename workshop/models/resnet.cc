@@ -14,7 +14,7 @@ torch::nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t ke
   return conv;
 }
 
-/// Returns the shortcut of a block: nothing where the shape stays, else a 1x1 convolution.
+/// Returns the shortcut of a block. It is empty if the shape does not change, and otherwise a 1x1 convolution.
 torch::nn::Sequential shortcut(std::int64_t in, std::int64_t out, std::int64_t stride) {
   if (in == out && stride == 1) return nullptr;
   return torch::nn::Sequential(convolution(in, out, 1, stride), torch::nn::BatchNorm2d(out));

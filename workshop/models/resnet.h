@@ -23,13 +23,13 @@ struct ResNetConfig {
   bool wide_stem = false;  ///< a 7x7 convolution and pooling, which both halve the image (for 224 x 224 pixels)
 };
 
-/// These return ResNet-18 and ResNet-50 of He et al. for images of `side` x `side` pixels; the stem is wide from side
-/// 64 on.
+/// These functions return ResNet-18 and ResNet-50 of He et al. for images of `side` x `side` pixels. The stem is wide
+/// if `side` is 64 or more.
 ResNetConfig resnet18(std::int64_t side, std::int64_t channels, std::int64_t classes);
 ResNetConfig resnet50(std::int64_t side, std::int64_t channels, std::int64_t classes);
 
-/// Two 3x3 convolutions with batch norm, and a shortcut around them: the identity, or a 1x1 convolution where the shape
-/// changes (the paper's figure 5 left, option B).
+/// Two 3x3 convolutions with batch norm, and a shortcut around them. The shortcut is the identity, or a 1x1 convolution
+/// if the shape changes (the paper's figure 5 left, option B).
 class BasicBlockImpl : public torch::nn::Module {
  public:
   BasicBlockImpl(std::int64_t in, std::int64_t out, std::int64_t stride);
@@ -56,7 +56,7 @@ class BottleneckImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Bottleneck);
 
-/// ResNet: a stem, stages of blocks, the mean over the image, a linear head. The default stem is a 3x3 convolution
+/// ResNet: a stem, stages of blocks, the mean over the image, and a linear head. The default stem is a 3x3 convolution
 /// without pooling, for small images such as CIFAR's 32 x 32. The default config is ResNet-18, of 11 173 962
 /// parameters.
 class ResNetImpl : public torch::nn::Module {

@@ -14,15 +14,15 @@
 
 namespace tessera {
 
-/// Tokens that are found in text before it is cut into words, such as "[BOS]": the leftmost token, and the longest of
-/// the tokens that begin at one place.
+/// Tokens that are found in text before it is cut into words, such as "[BOS]". The leftmost token is taken, and the
+/// longest one if several begin at the same place.
 class AddedTokens {
  public:
   /// Adds a token. REQUIRES: content is not empty.
   void add(std::string content, std::uint32_t id);
   bool empty() const { return tokens_.empty(); }
 
-  /// Calls `piece(part, token)` for all of `text` in order; `token` is empty for text between tokens. `budget` is the
+  /// Calls `piece(part, token)` for all of `text` in order. `token` is empty for text between tokens. `budget` is the
   /// budget of the whole text. Errors: 65 if it is too small, where long tokens begin alike in many places.
   absl::Status split(std::string_view text, StepBudget& budget,
                      absl::FunctionRef<void(std::string_view, std::optional<std::uint32_t>)> piece) const;

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kShort = 48;  ///< up to this many bytes, a search over all pairs is faster than a queue
+constexpr std::size_t kShort = 48;  ///< up to this many bytes, searching all pairs is faster than a queue
 
 /// Returns whether no UTF-8 text has the byte.
 bool is_never_in_utf8(int byte) { return byte == 0xC0 || byte == 0xC1 || byte >= 0xF5; }
@@ -84,7 +84,7 @@ void BytePairEncoding::encode_short(std::vector<Id>& symbols) const {
   }
 }
 
-/// Symbols are a linked list, and pairs wait in a queue, which may also hold pairs that no longer exist.
+/// Symbols are a linked list. Pairs wait in a queue, which may also hold pairs that no longer exist.
 void BytePairEncoding::encode_long(std::vector<Id>& symbols) const {
   struct Link {
     std::size_t previous, next;

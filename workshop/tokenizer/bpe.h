@@ -14,8 +14,9 @@
 
 namespace tessera {
 
-/// Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes. A word's bytes are tokens at first, and the pair
-/// that was learned earliest is joined, the leftmost first, until there is none. It is immutable and thread-safe.
+/// Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes. A word's bytes are the first tokens. Then the
+/// pair that was learned earliest is joined, the leftmost such pair first, until no pair can be joined. It is immutable
+/// and thread-safe.
 class BytePairEncoding {
  public:
   using Id = std::uint32_t;
@@ -24,11 +25,11 @@ class BytePairEncoding {
     std::vector<std::pair<std::string, std::string>> merges;  ///< ordered as learned; the joined bytes must be a token
     bool ignore_merges = false;                               ///< a word that is a token becomes that token
   };
-  /// Errors: 65 if a byte of UTF-8 is no token, or if a merge joins texts that are no tokens, or their joined text is
-  /// none.
+  /// Errors: 65 if a byte of UTF-8 is no token, if a merge joins texts that are no tokens, or if the joined text is no
+  /// token.
   static absl::StatusOr<BytePairEncoding> make(const Parts& parts);
 
-  /// Appends the tokens of a word. It takes time n log n in its bytes.
+  /// Appends the tokens of a word. It takes time proportional to n log n for n bytes.
   void encode(std::string_view word, std::vector<Id>& ids) const;
 
  private:

@@ -18,7 +18,7 @@ constexpr std::size_t kMostExpressionBytes = std::size_t{1} << 14;
 constexpr std::size_t kFirstStack = std::size_t{32} << 10,
                       kMostStack = std::size_t{16} << 20;  // sizes of the compiled matcher's stack
 constexpr std::uint32_t kMostHeapKib = 64 << 10;           // heap of the interpreting matcher
-/// Unicode's White_Space: PCRE2's \s also has U+180E, which Unicode has removed from that property.
+/// Unicode's White_Space: PCRE2's \s also has U+180E, which no longer has this property in Unicode.
 constexpr std::string_view kSpace = R"(\p{Z}\t-\r\x{85})";
 
 constexpr const char kExpressionHint[] =
@@ -125,12 +125,12 @@ std::size_t begin_of_character(std::string_view text, std::size_t place) {
 
 }  // namespace
 
-/// Looks for matches in one text, front to back, in work that is linear in the text.
+/// Looks for matches in one text, from front to back, in time that is linear in the text's length.
 ///
-/// PCRE2 limits the steps of a search, but counts them anew at each character where a match may begin, and does not
-/// count the steps of a repeat of one character ("\s+"). So a search sees only a window of the text, and gets few steps
-/// a character. If these do not suffice (a long word), characters are tried one by one with a larger window and more
-/// steps, and the steps are taken from the text's budget.
+/// PCRE2 limits the steps of a search. But it counts them anew at each character where a match may begin, and does not
+/// count the steps of a repeat of one character ("\s+"). A search therefore sees only a window of the text, and gets
+/// few steps for each character. If these steps do not suffice (for a long word), characters are tried one by one with
+/// a larger window and more steps. These steps count against the text's budget.
 class SplitPattern::Search {
  public:
   Search(Compiled& compiled, std::string_view text, StepBudget& budget)
@@ -139,7 +139,7 @@ class SplitPattern::Search {
   struct Match {
     std::size_t begin = 0, end = 0;
   };
-  /// Returns the first match at or behind `from` that is not empty; an empty match if there is none.
+  /// Returns the first match at or after `from` that is not empty, or an empty match if there is none.
   absl::StatusOr<Match> next(std::size_t from) {
     grant_least();
     while (from < text_.size()) {
@@ -172,7 +172,7 @@ class SplitPattern::Search {
   }
 
  private:
-  // The smallest limits for a character where a match may begin.
+  // The smallest limits of a search at one character.
   static constexpr std::size_t kLeastSteps = 128, kLeastWindow = 1024;
   static constexpr std::size_t kMostSteps = 10'000'000, kGrowth = 4;
 
@@ -209,7 +209,7 @@ class SplitPattern::Search {
 absl::Status SplitPattern::split(std::string_view text, StepBudget& budget,
                                  absl::FunctionRef<void(std::string_view, bool)> piece) const {
   Search search(*compiled_, text, budget);
-  std::size_t done = 0;  // text in front of this place was handed out
+  std::size_t done = 0;  // text before this place was handed out
   while (true) {
     TESSERA_ASSIGN_OR_RETURN(const Search::Match match, search.next(done));
     if (match.end == 0) break;

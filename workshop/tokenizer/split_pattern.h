@@ -11,13 +11,13 @@
 
 namespace tessera {
 
-/// The steps that expressions may take to cut one text, beyond a few steps a byte: their number is linear in the text,
-/// for every expression. A fixed number of steps is allowed too, so that expressions that try each place up to the end
-/// of the text can cut short texts.
+/// The steps that expressions may take to cut one text, in addition to a few steps for each byte. Their number is
+/// linear in the text's length, for every expression. A fixed number of steps is allowed too, so that expressions that
+/// try each place up to the end of the text can cut short texts.
 class StepBudget {
  public:
   explicit StepBudget(std::size_t text_bytes) : text_bytes_(text_bytes), left_(kFree + kPerByte * text_bytes) {}
-  /// Takes steps. Returns false if that is more than the steps that are left.
+  /// Takes steps. Returns false if fewer steps are left.
   bool take(std::size_t steps) {
     if (steps > left_) return false;
     left_ -= steps;
@@ -30,10 +30,10 @@ class StepBudget {
   std::size_t text_bytes_, left_;
 };
 
-/// A regular expression that cuts text into words, in the syntax of tokenizer.json (Oniguruma's) as far as PCRE2 means
-/// the same by it: `\s` is Unicode's White_Space, `\p{L}` a general category, `^` and `$` are ends of lines.
-/// Expressions that would mean something else (`\w`, `\h`, `\b`, `&&` in a class) are refused. One thread at a time may
-/// use it.
+/// A regular expression that cuts text into words. It has the syntax of tokenizer.json (Oniguruma's), as far as PCRE2
+/// gives it the same meaning: `\s` is Unicode's White_Space, `\p{L}` is a general category, and `^` and `$` are the
+/// ends of lines. Expressions that would have another meaning (`\w`, `\h`, `\b`, `&&` in a class) are refused. One
+/// thread at a time may use it.
 class SplitPattern {
  public:
   /// Compiles the expression. Errors: 65, with the position, if PCRE2 does not understand the expression.
@@ -42,7 +42,7 @@ class SplitPattern {
   SplitPattern& operator=(SplitPattern&&) noexcept;
   ~SplitPattern();
 
-  /// Calls `piece(part, is_match)` for the matches and for the parts between them, in order; no part is empty.
+  /// Calls `piece(part, is_match)` for the matches and for the parts between matches, in order. No part is empty.
   /// REQUIRES: `text` is UTF-8. `budget`: the budget of the whole text, of which `text` may be a part. Errors: 65 if
   /// the budget is too small.
   absl::Status split(std::string_view text, StepBudget& budget,

@@ -12,9 +12,10 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kMostCached = std::size_t{1} << 16;  ///< words
-constexpr std::size_t kLongestCached = 64;                 ///< bytes
-/// The bytes that are normalised at once. Text may be cut before a line feed, which joins with no character.
+constexpr std::size_t kMostCached = std::size_t{1} << 16;  ///< number of words
+constexpr std::size_t kLongestCached = 64;                 ///< bytes of the longest word
+/// The number of bytes that are normalised at once. Text may be cut before a line feed, since a line feed joins with no
+/// character.
 constexpr std::size_t kComposedBytes = std::size_t{1} << 20;
 
 /// Characters below U+0300 are in NFC, and do not join with each other.
@@ -22,8 +23,8 @@ bool may_change(std::string_view text) {
   return std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0xCC; });
 }
 
-/// Puts marks that follow each other into Unicode's order. Normalizing would do so too, but with a sort whose time
-/// grows with the square of their number.
+/// Sorts marks that follow each other into Unicode's order. Normalising would do this too, but with a sort whose time
+/// grows with the square of the number of marks.
 std::string with_sorted_marks(std::string_view text) {
   struct Mark {
     int order;  ///< utf8proc's combining class; 0: no mark

@@ -1,9 +1,9 @@
-// Reads tokenizer.json into a Tokenizer. Options of the file that a Tokenizer does not support are refused, since other
+// Reads tokenizer.json into a Tokenizer. Options of the file that a Tokenizer does not support are refused, since wrong
 // tokens without a warning would be worse.
 //
 // TokenizerReader goes over the sections in turn: normalizer, pre-tokenizer (`read_cutters`), model (`read_vocabulary`,
-// `read_merges`), added tokens, post-processor. Each function checks the types of its section and takes over what it
-// understands; anything else is reported with its JSON pointer (`wrong`). All problems are collected, and `read`
+// `read_merges`), added tokens, post-processor. Each function checks the types of its section and uses everything that
+// it understands. It reports anything else with its JSON pointer (`wrong`). All problems are collected, and `read`
 // returns them together.
 
 #include <fmt/format.h>
@@ -176,7 +176,7 @@ class TokenizerReader {
   }
 
   void add_token(const std::string& token, Tokenizer::Id id, bool is_special) {
-    // If characters of a token stand for no byte, the token is taken as plain text; the decoder does the same.
+    // If characters of a token stand for no byte, the token is used as plain text. The decoder does the same.
     const std::optional<std::string> bytes = bytes_of_characters(token);
     result_.tokens_[id] = {bytes ? *bytes : token, is_special};
     result_.ids_[token] = id;
@@ -271,7 +271,7 @@ class TokenizerReader {
 
   void read_post(const JsonNode& node, const std::string& place) {
     const std::string type = type_of(node);
-    if (type == "ByteLevel") return;  // ByteLevel sets offsets in the text, which nobody asks for here
+    if (type == "ByteLevel") return;  // ByteLevel sets offsets in the text, which are not used here
     if (type == "Sequence") {
       const JsonNode* parts = child_of(node, "processors");
       if (parts == nullptr || !parts->is_list()) return wrong(node, place, "wants a list \"processors\"");

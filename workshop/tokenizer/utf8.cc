@@ -11,8 +11,8 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 std::uint8_t byte_at(std::string_view text, std::size_t i) { return static_cast<std::uint8_t>(text[i]); }
 
-/// The character that begins at text[0]: the number of bytes that it would have, and the number that are there and
-/// right (Unicode 15, table 3-7).
+/// The character that begins at text[0]. It has the number of bytes that the character should have, and the number of
+/// bytes that are there and valid (Unicode 15, table 3-7).
 struct Begun {
   std::size_t wanted = 0;
   std::size_t right = 0;
@@ -37,7 +37,7 @@ Begun look_at(std::string_view text) {
   return begun;
 }
 
-/// Returns the length of the part at the beginning of the text that is UTF-8.
+/// Returns the length of the valid UTF-8 at the beginning of the text.
 std::size_t valid_prefix(std::string_view text) {
   std::size_t i = 0;
   while (i < text.size()) {

@@ -7,13 +7,13 @@
 
 namespace tessera {
 
-/// Returns the bytes of the UTF-8 character that begins at text[0], which is not empty; 0 if none does. Overlong forms,
-/// surrogates and code points above U+10FFFF are no characters.
+/// Returns the number of bytes of the UTF-8 character that begins at text[0]. It is 0 if no character begins there. The
+/// text is not empty. Overlong forms, surrogates and code points above U+10FFFF are no characters.
 std::size_t utf8_length(std::string_view text);
 
-/// Returns `text` itself where it is UTF-8; else a copy in `buffer` in which U+FFFD replaces every longest part that
-/// begins no character, as in Python's `bytes.decode("utf-8", "replace")` and Rust's `from_utf8_lossy`. `replaced`:
-/// number of replacements.
+/// Returns `text` itself if it is UTF-8. Otherwise returns a copy in `buffer` in which U+FFFD replaces every longest
+/// part that begins no character. Python's `bytes.decode("utf-8", "replace")` and Rust's `from_utf8_lossy` do the same.
+/// `replaced`: number of replacements.
 std::string_view valid_utf8(std::string_view text, std::string& buffer, std::size_t& replaced);
 
 /// Appends a code point.

@@ -30,7 +30,7 @@ DeviceGradients::DeviceGradients(std::unique_ptr<RecordTier> tier, FileTier* fil
     own.record = records++;
     if (files_) continue;
     own.place = value_or_throw(tier_->get(own.record)).data();
-    throw_if_error(tier_->put(own.record));  // a record in memory never moves
+    throw_if_error(tier_->put(own.record));  // a record in memory never moves, so `put` only ends its use
   }
   for (int slot = 0; slot < slots_.count; ++slot) free_.push_back(slot);
 }
@@ -47,7 +47,8 @@ DeviceGradients::~DeviceGradients() {
   }
 }
 
-/// Gives the unit a slot that later work on the stream may use: that work waits for the copy out of the slot.
+/// Gives the unit a slot. Work that is queued later on the current stream may use the slot, since it waits for the last
+/// copy out of the slot.
 void DeviceGradients::take_slot(Entry& entry) {
   if (free_.empty()) give_up_brought();
   entry.slot = free_.front();
@@ -73,7 +74,7 @@ float* DeviceGradients::sums_on_host(const Unit& unit) const {
 std::byte* DeviceGradients::hold(const Entry& entry, bool overwrites) {
   if (!files_) return entry.place;
   const std::int64_t record = entry.record;
-  // The record that is needed may still be on its way out of the GPU.
+  // The copy from the GPU into the record may still be under way.
   const auto leaves = [&] {
     return std::ranges::any_of(leaving_, [&](const Leaving& each) { return each.record == record; });
   };
@@ -112,7 +113,8 @@ std::span<std::byte> DeviceGradients::take(std::int64_t unit, LeaseUse use) {
   };
   if (entry.leases++ > 0) return memory();
   if (entry.slot < 0) use == LeaseUse::kOverwrite ? take_slot(entry) : bring(entry);
-  // Later copies are ordered after this copy. So they may write the record again, and its lease in the tier may end.
+  // Copies that are queued later run after this copy, so they may write the record again, and its lease in the tier may
+  // end.
   if (entry.came) entry.came->join();
   place_gradients(*entry.unit, memory().data());
   if (order_.empty() || order_.back() != unit) return memory();
@@ -150,7 +152,7 @@ void DeviceGradients::announce(std::span<const std::int64_t> units) {
   bring_next();
 }
 
-/// If no slot is free, at least the record is read ahead.
+/// Brings the next announced unit to a slot. If no slot is free, it only reads the record ahead.
 void DeviceGradients::bring_next() {
   if (order_.empty()) return;
   Entry& next = entry(order_.back());

@@ -18,32 +18,32 @@
 
 namespace tessera {
 
-/// Offloads the sums of a GPU's gradients to pinned memory of its host or to files: one record for each unit but the
-/// root (RecordPlan::gradients). Reductions make sums in slots on the GPU, and updates find them in slots.
+/// Offloads the sums of a GPU's gradients to pinned memory of its host or to files. Each unit except the root unit has
+/// one record (RecordPlan::gradients). Reductions write sums to slots on the GPU, and updates read them from slots.
 /// TrainingMemory owns it; the thread of the step calls it.
 ///
-/// A unit's index is the number of its record. A lease points FlatGroup::gradient of the unit's groups at its slot; the
-/// root's lease has no memory and changes nothing. A unit may have several leases at once.
+/// A unit's index is the number of its record. A lease makes FlatGroup::gradient of the unit's groups point to the
+/// unit's slot. A lease of the root unit has no memory and changes nothing. A unit may have several leases at once.
 ///
 /// 1. A slot belongs to a unit while it has a lease. The sum is copied to the host after the last lease, on a separate
 ///    stream. Later work in the slot waits for that copy; the host waits for nothing.
 /// 2. A sum that is needed again is copied back to a slot. It is copied one unit ahead if the order of units is known.
-///    That copy waits for what is on the current stream when it is queued; the stream has already waited for the last
-///    copy out of this record, and for the copy out of the slot's earlier content.
-/// 3. Records in files are held while they are copied, as many as RecordPool::held says. The host waits until a record
-///    is read. The host puts the record back after its copy out is over: when another record needs its memory, or at
-///    the end.
+///    The copy waits for all work that is on the current stream when the copy is queued. The stream has already waited
+///    for the last copy to this record, and for the copy of the slot's earlier content.
+/// 3. Records in files are held in memory while they are copied, at most RecordPool::held at once. The host waits until
+///    a record is read. After the copy from the GPU has ended, the host puts the record back: when another record needs
+///    the memory, or at the end.
 class DeviceGradients final : public Carrier {
  public:
-  /// `count` pieces of the GPU's memory, of `bytes` bytes each, one behind the other.
+  /// `count` pieces of the GPU's memory, of `bytes` bytes each, one after another.
   struct Slots {
     std::byte* memory = nullptr;
     std::int64_t bytes = 0, count = 0;
   };
 
-  /// `tier`: one record for each unit that trains, in the order of units, without the root, whose sums stay on the GPU.
-  /// `files`: the same tier where records lie in files, else null; if not null, at most `held` records may be used at
-  /// once. `kernels` and the slots' memory must outlive this object.
+  /// `tier`: one record for each unit that trains, in the order of units, without the root unit, whose sums stay on the
+  /// GPU. `files`: the same tier if records lie in files, else null. If records lie in files, at most `held` records
+  /// may be in use at once. `kernels` and the slots' memory must outlive this object.
   DeviceGradients(std::unique_ptr<RecordTier> tier, FileTier* files, std::int64_t held,
                   const std::vector<std::unique_ptr<Unit>>& units, DeviceKernels& kernels, const Slots& slots);
   /// Waits for the copies under way; a failure is logged.
@@ -53,12 +53,12 @@ class DeviceGradients final : public Carrier {
   void flush() override { order_.clear(); }
 
   const Slots& slots() const { return slots_; }
-  /// Returns the slot of a unit that has a lease; -1 where its sums stay on the GPU.
+  /// Returns the slot of a unit that has a lease; -1 if its sums stay on the GPU.
   int slot_of(const Unit& unit) const { return entries_[static_cast<std::size_t>(unit.index)].slot; }
 
-  /// Returns a unit's sums in the host's memory, those of its trainable groups one behind the other. It is null if they
-  /// lie in files, and for the root. Once `copied_out` has passed, they are the sums that the last lease left. The host
-  /// may write them until the next lease.
+  /// Returns the address of a unit's sums in the host's memory; the sums of its trainable groups follow each other. It
+  /// is null if sums lie in files, and for the root unit. After the event `copied_out`, the memory holds the sums of
+  /// the last lease. The host may write them until the next lease.
   float* sums_on_host(const Unit& unit) const;
   const std::shared_ptr<DeviceKernels::Mark>& copied_out(const Unit& unit) const {
     return entries_[static_cast<std::size_t>(unit.index)].left;
@@ -76,13 +76,13 @@ class DeviceGradients final : public Carrier {
   struct Entry {
     Unit* unit = nullptr;
     std::int64_t record = -1;    ///< the unit's record in the tier; -1 if the unit trains nothing or is the root
-    std::int64_t bytes = 0;      ///< bytes of its sums
-    int leases = 0;              ///< number of leases that it has now
-    int slot = -1;               ///< its slot, or -1
-    bool changed = false;        ///< whether its sums changed since the first of the present leases began
+    std::int64_t bytes = 0;      ///< number of bytes of the unit's sums
+    int leases = 0;              ///< number of leases that the unit has now
+    int slot = -1;               ///< the unit's slot, or -1
+    bool changed = false;        ///< whether the unit's sums changed since the first of the present leases began
     std::byte* place = nullptr;  ///< the record's memory, where records lie in memory
     std::byte* held = nullptr;   ///< the memory of a record in files, while it is copied to the slot
-    std::shared_ptr<Mark> came;  ///< the copy to the slot, which was not joined yet
+    std::shared_ptr<Mark> came;  ///< the copy to the slot, if it was not joined yet
     std::shared_ptr<Mark> left;  ///< the record's last copy out
   };
   /// A record in files whose copy is under way.
@@ -109,13 +109,13 @@ class DeviceGradients final : public Carrier {
   DeviceKernels& kernels_;
   const Slots slots_;
   std::vector<Entry> entries_;  ///< [unit]
-  std::deque<int> free_;        ///< free slots; the front one was given back first
-  /// [slot]: event of the copy out of the slot; null: the copy was joined
+  std::deque<int> free_;        ///< free slots; the slot at the front was given back first
+  /// [slot]: event of the copy from the slot to the host; null: the copy was joined
   std::vector<std::shared_ptr<Mark>> emptied_;
   std::size_t used_ = 0;         ///< number of held records that lie in files
-  std::deque<Leaving> leaving_;  ///< held records that are let go when a copy has passed, oldest first
-  std::shared_ptr<Mark> last_;   ///< the latest copy out
-  /// announced units that did not come yet; the last one first
+  std::deque<Leaving> leaving_;  ///< held records that are put back when a copy has passed, oldest first
+  std::shared_ptr<Mark> last_;   ///< the latest copy to the host
+  /// announced units that were not acquired yet; the last one first
   std::vector<std::int64_t> order_;
   HostStepBytes copied_;
 };

@@ -26,7 +26,7 @@ DevicePartCarrier::DevicePartCarrier(const MemoryPlan& plan, const std::vector<s
     pieces_.push_back({take_memory_(piece_bytes_), nullptr});
     pinned_bytes_ += plan.slots().upload_piece_bytes;
   }
-  if (are_in_files_) return;  // from files, copies read pieces and not records
+  if (are_in_files_) return;  // if the records lie in files, copies read from pieces and not from records
   for (const std::span<std::byte> place : places_of(*records_)) places_.push_back(place.data());
 }
 
@@ -82,8 +82,8 @@ void DevicePartCarrier::read(const FlatGroup& group) {
   start_copies(group, pinned);
 }
 
-/// Takes a piece that nothing reads any more, or a new one. More pieces than the plan has are needed if more units are
-/// gathered than the plan has slots.
+/// Takes a piece that nothing reads any more, or a new piece. If more units are gathered than the plan has slots, more
+/// pieces are needed than the plan has.
 std::size_t DevicePartCarrier::take_piece() {
   auto idle = std::ranges::find_if(pieces_, [](const Piece& piece) { return !piece.is_taken; });
   if (idle == pieces_.end()) {

@@ -20,15 +20,15 @@
 namespace tessera {
 
 /// Brings shards to a GPU from their records (FlatGroup::parameters_below) in its host's memory or in files; parts that
-/// are in the GPU's own memory are copied from there. The residency calls it when it gathers a unit.
+/// lie in the GPU's own memory are copied within it. The residency calls it when it gathers a unit.
 ///
-/// `announce` and `acquire` do what they do in PartCarrier, and `acquire` also makes later queued work wait. The
-/// destructor waits for the copies under way (DeviceUse).
+/// `announce` and `acquire` do what they do in PartCarrier; `acquire` also makes work that is queued later wait for the
+/// copy. The destructor waits for the copies under way (DeviceUse).
 ///
-/// Records in the host's memory are copied on a stream of their own as soon as a gather begins; no call waits for the
-/// device. Records in files are read into pinned memory first, one piece for each unit that may be on its way;
-/// `acquire` waits for the disk and queues the copy. Either copy waits for what is on the current stream when the
-/// gather begins, because that work may read the slot's earlier content, or change the records. Work that is queued
+/// Records in the host's memory are copied on a separate stream as soon as a gather begins; no call waits for the
+/// device. Records in files are first read into pinned memory, which has one piece for each unit that may be under way.
+/// `acquire` waits for the disk and queues the copy. Both kinds of copy wait for the work that is on the current stream
+/// when the gather begins. That work may read the slot's earlier content, or change the records. Work that is queued
 /// after `acquire` waits for the copy.
 class DevicePartCarrier final : public PartCarrier {
  public:
@@ -47,12 +47,13 @@ class DevicePartCarrier final : public PartCarrier {
     std::shared_ptr<Mark> copied;  ///< event of the last copy out of the piece; null: nothing reads the piece
     bool is_taken = false;
   };
-  /// The parts of a unit that are on their way.
+  /// The parts of a unit that are being brought to the GPU.
   struct Coming {
     std::vector<std::unique_ptr<Mark>> copies;        ///< copies of records in the host's memory
     std::shared_ptr<Mark> begun;                      ///< mark after which the slot is free
-    std::vector<DeviceKernels::UploadPiece> uploads;  ///< copies to queue for what comes from files
-    std::size_t piece = 0, used = 0;  ///< index into `pieces_` for `uploads`, and bytes of it that are used
+    std::vector<DeviceKernels::UploadPiece> uploads;  ///< copies to queue for parts that come from files
+    std::size_t piece = 0, used = 0;  ///< index of the piece in `pieces_` that `uploads` read, and number of bytes of
+                                      ///< it that are used
   };
 
   std::span<std::byte> take(std::int64_t unit, LeaseUse use) override;
@@ -68,7 +69,7 @@ class DevicePartCarrier final : public PartCarrier {
   const std::size_t piece_bytes_;
   std::vector<Coming> coming_;  ///< [unit]
   std::vector<Piece> pieces_;
-  std::vector<std::byte*> places_;  ///< [record]: its memory; empty for files
+  std::vector<std::byte*> places_;  ///< [record]: its memory; empty if records lie in files
   std::shared_ptr<Mark> last_;      ///< the latest copy
   std::int64_t uploaded_bytes_ = 0, pinned_bytes_ = 0;
   const DeviceUse ends_;

@@ -13,12 +13,12 @@
 
 namespace tessera {
 
-/// Ends what a device does with the records of a TierCarrier: before the host visits a record (TierCarrier::visit), and
-/// when this object is destroyed. A carrier to a device has one as its last member.
+/// Waits until a device no longer uses the records of a TierCarrier. It does so before the host visits a record
+/// (TierCarrier::visit), and when this object is destroyed. A carrier to a device has a DeviceUse as its last member.
 class DeviceUse {
  public:
   /// `settle` waits for the device. `what`: the beginning of the line that is logged if `settle` fails in the
-  /// destructor. `visits`: the host waits before it visits a record (TierCarrier::before_visits).
+  /// destructor. `visits`: whether the host also waits before it visits a record (TierCarrier::before_visits).
   DeviceUse(std::shared_ptr<TierCarrier> records, std::string what, std::function<void()> settle, bool visits = true)
       : records_(std::move(records)), what_(std::move(what)), settle_(std::move(settle)) {
     if (visits) records_->before_visits(this, settle_);

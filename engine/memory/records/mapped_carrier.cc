@@ -39,7 +39,7 @@ std::span<std::byte> MappedCarrier::take(std::int64_t record, LeaseUse use) {
   return current_;
 }
 
-/// The next lease may be of the same record, so the record stays in use here.
+/// The record stays in use, since the next lease may be of the same record.
 void MappedCarrier::give_back(std::int64_t record, bool changed) {
   const auto is_its = [&](const Used& used) { return used.lease.record() == record; };
   const auto used = std::find_if(used_.rbegin(), used_.rend(), is_its);

@@ -21,11 +21,11 @@ namespace tessera {
 /// it.
 ///
 /// A lease's memory is for work that is queued on the current stream while the lease lasts. Several leases of one
-/// record that follow each other are one use of it.
+/// record that follow each other count as one use of the record.
 ///
-/// Records in files are held from the moment at which the pass needs them until the kernels are done with them, at most
-/// `held` records at once. Then they are written to the disk. Other records never move. The host waits for the kernels
-/// before host code visits a record (TierCarrier::visit), and when this object is destroyed (DeviceUse).
+/// Records in files are held in memory from the moment at which the pass needs them until the kernels have used them,
+/// at most `held` records at once. Then they are written to the disk. Other records never move. The host waits for the
+/// kernels before host code visits a record (TierCarrier::visit), and when this object is destroyed (DeviceUse).
 class MappedCarrier final : public Carrier {
  public:
   /// `kernels` must outlive this object. `held`: RecordPool::held.
@@ -33,7 +33,7 @@ class MappedCarrier final : public Carrier {
 
   /// Records in files are read ahead (TierCarrier::announce).
   void announce(std::span<const std::int64_t> order) override;
-  /// Queued work may still run when it returns.
+  /// It does not wait for queued work that uses records.
   void flush() override;
 
   /// Waits until no kernel changes a record. Throws what `acquire` throws.
@@ -56,11 +56,12 @@ class MappedCarrier final : public Carrier {
   DeviceKernels& kernels_;
   const std::size_t held_;
   const bool are_in_files_;
-  std::vector<std::span<std::byte>> places_;     ///< [record]: its memory; empty for files
-  std::deque<Used> used_;                        ///< records in files that are not let go yet, oldest first
-  std::span<std::byte> current_;                 ///< the memory of the last one in `used_`
+  std::vector<std::span<std::byte>> places_;     ///< [record]: its memory; empty if records lie in files
+  std::deque<Used> used_;                        ///< records in files that are still held, oldest first
+  std::span<std::byte> current_;                 ///< memory of the last record in `used_`
   bool is_used_ = false;                         ///< whether a record in memory was used since `passed_`
-  std::unique_ptr<DeviceKernels::Mark> passed_;  ///< an event behind the last pass; null: no host code need wait for it
+  std::unique_ptr<DeviceKernels::Mark> passed_;  ///< an event behind the last pass; null: host code has nothing to wait
+                                                 ///< for
   const DeviceUse ends_;
 };
 

@@ -19,8 +19,9 @@ namespace tessera {
 /// forward and backward.
 ///
 /// A unit's index is the number of its record. `announce` begins to bring parts to FlatGroup::part_in_full, which
-/// begins at a page; other parts may still be on their way. `acquire` waits for one unit's parts. Where it throws,
-/// nothing of the unit is under way any more. Its lease has no memory, since the gathered buffer is the residency's.
+/// begins at a page boundary; parts of other units may still be under way. `acquire` waits for one unit's parts. If it
+/// throws, no copy of the unit is under way any more. A lease has no memory, since the gathered buffer belongs to the
+/// residency.
 class PartCarrier : public Carrier {
  public:
   /// `units` must outlive this object.
@@ -31,7 +32,7 @@ class PartCarrier : public Carrier {
   void flush() override {}
 
  protected:
-  /// Begins to copy a group's records to `memory`, the place of the first one's first element.
+  /// Begins to copy a group's records to `memory`, the place of the first element of the first record.
   void start_copies(const FlatGroup& group, std::byte* memory) const;
 
   const std::shared_ptr<TierCarrier> records_;

@@ -50,8 +50,8 @@ void SlotCarrier::announce(std::span<const std::int64_t> order) {
   bring_ahead();
 }
 
-/// Brings the next records of the pass ahead, as many as are allowed. The copy to a slot waits for what the slot held
-/// before (last_before).
+/// Brings the next records of the pass ahead, as many as are allowed. The copy to a slot waits for the slot's earlier
+/// content to be copied back (last_before).
 void SlotCarrier::bring_ahead() {
   for (std::size_t next = passed_ + ahead_.size();
        next < order_.size() && static_cast<std::int64_t>(ahead_.size()) < slots_.ahead; ++next) {
@@ -81,7 +81,7 @@ std::span<std::byte> SlotCarrier::take(std::int64_t record, LeaseUse use) {
   return {memory_of(nth), here_.back().on_host.size()};
 }
 
-/// Lets work that is queued from now on find the record in the slot of `use`.
+/// Makes work that is queued from now on wait until the record is in the slot of `use`.
 void SlotCarrier::arrive(const Here& here, std::int64_t use) {
   if (!ahead_.empty() && ahead_.front().record != here.record) give_up_ahead();
   if (ahead_.empty()) ahead_.push_back(bring(here.record, use, here.on_host));
@@ -98,7 +98,7 @@ SlotCarrier::Here& SlotCarrier::leased(std::int64_t record) {
   return *found;
 }
 
-/// Returns the latest lease of a record in files that is not let go.
+/// Returns the latest lease of a record in files that has not ended.
 std::deque<Lease>::reverse_iterator SlotCarrier::leaving(std::int64_t record) {
   return std::find_if(leaving_.rbegin(), leaving_.rend(), [&](const Lease& lease) { return lease.record() == record; });
 }
@@ -109,13 +109,13 @@ void SlotCarrier::give_back(std::int64_t record, bool changed) {
   end_uses();
 }
 
-/// Queues the copies back of records whose leases are over, in the order of their uses. When none is left on the GPU,
-/// the next ones are brought ahead.
+/// Queues the copies to the host of records whose leases have ended, in the order of their uses. When no record is left
+/// on the GPU, the next records are brought ahead.
 void SlotCarrier::end_uses() {
   while (!here_.empty() && here_.front().state != Here::State::kLeased) {
     const Here here = here_.front();
     const bool goes_back = here.state == Here::State::kDone;
-    // The slot's next record waits for the work on a record that was dropped.
+    // If the record was dropped, the slot's next record need only wait for the work that used the slot.
     back_[slot_of(uses_)] =
         goes_back ? kernels_.download(here.on_host.data(), memory_of(uses_), here.on_host.size()) : kernels_.mark();
     here_.pop_front();
@@ -142,7 +142,7 @@ void SlotCarrier::drop(std::int64_t record) noexcept {
   give_up_ahead();
   has_passed_ = false;
   attempt([&] {
-    kernels_.mark()->wait();  // work on the GPU may still read it
+    kernels_.mark()->wait();  // work on the GPU may still read the slot
     wait_for_copies_back();
   });
   attempt([&] {
@@ -161,8 +161,9 @@ std::span<std::byte> SlotCarrier::hold(std::int64_t record, LeaseUse use) {
   return leaving_.emplace_back(records_->acquire(record, use)).bytes();
 }
 
-/// Returns the event for which the copy of `record` to the slot of `use` must wait: the copies back of what the slot
-/// held, and of the record's last use. Copies back run in the order of their queue, so the later one is enough.
+/// Returns the event for which the copy of `record` to the slot of `use` must wait. It must wait until the slot's
+/// earlier content, and the record's last use, are copied to the host. These copies run in the order in which they were
+/// queued, so waiting for the later one is enough.
 const DeviceKernels::Mark& SlotCarrier::last_before(std::int64_t use, std::int64_t record) const {
   const std::int64_t last = std::max(use - slots_.count, last_use_[static_cast<std::size_t>(record)]);
   return last < 0 ? *made_ : *back_[slot_of(last)];
@@ -188,7 +189,7 @@ void SlotCarrier::let_go_oldest() {
 
 void SlotCarrier::settle() {
   while (!leaving_.empty()) let_go_oldest();
-  for (const Coming& coming : ahead_) coming.mark->wait();  // the caller may change records after this
+  for (const Coming& coming : ahead_) coming.mark->wait();  // the caller may change records after this call
   give_up_ahead();
   wait_for_copies_back();
 }

@@ -18,14 +18,15 @@
 namespace tessera {
 
 /// Brings records of masters and optimizer states from the memory of a GPU's host to the GPU, which updates them, and
-/// takes them back. A record goes through a slot in the GPU's memory; the slots are used by turns (double buffering,
-/// with `count` buffers). TrainingMemory owns it, and the thread of the step calls it. A lease's memory is the slot:
-/// work that is queued on the current stream while it lasts finds the record there, and the result is copied back.
-/// Copies run on streams of their own beside the computation, and events (DeviceKernels::Mark) keep them in order:
+/// takes them back. A record goes through a slot in the GPU's memory; the slots are used one after another (double
+/// buffering, with `count` buffers). TrainingMemory owns it, and the thread of the step calls it. The memory of a lease
+/// is the slot. Work that is queued on the current stream during the lease finds the record there, and its result is
+/// copied back to the host. Copies run on separate streams beside the computation, and events (DeviceKernels::Mark)
+/// keep them in order:
 ///
-/// 1. A copy to a slot waits for the copy back of what the slot held before, and for the copy back of this record's own
-///    last use. Records in pinned memory whose order is known are copied as soon as their slot is free: while backward
-///    computes, if the order was announced before backward.
+/// 1. A copy to a slot waits until the slot's earlier content, and the last use of this record, are copied back.
+///    Records in pinned memory whose order is known are copied as soon as their slot is free. If the order was
+///    announced before backward, that is while backward computes.
 /// 2. Work in a slot waits for the copy to it, and the copy back waits for that work.
 /// 3. Several leases may last at once: each lease has one slot, in addition to the slots for records that are brought
 ///    ahead. Records are copied back in the order in which they were acquired. A record that is only read is copied
@@ -34,35 +35,35 @@ namespace tessera {
 /// 4. Host code that visits a record (TierCarrier::visit) waits for all copies back, and so does the destructor
 ///    (DeviceUse).
 ///
-/// Records in pinned memory (tier "host") never move, so nothing here stops the host. Records in files are in a slot of
-/// their tier while they are under way: the host waits until a record is read, and puts it back into the tier when its
-/// copy back has passed, at the latest when its slot on the GPU is wanted again.
+/// Records in pinned memory (tier "host") never move, so the host does not wait here. A record in files is in a slot of
+/// its tier while it is in use. The host waits until the record is read. It puts the record back into the tier after
+/// the record was copied back, at the latest when the slot on the GPU is needed again.
 class SlotCarrier final : public Carrier {
  public:
-  /// Slots in the GPU's memory, one behind the other.
+  /// Slots in the GPU's memory, one after another.
   struct Slots {
     std::byte* memory = nullptr;  ///< memory of the GPU
     std::int64_t bytes = 0;       ///< bytes of each slot; a multiple of 64
-    std::int64_t count = 0;       ///< the number of slots: as many records may be under way
-    std::int64_t ahead = 0;       ///< the most records that are brought before their turn
+    std::int64_t count = 0;       ///< number of slots, which is also the number of records that may be in use
+    std::int64_t ahead = 0;       ///< largest number of records that are brought ahead of their use
   };
 
-  /// `kernels` and the slots must outlive this object. `are_in_files`: records lie in files; then as many may be held
-  /// as there are slots (RecordTier::most_held).
+  /// `kernels` and the slots must outlive this object. `are_in_files`: records lie in files; the tier can then hold as
+  /// many as there are slots (RecordTier::most_held).
   SlotCarrier(std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, const Slots& slots, bool are_in_files);
 
   /// The first records of `order` are brought to the GPU ahead; records in files are read ahead. If this order was
-  /// announced before and none of it was acquired, nothing changes (TierCarrier::announce).
+  /// announced before and none of its records was acquired, nothing changes (TierCarrier::announce).
   void announce(std::span<const std::int64_t> order) override;
-  /// Records may still be on their way when it returns.
+  /// It does not wait for the copies that are under way.
   void flush() override;
 
-  /// Waits until all records are back. Throws what `acquire` throws.
+  /// Waits until all records are copied back to the host. Throws what `acquire` throws.
   void settle();
 
   /// Measures how fast records in pinned memory go to the GPU while as many come back, in bytes per second in each
-  /// direction. It copies records of at least `least_bytes` together, or all, to the GPU and back unchanged, and waits.
-  /// `uploaded_bytes` does not count them. REQUIRES: records do not lie in files.
+  /// direction. It copies records, of at least `least_bytes` together or all of them, to the GPU and back unchanged,
+  /// and waits for the copies. `uploaded_bytes` does not count these copies. REQUIRES: records do not lie in files.
   double measure(std::int64_t least_bytes);
 
   bool are_in_files() const { return are_in_files_; }
@@ -74,11 +75,11 @@ class SlotCarrier final : public Carrier {
     std::int64_t record;
     std::unique_ptr<DeviceKernels::Mark> mark;
   };
-  /// A record that has a lease, or whose lease is over while an earlier lease lasts.
+  /// A record that has a lease, or whose lease has ended while an earlier lease lasts.
   struct Here {
     enum class State : std::uint8_t { kLeased, kDone, kDropped };
     std::int64_t record;
-    std::span<std::byte> on_host;  ///< its memory on the host
+    std::span<std::byte> on_host;  ///< memory of the record on the host
     State state = State::kLeased;
   };
 
@@ -106,23 +107,25 @@ class SlotCarrier final : public Carrier {
   const Slots slots_;
   const bool are_in_files_;
   const std::unique_ptr<DeviceKernels::Mark> made_;         ///< mark after which the slots' memory may be used
-  std::int64_t uses_ = 0;                                   ///< uses of slots so far; use u took slot u % count
-  std::int64_t settled_ = 0;                                ///< uses whose copies back are known to have passed
-  std::vector<std::unique_ptr<DeviceKernels::Mark>> back_;  ///< [slot]: the copy back of its last use
+  std::int64_t uses_ = 0;                                   ///< number of uses of slots so far; use u is of slot u %
+                                                            ///< count
+  std::int64_t settled_ = 0;                                ///< number of uses whose copies back are known to be
+                                                            ///< complete
+  std::vector<std::unique_ptr<DeviceKernels::Mark>> back_;  ///< [slot]: the copy to the host after its last use
   std::vector<std::int64_t> last_use_;                      ///< [record]: its last use; -1: none
   std::deque<Lease> leaving_;                               ///< leases of records in files, oldest first
-  std::vector<std::span<std::byte>> places_;                ///< [record]: its memory; empty for files
-  std::vector<std::int64_t> order_;                         ///< the records of this pass; empty for files
+  std::vector<std::span<std::byte>> places_;                ///< [record]: its memory; empty if records lie in files
+  std::vector<std::int64_t> order_;                         ///< the records of this pass; empty if records lie in files
   std::size_t passed_ = 0;                                  ///< number of records of `order_` that have gone through
   bool has_passed_ = false;   ///< whether `passed_` has grown since records were last brought ahead
-  std::deque<Coming> ahead_;  ///< records that come next: those of `order_` from `passed_` on
-  std::deque<Here> here_;     ///< records on the GPU: use `uses_` and those that follow
+  std::deque<Coming> ahead_;  ///< records that are brought ahead of their use, in the order of `order_`
+  std::deque<Here> here_;     ///< records on the GPU, for use number `uses_` and the uses after it
   std::int64_t uploaded_bytes_ = 0;
   const DeviceUse ends_;
 };
 
-/// Makes the carrier of the records that `pool` plans, through `slots`. `ahead` slots serve records that are brought
-/// before their turn; fewer slots do so if the plan also brings parameters from the host.
+/// Makes the carrier for the records of `pool`, with the memory `slots`. At most `ahead` slots are for records that are
+/// brought before they are used; the number is smaller if the plan also brings parameters from the host.
 std::unique_ptr<SlotCarrier> make_slot_carrier(const MemoryPlan& plan, std::shared_ptr<TierCarrier> records,
                                                const RecordPool& pool, std::byte* slots, std::int64_t ahead,
                                                DeviceKernels& kernels);

@@ -29,7 +29,7 @@ void TierCarrier::announce(std::span<const std::int64_t> order) {
   fetch_ahead();
 }
 
-/// Returns whether `order` is the last part of what was announced, and none of it was acquired.
+/// Returns whether `order` is the last part of the announced order, and none of its records was acquired.
 bool TierCarrier::is_rest(std::span<const std::int64_t> order) const {
   if (order.size() > order_.size()) return false;
   const std::size_t begin = order_.size() - order.size();
@@ -73,7 +73,7 @@ std::span<std::byte> TierCarrier::take(std::int64_t record, LeaseUse use) {
   return held.memory;
 }
 
-/// The record that was given back before this one goes to the tier.
+/// Gives the tier the record that was given back before this one, and keeps this one.
 void TierCarrier::give_back(std::int64_t record, bool changed) {
   const MutexLock lock(mutex_);
   const auto found = std::ranges::find(leased_, record, &Held::record);
@@ -127,8 +127,8 @@ void TierCarrier::close() {
   if (held.record != kNone) throw_if_error(held.changed ? tier_->put(held.record) : tier_->release(held.record));
 }
 
-/// Passes over the records of the order before `end`. A record that was fetched is got and released, because it counts
-/// among the records that are read ahead until it is got. REQUIRES: no record is idle.
+/// Passes over the records of the order before index `end`. A record that was fetched must be got and released, because
+/// until then it counts among the records that are read ahead. REQUIRES: no record is idle.
 void TierCarrier::pass_over(std::size_t end) {
   for (; passed_ < std::min(end, fetched_); move_on()) {
     if (tier_->stays_in_memory(order_[passed_])) continue;

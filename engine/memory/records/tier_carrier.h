@@ -22,37 +22,38 @@
 
 namespace tessera {
 
-/// Carries the offloaded records of a rank's training state, of all its groups, between their tier and the memory of
-/// the tier: records of masters and optimizer states (RecordLayout), or of parameters (Chunks). TrainingMemory and the
-/// groups share it. Any thread may call it; a mutex lets one in at a time. A lease does not exclude other leases, so
-/// that a carrier to a device can hold several records at once. A call of `visit` excludes other visits.
+/// Brings offloaded records of a rank's training state, of all its groups, from their tier into memory, and takes them
+/// back. The records are those of masters and optimizer states (RecordLayout), or those of parameters (Chunks).
+/// TrainingMemory and the groups share it. Any thread may call it; a mutex admits one thread at a time. A lease does
+/// not exclude other leases, so that a carrier to a device can hold several records at once. A call of `visit` excludes
+/// other visits.
 ///
-/// A record that was given back stays where it is until another one is acquired, so that several leases of one record
-/// in a row move the record only once. A lease that is dropped leaves the bytes in the record's memory as they are.
-/// Steps announce which records they will use, and find them read ahead.
+/// A record that was given back stays in memory until another record is acquired. Several leases of one record in a row
+/// therefore move the record only once. A lease that is dropped leaves the bytes in the record's memory as they are.
+/// Steps announce the records that they will use, so that these are read ahead.
 class TierCarrier final : public Carrier {
  public:
   /// `tier` holds the records. `durable`: the same tier where its records are durable, else null.
   explicit TierCarrier(std::unique_ptr<RecordTier> tier, DurableTier* durable = nullptr)
       : tier_(std::move(tier)), durable_(durable) {}
 
-  /// The first records are read ahead. If `order` is the rest of what was announced before, or all of it, the records
-  /// before `order` are passed over, whether they were acquired or not, and reading ahead just continues.
+  /// The first records are read ahead. If `order` is the rest of the order that was announced before, or all of it,
+  /// reading ahead just continues. The records before `order` are passed over, whether they were acquired or not.
   void announce(std::span<const std::int64_t> order) override;
-  /// Changed records are written in the background.
+  /// Gives changed records to the tier, which writes them in the background.
   void flush() override;
-  /// Reads ahead as far as there is room. `acquire` reads ahead too. Call it between leases, to use the room that
-  /// finished writes have made.
+  /// Reads ahead as far as there is memory. `acquire` reads ahead too. Call it between leases, to use the memory that
+  /// finished writes have freed.
   void read_ahead();
 
   /// Calls `body` with the record's memory, under a lease; `body` may change it if `updates`. Several threads may call
-  /// it; one enters at a time.
+  /// it; `body` runs on one thread at a time.
   void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
 
-  /// Makes this object call `settle` before the host visits a record. `owner` (DeviceUse) ends a device's use of
-  /// records in `settle`. A null `settle` removes the owner's function.
+  /// Makes this object call `settle` before the host visits a record. With `settle`, `owner` (a DeviceUse) waits for
+  /// the device that uses records. A null `settle` removes the owner's function.
   void before_visits(const void* owner, std::function<void()> settle);
-  /// Waits for the device, as a visit does. The host may use the memory of records that never move after that.
+  /// Waits for the device, as a visit does. After that the host may use the memory of records that never move.
   void settle() {
     for (const auto& [owner, settle_one] : before_visits_) settle_one();
   }
@@ -63,12 +64,13 @@ class TierCarrier final : public Carrier {
   /// throws).
   void end_copies(std::uint64_t tag);
 
-  /// Calls `body` with the tier while it holds no record. REQUIRES: records are durable, and none has a lease.
+  /// Calls `body` with the tier, at a time when this object has no record in use. REQUIRES: records are durable, and
+  /// none has a lease.
   void between_passes(c10::function_ref<void(DurableTier&)> body);
   /// Returns the tier for calls that touch no record: DurableTier::sync and committed. REQUIRES: records are durable.
   DurableTier& durable() const { return *durable_; }
 
-  /// Returns the bytes moved since the records were made, and how long this rank stood still for them.
+  /// Returns the bytes moved since the records were made, and how long this rank waited for them.
   TierCounters counters() const { return tier_->counters(); }
   /// Returns the bytes of the memory for records.
   std::int64_t memory_bytes() const { return static_cast<std::int64_t>(tier_->record_memory_bytes()); }
@@ -77,7 +79,7 @@ class TierCarrier final : public Carrier {
 
  private:
   static constexpr std::int64_t kNone = -1;
-  /// A record that the tier holds for us.
+  /// A record that the tier holds for this object.
   struct Held {
     std::int64_t record = kNone;
     std::span<std::byte> memory = {};

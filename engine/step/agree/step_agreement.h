@@ -80,9 +80,9 @@ struct AgreedStep {
 /// norm is a tree over each parameter's own blocks, and a sum over parameters in order of registration. So it has the
 /// same bits however parameters are put into units and gradients are sharded (optim/grad_norm.h).
 ///
-/// A rank's message is a header, a flag for each trainable parameter, its microbatches' losses under "reproducible",
-/// its OwnGradients with "noise_scale", and the norm's sums over this rank's parts. All messages are as long as the
-/// longest. The size is fixed, so everything is allocated once.
+/// A rank's message is a header, a flag for each trainable parameter, and the norm's sums over this rank's parts. Under
+/// "reproducible" it also has the losses of the rank's microbatches, and with "noise_scale" its OwnGradients. All
+/// messages are as long as the longest. The size is fixed, so everything is allocated once.
 class StepAgreement {
  public:
   StepAgreement(const StepContext& context, GradientNorm& norm);

@@ -65,7 +65,7 @@ class StepOutcome {
 /// cannot be skipped then. The text begins with `when`. `whose`: the unit or parameter that has the gradient.
 [[noreturn]] void throw_not_finite_in_backward(const std::string& when, const std::string& whose);
 
-/// Throws tessera::Error (70) where ranks gathered units in different orders and units are updated in backward. `unit`:
+/// Throws tessera::Error (70) if ranks gathered units in different orders and units are updated in backward. `unit`:
 /// the name of the one that is not updated.
 [[noreturn]] void throw_disagreement_in_backward(const std::string& unit);
 

@@ -9,21 +9,21 @@
 
 namespace tessera {
 
-/// The rank of a step for which the others waited, and the time for which they waited.
+/// The rank for which the other ranks waited in a step, and the time for which they waited.
 struct WaitedFor {
-  int rank = -1;       ///< world rank of the one that was busy longest; -1: there is one rank, and nobody waited
-  double seconds = 0;  ///< mean number of seconds by which the others were busy for less time
+  int rank = -1;       ///< world rank of the rank that was busy longest; -1: there is only one rank
+  double seconds = 0;  ///< mean number of seconds by which the other ranks were busy for less time
 };
 
 /// Returns the rank and the time for `busy_seconds` [rank] as in StragglerWatch::add, of `first_rank` and the ranks
 /// behind it. Where ranks were busy equally long, the first one is named.
 WaitedFor waited_for(std::span<const double> busy_seconds, int first_rank = 0);
 
-/// Finds ranks that keep the others waiting. CpuStep tells it, after each agreement, how long every rank was busy in
-/// the step: from the end of the rank's last step to this agreement, without the time for which it waited in
-/// collectives. That is the time for its data, its forward and its backward. A rank is slow if its median over a window
-/// of steps is more than 1.5 times the median of all ranks' medians, and at least 10 ms above it. Where two medians lie
-/// in the middle, the lower one counts. One thread at a time uses it; all memory is allocated at construction.
+/// Finds ranks for which the other ranks wait. After each agreement, CpuStep passes to it the times for which the ranks
+/// were busy in the step. Such a time is that of a rank's data, forward and backward: from the end of its last step to
+/// the agreement, without waits in collectives. A rank is slow if its median over a window of steps is much larger than
+/// the median of all ranks' medians: more than 1.5 times as large, and at least 10 ms larger. Where two medians lie in
+/// the middle, the lower one counts. One thread at a time uses it; all memory is allocated at construction.
 class StragglerWatch {
  public:
   static constexpr std::size_t kWindow = 50;  ///< steps

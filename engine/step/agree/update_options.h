@@ -35,8 +35,8 @@ class UpdateOptions {
   /// Returns a text that names a place in `all`: "eps of group 1 (blocks)".
   static std::string words_of(const OptimizerConfig& optimizer, std::size_t place);
 
-  /// Sets a number of a group. Without a group it sets the common number, which is used by the groups that have no such
-  /// number of their own, set by hand or in the strategy.
+  /// Sets a number of a group. Without a group it sets the common number. Groups use it unless they have their own
+  /// number, set by hand or in the strategy.
   void set(std::size_t number, double value, std::optional<std::size_t> group);
 
   /// Returns the configuration for updates of a group, or of the parameters in no group (FlatParameter::kNoGroup). Its

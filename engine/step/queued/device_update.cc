@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-/// Kernels get the numbers of SGD where the rule is computed elsewhere.
+/// Returns the numbers for kernels. If the rule is computed elsewhere, these are the numbers of SGD.
 RuleNumbers numbers_of(const OptimizerConfig& config, bool is_own) {
   return rule_numbers(is_own || has(config.type, optimizer_traits::kTensors) ? sgd_without_states(config) : config);
 }
@@ -103,8 +103,8 @@ DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const 
   return run;
 }
 
-/// Returns the run that makes directions from the view's momenta (muon), or from its moments and weights (lamb).
-/// Directions take the place of the gradients.
+/// Returns the run that computes directions from the view's momenta (muon), or from its moments and weights (lamb).
+/// Directions are written over the gradients.
 DeviceRun DeviceUpdate::directions_of(const Group& group, const StateView& view) const {
   const OptimizerSlice slice = optimizer_slice(*group.group, view);
   const std::span<float> place = gradients_of(*group.group, slice);
@@ -159,7 +159,7 @@ std::vector<GroupNumbers> DeviceUpdate::group_numbers() const {
   return numbers;
 }
 
-/// Writes which of OptimizerConfig::groups each parameter belongs to.
+/// Writes, for each parameter, the index of its group in OptimizerConfig::groups.
 void DeviceUpdate::fill_group_of_parameters(StepTables& tables, DeviceTables& memory) const {
   if (context_.strategy.optimizer.groups.empty()) return;
   static_assert(FlatParameter::kNoGroup + 1 == 0);
@@ -180,8 +180,8 @@ void DeviceUpdate::fill_matrices(StepTables& tables, DeviceTables& memory) const
   tables.is_matrix = memory.put<std::uint8_t>(is_matrix);
 }
 
-/// Returns whether some weights of the group are offloaded. All weights of the group are then copied if their norms are
-/// needed.
+/// Returns whether some weights of the group are offloaded. If norms are needed, all weights of such a group are
+/// copied.
 bool DeviceUpdate::weights_below(const Group& group) const {
   const FlatGroup& flat = *group.group;
   return context_.plan.weights_below(
@@ -190,7 +190,7 @@ bool DeviceUpdate::weights_below(const Group& group) const {
 
 /// Makes `layers_`, which computes the norms of lamb and lars.
 void DeviceUpdate::make_layers() {
-  // The slices that `bare` takes have only weights, and no states.
+  // `bare` works on slices that have weights and no states.
   const RuleOptimizer bare(sgd_without_states(context_.strategy.optimizer), EmaConfig());
   std::vector<QueuedLayers::Part> parts;
   for (const Group& g : groups_) {
@@ -212,7 +212,7 @@ void DeviceUpdate::forget() {
   if (host_) host_->expect(/*sums_of_step=*/false);
 }
 
-/// Groups are in the order of units.
+/// Returns the groups of a unit. `groups_` is in the order of units.
 std::span<const DeviceUpdate::Group> DeviceUpdate::groups_of(const Unit& unit) const {
   return std::ranges::equal_range(groups_, unit.index, {}, [](const Group& g) { return g.group->unit->index; });
 }
@@ -229,9 +229,9 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
   return request;
 }
 
-/// The host waits for the decision where it makes updates itself, or queues those of a program's rule. It also waits
-/// where a skipped step ends at the decision: all ranks then learn here that the step is skipped. In all other cases,
-/// skipped steps also move records to the device and back, and make the collectives that publish values.
+/// The host waits for the decision if it makes updates itself, or queues the updates of a program's rule. It also waits
+/// if a skipped step ends at the decision, so that all ranks know here that the step is skipped. In all other cases,
+/// even a skipped step copies records to the device and back, and makes the collectives that publish values.
 void DeviceUpdate::update() {
   if (host_) host_->fetch_parameters();
   if (host_ || own_ || ends_when_skipped()) {
@@ -243,7 +243,7 @@ void DeviceUpdate::update() {
   update_all();
 }
 
-/// Begins the step for the rules of the groups that get their numbers from the host.
+/// Begins the step of those groups whose rules get their numbers from the host.
 void DeviceUpdate::begin(std::span<const Group> groups) {
   if (!decided_) return;
   for (const Group& g : groups) {
@@ -253,8 +253,8 @@ void DeviceUpdate::begin(std::span<const Group> groups) {
   }
 }
 
-/// A rank with a gradient that is not finite does not send it to owners, whose rules would get it. The step ends here
-/// instead, as on the CPU.
+/// If this rank has a gradient that is not finite, the step ends here, as on the CPU. Otherwise the gradient would be
+/// sent to owners, whose rules would use it.
 void DeviceUpdate::update(Unit& unit) {
   if (own_ || waits_before_exchange()) {
     const DeviceDecision found = wait_for_decision();
@@ -274,7 +274,7 @@ void DeviceUpdate::swap_averages() {
   swap();
 }
 
-/// Waits for the device's decision, and keeps it unless the step is skipped.
+/// Waits for the device's decision, and stores it in `decided_` unless the step is skipped.
 DeviceDecision DeviceUpdate::wait_for_decision() {
   const Span span("wait for the device's decision");
   decided_.reset();
@@ -314,7 +314,7 @@ void DeviceUpdate::end_pass() {
 }
 
 /// Calls `body` for the pieces of `run` whose parameters lie in memory or in one record, or for the whole run if
-/// parameters are not needed. `view_of(piece)` has the piece's masters and states. `visit`: says what `body` does with
+/// parameters are not needed. `view_of(piece)` has the piece's masters and states. `visit` says what `body` does with
 /// them.
 template <class ViewOf, class Body>
 void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, const Visit& visit, const ViewOf& view_of,
@@ -355,7 +355,7 @@ void DeviceUpdate::visit_records(const FlatGroup& group, const Visit& visit, con
   }
 }
 
-/// Goes over all of this rank's masters in a group. `visit`: the visit, which says where the masters lie.
+/// Goes over all of this rank's masters in a group. `visit` says where the masters lie.
 void DeviceUpdate::visit_masters(const FlatGroup& group, const Visit& visit,
                                  c10::function_ref<void(const StateView&)> body) {
   if (visit.states != Access::kNone) {
@@ -408,8 +408,8 @@ void DeviceUpdate::prepare(const Visit& visit) {
   if (copies_weights) layers_->add_copied(index_of(visit));
 }
 
-/// Calls `launch(view)` for all pieces of a group that the device updates, while it can reach them, and `on_host()` if
-/// the host updates the rest.
+/// Calls `launch(view)` for each piece of a group that the device updates, while the device can reach the piece. Calls
+/// `on_host()` if the host updates the other pieces.
 template <class Launch, class OnHost>
 void DeviceUpdate::pass_over(const Visit& visit, const Launch& launch, const OnHost& on_host) {
   const FlatGroup& flat = *groups_[index_of(visit)].group;
@@ -429,7 +429,7 @@ void DeviceUpdate::launch_update(std::size_t index, const StateView& view) {
               : context_.kernels.update(run_of(g, view), tables_);
 }
 
-/// The host does not know under muon which matrices are used; gradients of unused ones are zeros.
+/// Under muon the host does not know which matrices are used. The gradients of unused matrices are zeros.
 void DeviceUpdate::exchange(std::span<const Visit> visits) {
   std::optional<MatrixUpdate::OfStep> step;
   if (decided_) step.emplace(MatrixUpdate::OfStep{context_.rates, decided_->rates, steps_, decided_->used});

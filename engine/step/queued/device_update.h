@@ -25,38 +25,37 @@
 namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group on a GPU, and makes the new values known to the
-/// ranks that hold copies of them. All of it is queued. Only the device knows whether the step is skipped, and then its
-/// kernels change nothing. StepWalk decides the order of visits, and this class queues the work of each visit. Update
-/// does the same on the CPU. QueuedStep owns and calls it, from the thread that trains.
+/// ranks that hold copies of them. All work is queued. Only the device knows whether the step is skipped; if it is, its
+/// kernels change nothing. StepWalk decides the order of visits, and this class queues the work of each visit. On the
+/// CPU, the class Update does the same. QueuedStep owns a DeviceUpdate and calls it from the thread that trains.
 ///
-/// Masters and states in records of the host are copied to the device and back (SlotCarrier), and one launch updates
-/// each record. A skipped step copies back the records that it brought. Otherwise the host updates them where they lie
-/// (HostUpdate), once it has waited for the device's decision. Parameters in records of the host are changed there in
-/// either case (MappedCarrier).
+/// Masters and states in records of the host are updated in one of two ways. Either they are copied to the device and
+/// back (SlotCarrier), and one launch updates each record; a skipped step also copies back the records that it brought.
+/// Or the host updates them where they lie (HostUpdate), after it has waited for the device's decision. Parameters in
+/// records of the host are changed there in both cases (MappedCarrier).
 ///
-/// Some rules go over state twice. A first visit *prepares* a group: under lamb and muon directions take the place of
-/// its gradients, and under lamb and lars norms of its weights are added up. The second visit updates the group, under
-/// lamb and muon by SGD.
+/// Some rules go over state twice. A first visit *prepares* a group. Under lamb and muon it writes directions over the
+/// group's gradients. Under lamb and lars it adds up the norms of the group's weights. The second visit updates the
+/// group; under lamb and muon this update is SGD.
 ///
-/// Under lamb and lars ranks agree on each parameter's norms between the passes. The norms give the parameter's rate
-/// (QueuedLayers). Under muon, owners make directions of matrices orthogonal (MatrixUpdate). They do so for all
-/// matrices, since the host does not know which ones are used.
+/// Under lamb and lars ranks agree on each parameter's norms between the passes. The norms determine the parameter's
+/// rate (QueuedLayers). Under muon, owners make the directions of matrices orthogonal (MatrixUpdate). They do so for
+/// all matrices, since the host does not know which matrices are used.
 ///
-/// A program's own rule is called for the elements that the device can reach, once the host has waited for the device's
-/// decision (OwnDeviceUpdate).
+/// A rule that the program defines is called for the elements that the device can reach, after the host has waited for
+/// the device's decision (OwnDeviceUpdate).
 ///
-/// Under adafactor and own_matrix, owners get gradients, masters and states, and send masters back (TensorRule). Where
-/// masters lie below the device's memory, the first pass goes over the masters, and the exchange is a part of it. The
-/// rule gets
+/// Under adafactor and own_matrix, owners get gradients, masters and states, and send masters back (TensorRule). If
+/// masters are offloaded, the first pass goes over the masters, and the exchange is a part of that pass. The rule gets
 /// its numbers from the host, so the host waits for the device's decision before the exchange.
 ///
-/// All of this is done for one unit at a time where units are updated in backward. "Decision" then means what the
-/// device finds when the unit begins.
+/// If units are updated in backward, all of this is done for one unit at a time. "Decision" then means the device's
+/// decision at the beginning of the unit.
 class DeviceUpdate final : public StepWalk {
  public:
   struct Group {
     FlatGroup* group;
-    std::uint32_t first_parameter;  ///< number of the group's first parameter, among those of all groups
+    std::uint32_t first_parameter;  ///< number of the group's first parameter among the parameters of all groups
     DeviceRun run;                  ///< the fields that all runs of the group share
 
     bool is_of_matrices() const { return !group->matrices.empty(); }
@@ -74,23 +73,23 @@ class DeviceUpdate final : public StepWalk {
   std::size_t parameters() const { return parameters_; }
   /// Returns the part of a request that stays the same from step to step, until `follow` changes it.
   StepRequest request() const;
-  /// The numbers in `options` take effect in the next step.
+  /// Takes the numbers in `options` for the next step.
   void follow(const UpdateOptions& options);
-  /// Returns the numbers of parameter groups (OptimizerConfig::groups), without rates set by hand.
+  /// Returns the numbers of parameter groups (OptimizerConfig::groups). Rates that were set by hand are not included.
   std::vector<GroupNumbers> group_numbers() const;
-  /// Says which groups and parameters a unit has.
+  /// Returns the request for a unit, which names the unit's groups and parameters.
   UnitRequest request_for(const Unit& unit) const;
 
   /// `fetch` is called when the sum of a unit's gradients is queued. It copies the sum to the host if the host updates
-  /// the unit. Sums that come after `forget` belong to no step.
+  /// the unit. `forget` is called when later sums do not belong to a step.
   void fetch(const Unit& unit);
   void forget();
 
   /// Updates one unit in backward, by the decision that is valid at that time. `finish` must follow after the last
-  /// unit. Where the host waits for the decision before an exchange (waits_before_exchange), it throws tessera::Error
-  /// as Step::update does.
+  /// unit. If the host waits for the decision before an exchange (waits_before_exchange), it throws tessera::Error as
+  /// Step::update does.
   void update(Unit& unit);
-  /// Updates all units as the decision says.
+  /// Updates all units, unless the decision is to skip the step.
   void update();
 
   /// Implements Step::swap_averages.
@@ -114,7 +113,7 @@ class DeviceUpdate final : public StepWalk {
   bool is_muon() const { return matrices_ && matrices_->makes_directions(); }
   bool makes_lamb_directions() const { return makes_direction(rules_.rule()); }
   void report_speed() const;
-  /// The decision of the device about the step, and which parameters are used: [parameter].
+  /// The decision of the device about the step, and for each parameter whether it is used.
   struct Decided {
     UpdateRates rates;
     std::vector<char> used;
@@ -150,17 +149,19 @@ class DeviceUpdate final : public StepWalk {
   const QueuedContext context_;
   const RuleOptimizer& rules_;
   const StepTables& tables_;
-  std::vector<OptimizerConfig> configs_;  ///< numbers of the next step; [0]: for parameters in no group; [1 + group]
+  std::vector<OptimizerConfig> configs_;  ///< numbers of the next step; [0]: for parameters in no group; [1 + i]: for
+                                          ///< those of group i
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
-  std::vector<std::int64_t> steps_;         ///< under rules of whole tensors: steps in which each parameter took part
+  std::vector<std::int64_t> steps_;         ///< under rules of whole tensors: number of steps in which each parameter
+                                            ///< took part
   std::unique_ptr<MatrixUpdate> matrices_;  ///< null if no group has matrices
-  std::unique_ptr<OwnDeviceUpdate> own_;    ///< null where the program brings no rule
+  std::unique_ptr<OwnDeviceUpdate> own_;    ///< null if the program defines no rule
   std::unique_ptr<QueuedLayers> layers_;    ///< under lamb and lars; else null
-  SlotCarrier* const states_;               ///< null where all state is in the device's memory, or updated on the host
-  std::unique_ptr<HostUpdate> host_;        ///< null where no state is updated on the host
-  MappedCarrier* const mapped_;             ///< null where all parameters are in the device's memory
-  /// The decision of this step, or of the unit in backward, if the host waits for it and nothing is skipped.
+  SlotCarrier* const states_;               ///< null if all state is in the device's memory, or is updated on the host
+  std::unique_ptr<HostUpdate> host_;        ///< null if no state is updated on the host
+  MappedCarrier* const mapped_;             ///< null if all parameters are in the device's memory
+  /// The decision for this step, or for the unit in backward, if the host waits for it and does not skip the step.
   std::optional<Decided> decided_;
   std::vector<std::int64_t> order_;  ///< the records of one kind that a pass visits
 };

@@ -69,8 +69,8 @@ HostUpdate::~HostUpdate() {
   }
 }
 
-/// `sums`: points at the group's sums if they lie on the host; else null. The function moves the pointer behind these
-/// sums.
+/// `sums` points to the group's sums if they lie on the host, and is null otherwise. The function moves the pointer
+/// behind these sums.
 void HostUpdate::take_copies(Group& group, std::byte*& place, float*& sums) const {
   FlatGroup& flat = *group.group;
   if (sums) {
@@ -192,12 +192,13 @@ OptimizerSlice HostUpdate::slice_of(const Group& group, const Piece& piece) cons
 void HostUpdate::pass_over(Group& group, Visit visit) {
   if (group.parameter_came) group.parameter_came->wait();
   if (group.sent) group.sent->wait();
-  if (!parameter_records_.empty()) read_->wait();  // gathers of an evaluation, say, may still read the records
+  if (!parameter_records_.empty()) read_->wait();  // queued work may still read the records
   cut(group);
   on_threads(pieces_.size(), threads_, [&](std::size_t i) { visit(slice_of(group, pieces_[i]), *pieces_[i].run); });
 }
 
-/// Unchanged values are not sent, since they may never have been copied to the host.
+/// Copies a group's new parameters to the GPU. Unchanged values are not copied, since they were perhaps never copied to
+/// the host.
 void HostUpdate::send(Group& group, bool swaps) {
   const FlatGroup& flat = *group.group;
   uploads_.clear();

@@ -20,30 +20,30 @@
 namespace tessera {
 
 /// The CPU's update of a GPU's masters and optimizer states where they lie, in records in pinned memory of its host
-/// (OffloadedStep::kCpu). It also makes the transfers for this update. Sums of gradients are copied to the host, with
-/// the parameters that are masters or halves of masters. New parameters are copied back. Parameters that also lie in
-/// the host's memory are updated there. Copies run on queues of their own beside what is computed, and marks keep them
-/// in order:
+/// (OffloadedStep::kCpu). It also makes the transfers for this update. Sums of gradients are copied to the host, and so
+/// are the parameters that are masters or halves of masters. New parameters are copied back. Parameters that themselves
+/// lie in the host's memory are updated there. Copies run on separate streams beside the computation, and events keep
+/// them in order:
 ///
-/// 1. A unit's gradients are copied after its reduction, in a step's last backward. Gradients that lie in the host's
-///    memory anyway (DeviceGradients) are used where they lie. A sum that changes once more is copied once more. Copies
-///    to the host run in the order in which they were queued, so the last one counts.
+/// 1. A unit's gradients are copied after its reduction, in a step's last backward. Gradients that are offloaded to the
+///    host's memory (DeviceGradients) are used where they lie. If a sum changes again, it is copied again. Copies to
+///    the host run in the order in which they were queued, so the last one counts.
 /// 2. The host waits for a group's copies before it updates the group. It updates groups in the order in which their
-///    gradients come, the last group first. It begins with the first group instead if sums lie below the GPU's memory.
+///    gradients arrive, the last group first. If sums are offloaded, it begins with the first group instead.
 /// 3. All work that is queued later waits for the copies of new parameters. The host waits for the last such copy of a
 ///    group before it overwrites the memory from which the copy reads.
 ///
-/// Records are visited by the host alone, so they are whole between steps.
+/// Only the host visits the records, so they are complete between steps.
 class HostUpdate {
  public:
-  /// The units' memory outlives this object. REQUIRES: PassPlan::steps_on_host.
+  /// The units' memory must outlive this object. REQUIRES: PassPlan::steps_on_host.
   explicit HostUpdate(const QueuedContext& context);
-  /// Waits for what is under way; a failure is logged.
+  /// Waits for the copies under way; a failure is logged.
   ~HostUpdate();
   HostUpdate(const HostUpdate&) = delete;
   HostUpdate& operator=(const HostUpdate&) = delete;
 
-  /// Says whether sums of gradients are now those of a whole step, so that they are fetched. That is so from the
+  /// Sets whether sums of gradients are now those of a whole step, so that `fetch` copies them. They are from the
   /// beginning of the step's last backward to the end of the step.
   void expect(bool sums_of_step) { fetches_ = sums_of_step; }
   /// Copies the sum of a unit's gradients, which is on the current stream.
@@ -52,8 +52,8 @@ class HostUpdate {
   /// program may write parameters until then.
   void fetch_parameters();
 
-  /// Begins a pass over all groups. `used`: which trainable parameters take part in this step; the step counts for
-  /// these. Work that is already queued on the current stream may still read parameters.
+  /// Begins a pass over all groups. `used` says which trainable parameters take part in this step; only their step
+  /// counts grow. Work that is already queued on the current stream may still read parameters.
   void begin(std::span<const char> used);
   /// Updates a group's records and begins to copy its new parameters. Work that is queued on the current stream after
   /// this call finds the new parameters. `group`: the group's index among all trainable groups, in the order of units.
@@ -61,7 +61,7 @@ class HostUpdate {
   /// Exchanges a group's masters and averages, and begins to copy the new parameters.
   void swap_averages(std::size_t group);
 
-  /// The numbers in `options` take effect in the next step.
+  /// Takes the numbers in `options` for the next step.
   void follow(const UpdateOptions& options) { elements_.follow(options); }
 
   /// Implements Step::resume. `steps` [trainable parameter]: the number of steps in which the parameter took part.
@@ -75,13 +75,13 @@ class HostUpdate {
     FlatGroup* group = nullptr;
     Extent part;  ///< a part of the flat buffer
     std::size_t first_parameter = 0;
-    Extent on_gpu = {};                ///< the first elements of `part`: their parameters lie in the GPU's memory
+    Extent on_gpu = {};                ///< the first elements of `part`, whose parameters lie in the GPU's memory
     float* gradient = nullptr;         ///< [part]; pinned memory, like all pointers here
-    bool has_sums_here = false;        ///< whether its sums lie where DeviceGradients keeps them
+    bool has_sums_here = false;        ///< whether the group's sums lie where DeviceGradients keeps them
     std::byte* parameter = nullptr;    ///< [on_gpu], of the group's dtype
     std::vector<std::byte*> records;   ///< [chunk - RecordLayout::first_record]
     std::vector<UpdateRun> runs = {};  ///< runs of this step
-    /// events of copies; null: no copy
+    /// events of copies; null if there is no copy
     std::shared_ptr<DeviceKernels::Mark> gradient_came = {}, parameter_came = {}, sent = {};
   };
   /// Elements of one record and one run, for one thread.
@@ -103,7 +103,7 @@ class HostUpdate {
   void send(Group& group, bool swaps);
 
   const std::shared_ptr<std::byte> memory_;
-  const std::shared_ptr<DeviceGradients> gradients_;  ///< null where no gradients lie below the GPU's memory
+  const std::shared_ptr<DeviceGradients> gradients_;  ///< null if no gradients are offloaded
   DeviceKernels& kernels_;
   ElementUpdate elements_;
   const std::size_t threads_;
@@ -113,17 +113,17 @@ class HostUpdate {
   std::vector<std::size_t> first_of_unit_;  ///< [units + 1]: index into groups_ of the unit's first group
   std::vector<std::int64_t> steps_;         ///< applied steps of each trainable parameter
   bool fetches_ = false;
-  std::unique_ptr<DeviceKernels::Mark> read_;  ///< mark after which the parameters of this pass are read
+  std::unique_ptr<DeviceKernels::Mark> read_;  ///< event after which the parameters of this pass are read
   std::vector<Piece> pieces_;
   std::vector<DeviceKernels::UploadPiece> uploads_;
-  std::shared_ptr<DeviceKernels::Mark> last_came_, last_sent_;  ///< the latest copies each way
+  std::shared_ptr<DeviceKernels::Mark> last_came_, last_sent_;  ///< the latest copy in each direction
   HostStepBytes copied_;
 };
 
 /// Returns the number of threads with which the CPU updates state in the memory of a GPU's host: LibTorch's number
 /// (on_threads). It is 1 if the program brings the rule.
 std::size_t host_update_threads();
-/// The most elements that one such thread takes at once.
+/// The largest number of elements that one of these threads updates at once.
 constexpr std::int64_t kHostPiece = 1 << 16;
 
 }  // namespace tessera

@@ -62,7 +62,7 @@ void measure_copies(DeviceKernels& kernels, c10::Device device, std::int64_t byt
                      });
 }
 
-/// A run of elements as a record has them, with their gradients and parameters.
+/// A run of elements as in a record, with their gradients and parameters.
 struct MeasuredPiece {
   MeasuredPiece(DType dtype, MasterKind kind, const StateFormats& formats)
       : gradient(kHostPiece), states(formats.size()) {
@@ -99,8 +99,8 @@ struct MeasuredPiece {
   OptimizerSlice slice;
 };
 
-/// Returns how many elements are updated in a second, for the dtype, masters and states that the strategy's parameters
-/// have.
+/// Returns the number of elements that are updated per second, with the dtype, masters and states that the strategy
+/// gives parameters.
 double measure_update(const Optimizer& optimizer, const Strategy& strategy, std::int64_t elements) {
   const DType dtype = strategy.mixed_precision.param;
   const MasterKind kind = master_kind_of(strategy.mixed_precision.master, dtype);

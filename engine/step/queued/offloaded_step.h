@@ -14,11 +14,11 @@
 namespace tessera {
 
 /// Chooses whether the GPU or the CPU updates a GPU's masters and moments that lie in its host's memory, if the
-/// strategy leaves it open (kAuto). It measures on all ranks at once, since they may share the bus and the processor,
-/// in memory that is freed afterwards. The slowest rank counts, so all ranks make the same choice. Rank 0 logs the
-/// choice with its figures. The choice is the GPU if the plan has records that the CPU cannot update, the CPU if only
-/// its plan fits memory.limit, and empty if nothing is to be
-/// chosen. `scene`: the scene of the plan that is to be made. It is collective over `control`.
+/// strategy leaves this open (kAuto). It measures on all ranks at once, since they may share the bus and the processor.
+/// The memory for measuring is freed afterwards. The slowest rank decides, so all ranks make the same choice. Rank 0
+/// logs the choice with the measured numbers. The choice is the GPU if the plan has records that the CPU cannot update,
+/// and the CPU if only its plan fits memory.limit. The result has no value if there is nothing to choose. `scene`: the
+/// scene of the plan that is to be made. It is collective over `control`.
 std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique_ptr<Unit>>& units,
                                                    const Strategy& strategy, const PlanScene& scene,
                                                    const Optimizer& optimizer, Accelerator& accelerator,
@@ -26,15 +26,15 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
 
 /// The speeds of a rank, from which the times of both choices follow.
 struct OffloadSpeeds {
-  double to_gpu = 0, to_host = 0;  ///< bytes a second, one way alone
-  double both_ways = 0;            ///< bytes a second each way, both at once
-  double updated = 0;              ///< elements a second, by the CPU
+  double to_gpu = 0, to_host = 0;  ///< bytes per second, in one direction only
+  double both_ways = 0;            ///< bytes per second in each direction, both at once
+  double updated = 0;              ///< elements per second, by the CPU
 };
 
-/// The seconds that a step needs beside compute if the CPU updates, and if the GPU does.
+/// The seconds that a step needs in addition to its computation if the CPU updates, and if the GPU updates.
 struct OffloadSeconds {
-  /// if the CPU updates: counts all copies of gradients, also those during backward; copies of new parameters overlap
-  /// with the update
+  /// if the CPU updates; this includes all copies of gradients, also those during backward, while copies of new
+  /// parameters overlap with the update
   double on_cpu = 0;
   double on_gpu = 0;  ///< time to copy all records to the GPU, and back at the same time
 };

@@ -24,7 +24,8 @@ DeviceRun part_of(const DeviceRun& run, std::size_t begin, std::size_t count) {
   return part;
 }
 
-/// Returns the values aligned as kernels want them. A program may return a part of a larger tensor.
+/// Returns the values aligned as kernels need them, copied if necessary: a program may return a part of a larger
+/// tensor.
 at::Tensor aligned(at::Tensor values) {
   constexpr std::uintptr_t kBytes = 16;
   return reinterpret_cast<std::uintptr_t>(values.data_ptr()) % kBytes == 0 ? std::move(values) : values.clone();
@@ -59,7 +60,7 @@ void OwnDeviceUpdate::update(std::size_t index, const FlatGroup& group, const De
     const auto count = static_cast<std::size_t>(extent.numel);
     const DeviceRun part = part_of(run, first, count);
     if (!own.is_updated) {
-      kernels_.assign_weights(part, tables);  // only averages change
+      kernels_.assign_weights(part, tables);  // makes the pass in which only averages change
       continue;
     }
     const OwnOptimizer& optimizer = optimizer_of(own);

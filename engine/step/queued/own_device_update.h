@@ -13,10 +13,10 @@
 
 namespace tessera {
 
-/// A program's own rule for elements (ElementwiseOptimizer) on a GPU. Its operators are queued like all others. They
-/// run portion by portion, between a kernel that reads masters and one that writes the new masters. The rule gets
-/// numbers from the host, and is not called for unused parameters. So the host must know the device's decision before
-/// it queues an update.
+/// A rule for elements that the program defines (ElementwiseOptimizer), on a GPU. Its operators are queued like all
+/// others. They run portion by portion, between a kernel that reads masters and one that writes the new masters. The
+/// rule gets its numbers from the host, and is not called for unused parameters. So the host must wait for the device's
+/// decision before it queues an update.
 class OwnDeviceUpdate {
  public:
   /// `groups`, `parameters`: numbers of trainable groups and trainable parameters.
@@ -26,13 +26,14 @@ class OwnDeviceUpdate {
   OptimizerSlice without_states(const OptimizerSlice& slice) const { return optimizer_of({}).without_states(slice); }
 
   /// Begins the step of a group. `index`: its number among trainable groups. `first`: the number of its first parameter
-  /// among trainable parameters. `used`: which of all trainable parameters take part in it; the step counts for these.
+  /// among trainable parameters. `used` says which of all trainable parameters take part in the step; only their step
+  /// counts grow.
   void begin(std::size_t index, const FlatGroup& group, std::size_t first, std::span<const char> used);
   /// Queues the update of a piece of the group. `run` and `view`: the piece, which the device reaches. Throws what
   /// OwnOptimizer::step throws.
   void update(std::size_t index, const FlatGroup& group, const DeviceRun& run, const StateView& view,
               const UpdateRates& rates, const StepTables& tables);
-  /// The numbers in `options` take effect in the next step.
+  /// Takes the numbers in `options` for the next step.
   void follow(const UpdateOptions& options) { elements_.follow(options); }
   /// Implements Step::resume. `steps` [trainable parameter]: the number of steps in which the parameter took part.
   void resume(std::span<const std::int64_t> steps) { steps_.assign(steps.begin(), steps.end()); }

@@ -19,7 +19,7 @@ NormBuffer buffer_of_part(const FlatGroup& group, const float* values) {
 
 std::size_t sums_of(const NormBuffer& buffer) { return NormSums(buffer.runs).count(); }
 
-/// Returns the tables of `buffers`, whose sums are at `sums`, in order.
+/// Returns the tables of `buffers`. Their sums are at `sums`, in the same order.
 NormTables tables_of(std::span<const NormBuffer> buffers, double* sums, DeviceTables& memory) {
   return norm_tables(norm_launch(buffers, sums, memory.take<double>(norm_scratch_count(buffers))), memory);
 }
@@ -46,7 +46,7 @@ QueuedLayers::QueuedLayers(const QueuedContext& context, std::span<const Part> p
   }
   message_ = memory_.take<double>(kinds * most_sums);
   messages_ = ranks == 1 ? message_ : memory_.take<double>(ranks * kinds * most_sums);
-  LayerTables tables;  // tables of the next Meeting
+  LayerTables tables;  // tables for the next Meeting
   tables.kinds = static_cast<int>(kinds);
   tables.messages = messages_;
   tables.part_ranks = memory_.put<std::int32_t>(ranks_with_parts);
@@ -95,7 +95,7 @@ void QueuedLayers::add_weights(std::span<const Part> parts, Meeting& meeting) {
       continue;
     }
     add_together();
-    const auto* const at = reinterpret_cast<const float*>(message_);  // any address will do
+    const auto* const at = reinterpret_cast<const float*>(message_);  // the address is not read; any address will do
     const NormBuffer buffer = buffer_of_part(*part.group, at);
     NormTables& tables = meeting.weights.emplace_back(tables_of({&buffer, 1}, sums, memory_));
     tables.high = static_cast<const std::uint16_t*>(part.weights.parameter);
@@ -107,7 +107,7 @@ void QueuedLayers::add_weights(std::span<const Part> parts, Meeting& meeting) {
 }
 
 /// Gradients have memory in backward only while they are in use. The tables therefore have the addresses that updates
-/// would have if the unit's gradients began at `message_`, one behind the other (place_gradients).
+/// would have if the unit's gradients began at `message_`, one after another (place_gradients).
 void QueuedLayers::add_updates(std::span<const FlatGroup* const> groups, Meeting& meeting) {
   const auto* place = reinterpret_cast<const float*>(message_);
   std::vector<NormBuffer> buffers;

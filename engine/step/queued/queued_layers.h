@@ -17,37 +17,37 @@ namespace tessera {
 
 /// Computes the norms of LAMB and LARS on a GPU; all of it is queued. Ranks agree on each parameter's norms between the
 /// passes of a step (in backward: of a unit). The parameter's rate follows from its norms. DeviceUpdate owns and calls
-/// it. It gives the same bits as LayerNorms and LayerwiseUpdate on the CPU.
+/// a QueuedLayers. The norms have the same bits as those of LayerNorms and LayerwiseUpdate on the CPU.
 class QueuedLayers {
  public:
   /// This rank's optimizer part of a group.
   struct Part {
     const FlatGroup* group;
-    StepArguments weights;  ///< says where the weights lie
-    bool is_copied;         ///< some weights lie below the device's memory: all are copied before they are added up
+    StepArguments weights;  ///< the place of the weights
+    bool is_copied;         ///< some weights are offloaded, so all weights are copied before they are added up
   };
 
-  /// `parts`: parts of all trainable groups, in the order of units. Updates whose norms are also added up lie in place
-  /// of the gradients.
+  /// `parts`: parts of all trainable groups, in the order of units. If norms of updates are added up too, the updates
+  /// lie where gradients lay before.
   QueuedLayers(const QueuedContext& context, std::span<const Part> parts, LayerNorms::Options options);
 
   /// Returns where the caller copies the weights of a part that is copied, from its first element on. Parts use this
-  /// memory one after the other.
+  /// memory one after another.
   float* copy() const { return copy_; }
-  /// Adds up the weights that were copied to `copy`; kernels that copy them are queued already. `part`: its index among
-  /// all.
+  /// Adds up the weights that were copied to `copy`; kernels that copy them are queued already. `part`: the index of
+  /// the copied part among all parts.
   void add_copied(std::size_t part) { kernels_.norm(copied_[part]); }
 
-  /// Agrees on the norms of all units; in backward on those of `unit`. It is collective. When it is called, the weights
-  /// have not changed in this step, copied weights are added up, and updates lie in place of the gradients. `request`,
-  /// `tables`: those of the decided step, whose constants the second pass then uses. Throws tessera::Error.
+  /// Agrees on the norms of all units; in backward only on those of `unit`. It is collective. REQUIRES: the weights
+  /// have not changed in this step, copied weights are added up, and updates lie where gradients lay before. `request`
+  /// and `tables` belong to the decided step; the second pass uses its constants. Throws tessera::Error.
   void agree(std::optional<std::int32_t> unit, const StepRequest& request, const StepTables& tables);
 
  private:
   /// The norms on which ranks agree in one exchange.
   struct Meeting {
     const FlatGroup* first = nullptr;  ///< first group of the Meeting
-    std::vector<NormTables> weights;   ///< this rank's parts without those that are copied
+    std::vector<NormTables> weights;   ///< this rank's parts, without those that are copied
     NormTables updates;
     LayerTables tables;
   };
@@ -62,8 +62,8 @@ class QueuedLayers {
   float* const copy_;
   double* message_ = nullptr;       ///< [kinds][LayerTables::most_sums]: this rank's message, for one meeting at a time
   double* messages_ = nullptr;      ///< messages of all ranks
-  std::vector<Meeting> meetings_;   ///< one Meeting for all units, or [unit]: one for each
-  std::vector<NormTables> copied_;  ///< [part]: for weights that are copied
+  std::vector<Meeting> meetings_;   ///< one Meeting for all units, or [unit]: one for each unit
+  std::vector<NormTables> copied_;  ///< [part]: tables for weights that are copied
 };
 
 }  // namespace tessera

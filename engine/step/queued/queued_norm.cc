@@ -60,7 +60,7 @@ QueuedNorm::QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by
   std::size_t most = 0;
   for (auto rest = groups; !rest.empty(); rest = rest.subspan(first_unit(rest).size()))
     most = std::max(most, norm_scratch_count(buffers_of(first_unit(rest))));
-  auto* const scratch = tables_.take<double>(most);  // units use it one after the other
+  auto* const scratch = tables_.take<double>(most);  // units use it one after another
   // A unit's sum has memory only while it is in use. The tables have the addresses that its gradients would have if the
   // sum began here.
   const float* const at = reinterpret_cast<const float*>(sums);

@@ -158,7 +158,7 @@ double QueuedStep::lr(std::optional<std::size_t> group) const {
 
 void QueuedStep::expect_update(std::span<const int> order) {
   backward_.sums_are_steps = !updates_in_backward();
-  if (updates_in_backward()) send_numbers(take_slot());  // sent before records, since copies run one after the other
+  if (updates_in_backward()) send_numbers(take_slot());  // numbers must be copied before records
   update_.expect(order);
 }
 
@@ -191,8 +191,8 @@ LossSeed QueuedStep::seed_of(const at::Tensor& loss, double weight) const {
 
 void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
   if (marks_.downloaded && !std::exchange(backward_.is_begun, true)) {
-    join_downloads();                               // waits for copies that the step before queued
-    if (update_.waits_before_exchange()) latest();  // throws that step's error, before this step can find one
+    join_downloads();                               // waits for copies that the previous step queued
+    if (update_.waits_before_exchange()) latest();  // throws the previous step's error before any new error
   }
   norm_->add(unit);
   const std::span<const double> sums = norm_->sums_of(unit);
@@ -247,7 +247,8 @@ void QueuedStep::join_downloads() const {
   marks_.downloaded->join();
 }
 
-/// Returns this step's slot. Waits for the step that used the slot last; the host then knows what became of that step.
+/// Returns this step's slot. It waits for the step that used the slot last; the host then knows the outcome of that
+/// step.
 QueuedStep::InFlight& QueuedStep::take_slot() {
   InFlight& slot = flight_.ring[static_cast<std::size_t>(flight_.steps % kMostStepsInFlight)];
   if (!slot.outcome) return slot;
@@ -258,9 +259,9 @@ QueuedStep::InFlight& QueuedStep::take_slot() {
   return slot;
 }
 
-/// Copies what the host knows into this rank's message, while backward is still computed: counts, and a flag for each
-/// parameter that got a gradient, and numbers of groups. This part of the message lies behind the part that the device
-/// adds up.
+/// Copies the host's part of this rank's message to the device, while backward is still computed. It has counts, a flag
+/// for each parameter that got a gradient, and the numbers of groups. This part lies behind the part of the message
+/// that the device adds up.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
   header.weight = local.weight;
@@ -283,7 +284,7 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   if (!updates_in_backward()) send_numbers(slot);
 }
 
-/// Sends the numbers of parameter groups, if there are any. Kernels that are queued from now on find them.
+/// Sends the numbers of parameter groups, if there are any. Kernels that are queued from now on use them.
 void QueuedStep::send_numbers(InFlight& slot) {
   follow_options();
   if (!numbers_.there) return;
@@ -295,8 +296,8 @@ void QueuedStep::send_numbers(InFlight& slot) {
   kernels_.upload({&piece, 1}, marks_.numbers_read.get())->join();
 }
 
-/// Each launch gets numbers from the host. A change of them therefore takes effect in the steps that are queued from
-/// now on.
+/// Each launch gets numbers from the host. A change of these numbers therefore takes effect in the steps that are
+/// queued from now on.
 void QueuedStep::follow_options() {
   if (std::exchange(numbers_.followed, numbers_.options.version()) == numbers_.options.version()) return;
   update_.follow(numbers_.options);
@@ -358,7 +359,7 @@ void QueuedStep::resume(const StepProgress& progress) {
   DeviceDecision decision{};
   decision.so_far.applied = progress.applied;
   decision.so_far.samples = progress.samples;
-  decision.samples = latest().samples;  // `lr` assumes that the next step has as many samples
+  decision.samples = latest().samples;  // `lr` assumes that the next step has as many samples as this one
   decision.scaler = progress.scaler;
   if (watches_for_spikes()) {
     LossSpikes spikes(strategy_.on_spike);

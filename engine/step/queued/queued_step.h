@@ -31,24 +31,24 @@
 
 namespace tessera {
 
-/// The step of an Engine on a GPU: norm, agreement, decision and update, which the host queues without waiting for
-/// them. The agreement of ranks, and the decisions that follow from it, have the same bits as those of CpuStep on the
-/// CPU. DeviceUpdate makes the update itself.
+/// The step of an Engine on a GPU: norm, agreement, decision and update. The host queues them without waiting. The
+/// agreement of ranks, and the decisions that follow from it, have the same bits as those of CpuStep on the CPU.
+/// DeviceUpdate makes the update itself.
 ///
-/// Where units are updated in backward (OptimizerConfig::in_backward), each unit begins separately: the device checks
-/// that its gradients are finite, and counts the step of its parameters. The host knows the rate beforehand, since no
-/// step is skipped. Messages are exchanged at the step's end as always. From them all ranks learn whether all gradients
-/// of the step were finite.
+/// If units are updated in backward (OptimizerConfig::in_backward), each unit begins separately: the device checks that
+/// the unit's gradients are finite, and counts the step for the unit's parameters. The host knows the rate beforehand,
+/// since no step is skipped. Messages are still exchanged at the end of the step. From them all ranks know whether all
+/// gradients of the step were finite.
 ///
-/// Where nothing is updated by the host's CPU or by a program's rule, the host may be kMostStepsInFlight steps ahead of
-/// the device. Then it waits for the oldest step.
+/// If nothing is updated by the host's CPU or by a program's rule, the host may be kMostStepsInFlight steps ahead of
+/// the device. Before it goes further ahead, it waits for the oldest step.
 class QueuedStep final : public Step {
  public:
   QueuedStep(const StepContext& context, const Optimizer& optimizer, Accelerator& accelerator);
 
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;
   void add_loss(const at::Tensor& loss, double weight, std::int64_t round) override;
-  /// Begins to bring records to where the update uses them.
+  /// Begins to bring records to the memory in which the update uses them.
   void expect_update(std::span<const int> order) override;
   void reduced(const Unit& unit) override;
   void update(Unit& unit, const UnitAgreement& agreed) override;
@@ -60,7 +60,7 @@ class QueuedStep final : public Step {
   void swap_averages() override;
   GradientSquares* own_squares() override { return squares_ ? &*squares_ : nullptr; }
   void forget_losses() override;
-  /// Returns the answer for the step that is kMostStepsInFlight before the latest one. The host has waited for that
+  /// Returns the result for the step that is kMostStepsInFlight before the latest step. The host has waited for that
   /// step on every rank.
   const std::vector<char>* known_used() const override {
     return flight_.known_used.empty() ? nullptr : &flight_.known_used;
@@ -79,7 +79,7 @@ class QueuedStep final : public Step {
 
  private:
   struct InFlight {
-    /// pinned memory for the host's part of a message, and for the answer of the device
+    /// pinned memory for the host's part of a message, and for the decision of the device
     std::shared_ptr<std::byte> message, decision;
     std::shared_ptr<std::byte> numbers;  ///< pinned memory for StepTables::group_numbers
     /// pinned memory for the flags of AgreedStep::used, which come back from the device
@@ -88,14 +88,15 @@ class QueuedStep final : public Step {
     std::shared_ptr<StepOutcome> outcome;  ///< outcome of the step that last used this slot
   };
 
-  /// The numbers of the update that a program may change, and what the device has of them.
+  /// The numbers of the update that a program may change, and the numbers that the device has.
   struct Numbers {
     explicit Numbers(const OptimizerConfig& optimizer) : rates(optimizer), options(optimizer) {}
 
     LearningRates rates;
     UpdateOptions options;
-    std::uint64_t followed = 0;           ///< the options' version that the update has
-    std::vector<GroupNumbers> of_groups;  ///< rates set by hand are added when the numbers are sent
+    std::uint64_t followed = 0;           ///< version of the options that the update uses
+    std::vector<GroupNumbers> of_groups;  ///< numbers of groups, without rates set by hand, which are added when the
+                                          ///< numbers are sent
     GroupNumbers* there = nullptr;        ///< StepTables::group_numbers
   };
 
@@ -108,30 +109,31 @@ class QueuedStep final : public Step {
   /// Numbers in the device's memory, as LibTorch's operators see them.
   struct Views {
     at::Tensor loss, own_squares;  ///< they lie in the message
-    at::Tensor losses;             ///< losses in the message, under "reproducible": [round, 2] MicrobatchLossThere
+    at::Tensor losses;             ///< losses in the message, under "reproducible": [round, 2], as in
+                                   ///< MicrobatchLossThere
     at::Tensor loss_scale;         ///< lies in the decision: a scalar, fp32
   };
 
   /// Events of the device, which later work waits for.
   struct Marks {
-    std::unique_ptr<DeviceKernels::Mark> uploaded;         ///< the host's part is on the device
-    std::unique_ptr<DeviceKernels::Mark> messages_read;    ///< the step before has read the messages
-    std::unique_ptr<DeviceKernels::Mark> numbers_read;     ///< the step before has read the numbers of groups
+    std::unique_ptr<DeviceKernels::Mark> uploaded;         ///< the host's part of the message is on the device
+    std::unique_ptr<DeviceKernels::Mark> messages_read;    ///< the previous step has read the messages
+    std::unique_ptr<DeviceKernels::Mark> numbers_read;     ///< the previous step has read the numbers of groups
     std::shared_ptr<DeviceKernels::Mark> used_downloaded;  ///< the latest step's flags are on the host
     std::shared_ptr<DeviceKernels::Mark> downloaded;       ///< the latest decision is on the host
   };
 
-  /// The queued steps. The host knows the outcomes of all older ones.
+  /// The queued steps. The host knows the outcomes of all older steps.
   struct Flight {
     std::array<InFlight, kMostStepsInFlight> ring;
-    std::int64_t resumed_at = 0;   ///< StepProgress::applied
+    std::int64_t resumed_at = 0;   ///< StepProgress::applied at the last Step::resume
     std::int64_t steps = 0;        ///< steps queued since the last Step::resume
     std::vector<char> known_used;  ///< see QueuedStep::known_used
   };
 
   /// How far the next step has come in its backwards.
   struct Backward {
-    bool is_begun = false;        ///< whether a unit of the step has begun, where units are updated in backward
+    bool is_begun = false;        ///< whether a unit of the step has begun, if units are updated in backward
     bool sums_are_steps = false;  ///< true from the beginning of a step's last backward to the step's end
   };
 
@@ -165,7 +167,7 @@ class QueuedStep final : public Step {
   Message message_;
   StepTables tables_;
   DeviceUpdate update_;
-  StepRequest request_;                   ///< the fields that do not change from step to step
+  StepRequest request_;                   ///< the fields of requests that do not change from step to step
   std::optional<QueuedNorm> norm_;        ///< made with the tables
   std::optional<QueuedSquares> squares_;  ///< set with "noise_scale"
   Views views_;

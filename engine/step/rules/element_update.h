@@ -23,8 +23,8 @@ struct UpdateRates {
   bool is_first_of_run = false;  ///< StepScalars::is_first_of_run
 };
 
-/// A run of elements that have taken part in equally many steps, and are updated with the same numbers. If `is_updated`
-/// is false, the step does not change them, but it still updates their average.
+/// A run of elements that have taken part in the same number of steps, and are updated with the same numbers. If
+/// `is_updated` is false, the step does not change them, but it still updates their average.
 struct UpdateRun {
   Extent extent;
   std::int64_t step = 0;                        ///< number of this step, counted from 1
@@ -32,33 +32,35 @@ struct UpdateRun {
   bool is_updated = true;
 };
 
-/// The CPU's update of elements, one by one. It finds which elements of a flat group are updated with the same numbers
-/// in a step, and goes over them. Masters and states may be those of the CPU, or those of a GPU in its host's memory.
+/// The CPU's update of elements, one by one. It finds the elements of a flat group that are updated with the same
+/// numbers in a step, and updates them. Masters and states may be those of the CPU, or those of a GPU in its host's
+/// memory.
 class ElementUpdate {
  public:
   /// `rates` must outlive this object.
   ElementUpdate(const Strategy& strategy, const OwnRules& own_rules, const LearningRates& rates);
 
-  /// Appends the runs of `part` of the group to `runs`. Neighbouring parameters that have taken part in equally many
-  /// steps make one run, which includes the padding behind them. `used` says which parameters take part in this step.
-  /// It begins with the group's parameters and may have entries of other parameters behind them. `steps` says in how
-  /// many steps each of the group's parameters has taken part; the function adds this step.
+  /// Appends the runs of `part` of the group to `runs`. Neighbouring parameters that have taken part in the same number
+  /// of steps form one run, which includes the padding behind them. `used` says which parameters take part in this
+  /// step. It begins with the group's parameters and may have entries of other parameters behind them. `steps` has the
+  /// number of steps in which each of the group's parameters has taken part; the function adds this step.
   void find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,
                  std::vector<UpdateRun>& runs) const;
 
-  /// The numbers in `options` take effect at once. REQUIRES: no call is under way.
+  /// Takes the numbers in `options` at once. REQUIRES: no call is under way.
   void follow(const UpdateOptions& options);
 
   StepScalars scalars_of(const UpdateRates& rates, const UpdateRun& run) const;
   const Optimizer& optimizer_of(const UpdateRun& run) const { return *optimizers_[run.group + 1]; }
-  /// Updates `slice`. `optimizer`: that of the run, or one for groups of matrices.
+  /// Updates `slice`. `optimizer`: the optimizer of the run, or an optimizer for groups of matrices.
   void update(const Optimizer& optimizer, const OptimizerSlice& slice, const UpdateRates& rates,
               const UpdateRun& run) const;
 
  private:
   const LearningRates& rates_;
   const bool averages_;                                 ///< strategy.ema
-  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< [0]: for parameters in no group; [1 + group]: for others
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;  ///< [0]: for parameters in no group; [1 + i]: for those of
+                                                        ///< group i
 };
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// LayerMeeting::totals number tensors from 0, in the order of the groups.
+/// Returns a meeting about `groups`. LayerMeeting::totals numbers tensors from 0, in the order of the groups.
 LayerMeeting meeting_of(std::vector<const FlatGroup*> groups, std::size_t parts) {
   std::vector<std::size_t> numbers;
   std::vector<std::uint64_t> numels;

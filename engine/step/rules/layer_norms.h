@@ -15,22 +15,21 @@
 
 namespace tessera {
 
-/// The trainable groups on whose norms ranks agree in one exchange.
+/// One exchange in which ranks agree on the norms of some trainable groups.
 struct LayerMeeting {
   std::vector<const FlatGroup*> groups;
   std::vector<std::size_t> numbers;  ///< [tensor of `totals`]: FlatParameter::number, in the order of the groups
   NormTotals totals;
 };
 
-/// Returns the meetings of a step: one about all trainable groups; or, with `by_unit`, one for each [unit], with no
-/// groups
-/// where the unit does not train. `parts`: how many equal parts make up a group's optimizer state.
+/// Returns the meetings of a step: one about all trainable groups or, with `by_unit`, one for each [unit]. A unit that
+/// does not train has a meeting without groups. `parts`: the number of equal parts of a group's optimizer state.
 std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts,
                                          bool by_unit);
 
 /// Computes the norms that LAMB and LARS compare: the norm of each parameter's weights, and that of its update. The
-/// sums go over the optimizer parts of all ranks and use the trees of optim/grad_norm.h. So every strategy gives the
-/// same bits, whether the ranks exchange the norms of all units at once or of one unit at a time.
+/// sums go over the optimizer parts of all ranks and use the trees of optim/grad_norm.h. So the norms have the same
+/// bits with every strategy, whether ranks exchange the norms of all units at once or of one unit at a time.
 ///
 ///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end; for all groups, or
 ///   for those of a unit; then agree(unit): collective
@@ -44,16 +43,16 @@ class LayerNorms {
              Options options);
 
   void begin(const FlatGroup& group);
-  /// fp32 values of the elements from `first` on, counted in the group's flat buffer. Elements that are left out count
-  /// as zeros.
+  /// These add fp32 values of the elements from `first` on, counted in the group's flat buffer. Elements that are left
+  /// out count as zeros.
   void add_weights(const FlatGroup& group, std::int64_t first, std::span<const float> values);
   void add_update(const FlatGroup& group, std::int64_t first, std::span<const float> values);
-  /// Agrees on all norms, or on those of a unit, by its index. It is collective. Throws tessera::Error. REQUIRES: a
-  /// unit is given if and only if Options::by_unit.
+  /// Agrees on all norms, or on those of the unit with index `unit`. It is collective. Throws tessera::Error. REQUIRES:
+  /// a unit is given if and only if Options::by_unit.
   void agree(std::optional<std::int32_t> unit);
 
-  /// These return the norms of the parameter with FlatParameter::number `number`, as the latest `agree` on it found
-  /// them.
+  /// These return the norms of the parameter with FlatParameter::number `number`, as the latest `agree` that included
+  /// the parameter found them.
   double weights(std::int64_t number) const;
   double update(std::int64_t number) const;
 
@@ -72,10 +71,10 @@ class LayerNorms {
   const std::shared_ptr<Collectives> world_;
   const std::vector<int> ranks_with_parts_;
   std::vector<std::size_t> first_of_unit_;
-  std::vector<Kind> kinds_;                 ///< weights, and updates where they are added
-  std::vector<LayerMeeting> meetings_;      ///< one LayerMeeting for all units, or [unit]: one for each
+  std::vector<Kind> kinds_;                 ///< norms of weights; also of updates, if these are added
+  std::vector<LayerMeeting> meetings_;      ///< one LayerMeeting for all units, or [unit]: one for each unit
   std::vector<double> message_, messages_;  ///< message of this rank; messages of all ranks
-  std::vector<double> squares_;             ///< [tensor of LayerMeeting::totals]: its sum of squares
+  std::vector<double> squares_;             ///< [tensor of LayerMeeting::totals]: the tensor's sum of squares
   std::vector<const double*> parts_;
   double seconds_ = 0;
 };

@@ -39,14 +39,16 @@ void LayerwiseUpdate::agree(std::optional<std::int32_t> unit, std::span<const do
   norms_.agree(unit);
 }
 
-/// lars uses the norm of the gradient, which is the same sum over the same tree wherever it was added up.
+/// Returns the norm of a parameter's update. lars uses the norm of the gradient. Updates in backward take it from
+/// `norms_`, and other updates from the agreement; both are sums over the same tree.
 double LayerwiseUpdate::norm_of_update(const LayerwiseOptimizer& optimizer, std::int64_t number) const {
   if (optimizer.makes_directions()) return norms_.update(number);
   const double norm = in_backward_ ? norms_.update(number) : std::sqrt(squares_[static_cast<std::size_t>(number)]);
   return norm * gradient_scale_;
 }
 
-/// It goes parameter by parameter, since each has its own rate. Padding between them does not change.
+/// Updates one parameter after another, since each parameter has its own rate. Padding between parameters does not
+/// change.
 void LayerwiseUpdate::step(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
                            std::size_t config) const {
   const LayerwiseOptimizer& optimizer = optimizer_of(config);

@@ -16,24 +16,24 @@
 
 namespace tessera {
 
-/// The updates of LAMB and LARS. Update goes over all runs twice, and between the passes ranks agree on each
-/// parameter's norms. In backward it does so unit by unit. Ranks do not know the norms of gradients in backward, so
-/// lars measures them too.
+/// The updates of LAMB and LARS. The class Update goes over all runs twice, and between the two passes ranks agree on
+/// each parameter's norms. In backward this is done unit by unit. Ranks do not know the norms of gradients in backward,
+/// so lars measures them too.
 class LayerwiseUpdate {
  public:
   explicit LayerwiseUpdate(const StepContext& context);
 
-  /// The numbers in `options` take effect in the next step.
+  /// Takes the numbers in `options` for the next step.
   void follow(const UpdateOptions& options);
 
-  /// Begins the first pass over a group, whose slices come in order.
+  /// Begins the first pass over a group. `measure` is then called for the group's slices in order.
   void begin(const FlatGroup& group) { norms_.begin(group); }
-  /// `config`: FlatParameter::group of the slice's parameters. With lamb it replaces gradients by directions.
+  /// `config`: FlatParameter::group of the slice's parameters. With lamb it writes directions over the gradients.
   void measure(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config);
 
-  /// Agrees on the norms of all units; in backward on those of `unit`. It is collective. `squares`:
-  /// AgreedStep::squares, which are not known in backward. `gradient_scale`: the factor that makes gradients from sums.
-  /// Throws tessera::Error.
+  /// Agrees on the norms of all units; in backward only on those of `unit`. It is collective. `squares`:
+  /// AgreedStep::squares, which are not known in backward. `gradient_scale`: the factor by which sums become mean
+  /// gradients. Throws tessera::Error.
   void agree(std::optional<std::int32_t> unit, std::span<const double> squares, double gradient_scale);
 
   /// Makes the second pass. `scalars.lr`: the rate before norms change it.
@@ -46,8 +46,10 @@ class LayerwiseUpdate {
   const LayerwiseOptimizer& optimizer_of(std::size_t config) const { return *optimizers_[config + 1]; }
   double norm_of_update(const LayerwiseOptimizer& optimizer, std::int64_t number) const;
 
-  std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;  ///< [0]: for parameters in no group; [1 + group]
-  std::vector<bool> adapts_;                                     ///< likewise
+  std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;  ///< [0]: for parameters in no group; [1 + i]: for
+                                                                 ///< those of group i
+  std::vector<bool> adapts_;                                     ///< with the same index as optimizers_: whether the
+                                                                 ///< rates are adapted to norms
   const bool in_backward_;
   LayerNorms norms_;
   std::span<const double> squares_;

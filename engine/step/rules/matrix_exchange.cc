@@ -81,8 +81,8 @@ void MatrixExchange::read_masters(const FlatGroup& group, const StateView& view,
   read_by_kernel(run, to);
 }
 
-/// Kernels write whole vectors, but a piece in a message may begin anywhere. A piece that does not begin at a vector
-/// goes through a little memory that is not in the plan.
+/// Kernels write whole vectors, but a piece of a message may begin at any element. A piece that does not begin at a
+/// vector boundary is copied through a little memory that is not in the plan.
 void MatrixExchange::read_by_kernel(DeviceRun run, float* to) const {
   constexpr std::size_t kVector = 16;  // bytes
   constexpr std::size_t kPortion = std::size_t{1} << 20;
@@ -140,7 +140,7 @@ void MatrixExchange::collect(const MatrixBatch& batch, VisitMasters visit_master
   places_.clear();
   for (const DealtMatrix& matrix : matrices) {
     const Held own = collected_from(matrix, world_->rank());
-    if (matrix.owner == world_->rank()) {  // `join` takes it from where it lies, except for masters that are read now
+    if (matrix.owner == world_->rank()) {  // `join` reads it where it lies, except for masters, which are read now
       places_.push_back(own_masters_.empty() ? nullptr : own_masters);
       if (!own_masters_.empty()) own_masters += MatrixDeal::in_whole_lines(own.piece.numel);
       continue;
@@ -156,8 +156,8 @@ void MatrixExchange::collect(const MatrixBatch& batch, VisitMasters visit_master
   exchange("matrices to owners", batch.collected);
 }
 
-/// Reads masters in one pass over the group. `places`: where the masters of each matrix go; null: they are not needed
-/// now.
+/// Reads masters in one pass over the group. `places`: the address to which the masters of each matrix are written;
+/// null if they are not needed now.
 void MatrixExchange::collect_masters(std::span<const DealtMatrix> of_group, std::span<float* const> places,
                                      VisitMasters visit_masters) const {
   const FlatGroup& group = group_of(of_group.front());
@@ -170,7 +170,7 @@ void MatrixExchange::collect_masters(std::span<const DealtMatrix> of_group, std:
   });
 }
 
-/// `own_masters`: points at the next of this rank's masters, which are not sent.
+/// `own_masters` points to the next of this rank's own masters, which are not sent.
 WholeMatrix MatrixExchange::join(const DealtMatrix& matrix, Messages& from, const float*& own_masters) {
   std::span<float> rest = work_;
   const auto take = [&](std::int64_t numel) {

@@ -17,21 +17,22 @@
 
 namespace tessera {
 
-/// A matrix on its owner: all parts that came in, joined.
+/// A matrix on its owner, joined from the parts of all ranks.
 struct WholeMatrix {
-  std::span<float> gradient;  ///< [numel]: the gradient or direction; under muon the owner leaves its result here
-  /// [numel]: masters under rules of whole tensors, where the owner leaves its result; else empty
+  std::span<float> gradient;  ///< [numel]: the gradient or direction; under muon the owner writes its result here
+  /// [numel]: masters, under rules of whole tensors; the owner writes its result here; else empty
   std::span<float> masters;
-  std::span<float> states;  ///< all of DealtMatrix::states; the owner sends them back too
-  std::span<float> work;    ///< scratch: the rest of MatrixDeal::work_numel
+  std::span<float> states;  ///< all of DealtMatrix::states; the owner also sends them back
+  std::span<float> work;    ///< scratch: the remaining elements of MatrixDeal::work_numel
 };
 
 /// Calls the function with views of a group's whole optimizer part on this rank, with its masters, in the order of
 /// elements.
 using VisitMasters = c10::function_ref<void(const FlatGroup&, c10::function_ref<void(const StateView&)>)>;
 
-/// Brings the pieces of matrices that lie in all ranks' memory to the matrices' owners, and brings the owners' results
-/// back: they take the place of the gradients, and of the groups' tensor states. MatrixUpdate owns and calls it.
+/// Sends the pieces of matrices, which lie in the memory of all ranks, to the owners of the matrices, and sends the
+/// owners' results back. Results are written over the gradients and the groups' tensor states. MatrixUpdate owns and
+/// calls it.
 class MatrixExchange {
  public:
   /// `masters`: reads the masters that go to owners; null under muon. `device`: the device on which
@@ -39,16 +40,16 @@ class MatrixExchange {
   MatrixExchange(const StepContext& context, const MasterAssigner* masters, ComputeDevice device,
                  DeviceKernels* kernels);
 
-  /// Calls `compute` for the matrices of this rank. It is collective. The host waits only in `visit_masters` if work is
-  /// queued. That function is not called under muon. Throws tessera::Error.
+  /// Calls `compute` for the matrices of this rank. It is collective. On a GPU, where work is queued, the host waits
+  /// only in `visit_masters`. Under muon `visit_masters` is not called. Throws tessera::Error.
   void run(const MatrixBatch& batch, VisitMasters visit_masters,
            c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute);
 
-  /// Returns the seconds spent in exchanges so far, including waits for ranks that compute longer.
+  /// Returns the seconds spent in exchanges so far, including waits for slower ranks.
   double seconds() const { return seconds_; }
 
  private:
-  /// The messages from or to all ranks, each `numel` long.
+  /// The messages from or to all ranks. Each has `numel` elements.
   class Messages {
    public:
     Messages(float* begin, std::int64_t numel, std::vector<std::int64_t>& used)
@@ -94,8 +95,9 @@ class MatrixExchange {
   float* const received_;
   const std::span<float> work_;
   const std::span<float> own_masters_;        ///< masters of a batch that are not sent; empty if `join` reads them
-  std::vector<float*> places_;                ///< [matrix of the batch]: place for this rank's masters
-  std::vector<std::int64_t> read_, written_;  ///< [rank]: elements used of the messages from it and to it
+  std::vector<float*> places_;                ///< [matrix of the batch]: address for this rank's masters
+  std::vector<std::int64_t> read_, written_;  ///< [rank]: number of elements used of the message from the rank, and of
+                                              ///< the message to it
   double seconds_ = 0;
 };
 

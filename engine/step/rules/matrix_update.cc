@@ -21,8 +21,8 @@ float factor_of(const MuonConfig& muon, const FlatParameter& parameter) {
                                         : 0.2 * std::sqrt(std::max(rows, columns)));
 }
 
-/// Offloaded states of groups, as long as an update uses them: FlatGroup::of_tensors points at them. They lie in the
-/// records' own memory. On a GPU they lie in slots of its memory, and work on them is queued.
+/// Offloaded states of groups, while an update uses them; FlatGroup::of_tensors points to them. On the CPU they lie in
+/// the records' own memory. On a GPU they lie in slots of the GPU's memory, and work on them is queued.
 class HeldStates {
  public:
   explicit HeldStates(std::vector<FlatGroup*> groups) : groups_(std::move(groups)) {}
@@ -86,7 +86,8 @@ void MatrixUpdate::follow(const UpdateOptions& options) {
   }
 }
 
-/// A unit has one batch, or none where nothing in it is updated as a matrix.
+/// Returns the batches of a unit, or all batches. A unit has one batch, or none if none of its parameters is updated as
+/// a matrix.
 std::span<const MatrixBatch> MatrixUpdate::batches_of(std::optional<std::int32_t> unit) const {
   if (!unit) return deal_.batches();
   const MatrixBatch* const batch = deal_.batch_of(static_cast<std::size_t>(*unit));

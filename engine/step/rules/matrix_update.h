@@ -21,45 +21,46 @@
 
 namespace tessera {
 
-/// Updates of whole matrices, by Muon or by a TensorRule. Update makes the passes over single elements, before the
-/// matrices are exchanged and after.
+/// Updates of whole matrices, by Muon or by a TensorRule. The class Update makes the passes over single elements,
+/// before and after the exchange of matrices.
 class MatrixUpdate {
  public:
-  /// `rule`: null under muon. `kernels`: those of the GPU if `device` is one; else null.
+  /// `rule`: null under muon. `kernels`: the kernels of `device` if it is a GPU; else null.
   MatrixUpdate(const StepContext& context, std::shared_ptr<const TensorRule> rule, ComputeDevice device = {},
                DeviceKernels* kernels = nullptr);
 
-  /// The numbers in `options` take effect in the next step.
+  /// Takes the numbers in `options` for the next step.
   void follow(const UpdateOptions& options);
 
-  /// Announces the exchange of all units, or in backward that of `unit`: offloaded state that it needs is read ahead.
+  /// Announces the exchange of all units, or in backward that of `unit`, so that offloaded state that the exchange
+  /// needs is read ahead.
   void expect(std::optional<std::int32_t> unit);
 
-  /// Returns whether there is a pass before the exchange: Muon updates momenta, and leaves directions in place of the
+  /// Returns whether there is a pass before the exchange: Muon then updates momenta, and writes directions over the
   /// gradients.
   bool makes_directions() const { return !rule_; }
   void make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
                        std::size_t config) const;
 
-  /// The inputs from which a step's numbers follow.
+  /// The inputs from which the numbers of a step are computed.
   struct OfStep {
     const LearningRates& learning_rates;
     const UpdateRates& rates;
     std::span<const std::int64_t> steps;  ///< [trainable parameter]: steps in which it took part, this one included
     std::span<const char> used;           ///< [trainable parameter]: whether it takes part in this step
   };
-  /// Exchanges matrices of all ranks, batch by batch; in backward those of `unit`. Results lie in place of the
-  /// gradients. It is collective. `step` is the same on all ranks. It is null under muon where the host does not know
-  /// it; then no matrix is left out. `visit_masters` is called for each group in order, except under muon. Throws
+  /// Exchanges matrices of all ranks, batch by batch; in backward those of `unit`. Results are written over the
+  /// gradients. It is collective. `step` is the same on all ranks. Under muon it is null if the host does not know it;
+  /// then no matrix is left out. `visit_masters` is called for each group in order, except under muon. Throws
   /// tessera::Error, and what a program's rule throws.
   void exchange(std::optional<std::int32_t> unit, const OfStep* step, VisitMasters visit_masters);
 
-  /// Returns Muon's optimizer for a GPU; kernels compute its directions and updates.
+  /// Returns the optimizer of Muon for a GPU, whose kernels compute directions and updates.
   const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
 
-  /// Returns the arguments of the GPU's kernel that takes in the results.
+  /// Returns the arguments for the GPU's kernel that applies the results.
   StepArguments step_arguments(const OptimizerSlice& slice) const;
-  /// Returns the optimizer that takes in the results of the owners. `config`: FlatParameter::group.
+  /// Returns the optimizer that applies the results of the owners. `config`: FlatParameter::group.
   const Optimizer& optimizer_of(std::size_t config) const;
 
   /// Returns the seconds spent in exchanges so far.
@@ -82,12 +83,12 @@ class MatrixUpdate {
   const MuonConfig muon_;
   const ComputeDevice device_;
   const std::shared_ptr<const TensorRule> rule_;
-  // The first one is for parameters in no group, and the others are for one group each. One of `directions_` and
-  // `assigners_` is empty.
+  // In both vectors the first element is for parameters in no group, and each other element is for one group. One of
+  // the two vectors is empty.
   std::vector<std::unique_ptr<MuonOptimizer>> directions_;
   std::vector<std::unique_ptr<MasterAssigner>> assigners_;
   std::vector<double> weight_decays_;
-  std::vector<std::size_t> parameters_;  ///< [dealt matrix]: its index among all trainable parameters
+  std::vector<std::size_t> parameters_;  ///< [dealt matrix]: index of the parameter among all trainable parameters
   std::optional<MatrixExchange> exchange_;
   Carrier* const states_;  ///< brings the offloaded states of tensors; null if none are offloaded
 };

@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// Calls a rule of the program's own. An Error from the rule gets the name of the unit or parameter in front of its
-/// text: "unit
-/// blocks.3: ". An exception of another type comes from the program, and is passed on unchanged.
+/// Calls a rule that the program defines. If the rule throws an Error, the name of the unit or parameter is put in
+/// front of its text: "unit blocks.3: ". An exception of another type comes from the program, and is passed on
+/// unchanged.
 template <class Call>
 auto naming(const char* kind, const std::string& name, const Call& call) {
   try {

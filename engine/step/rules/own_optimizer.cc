@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kWholeVectors = 32;  // elements that LibTorch computes at a time: 32, or a divisor of 32
 
-/// Throws an Error with ExitCode::kUsage, unless `good`.
+/// Throws an Error with ExitCode::kUsage unless `good` is true.
 template <class... Text>
 void require(bool good, const Text&... text) {
   if (!good) throw Error(ExitCode::kUsage, c10::str(text...));

@@ -10,10 +10,11 @@
 
 namespace tessera {
 
-/// Makes the optimizer of parameters that are updated element by element. If the program brings a rule for elements,
-/// that is an OwnOptimizer; otherwise make_optimizer of optim makes it. Such parameters do not exist under adafactor;
-/// the result then only takes in masters that are computed elsewhere. Throws tessera::Error (64) if the program brings
-/// a rule and optimizer.type is neither own nor own_matrix, or if it brings none and the type is one of these.
+/// Makes the optimizer of parameters that are updated element by element. If the program defines a rule for elements,
+/// the result is an OwnOptimizer; otherwise make_optimizer of optim makes it. Under adafactor there are no such
+/// parameters; the optimizer then only applies masters that are computed elsewhere. Throws tessera::Error (64) if the
+/// program defines a rule and optimizer.type is neither own nor own_matrix, or if the type is one of these and the
+/// program defines no rule.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
                                           const OwnRules& own_rules);
 
@@ -22,12 +23,12 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const E
 /// where the run begins. One thread at a time may use it.
 class OwnOptimizer final : public Optimizer {
  public:
-  /// `config`: the configuration of a group. Throws tessera::Error (64) where the rule's states are too many or have
+  /// `config`: the configuration of a group. Throws tessera::Error (64) if the rule has too many states, or states with
   /// bad names.
   OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, const OptimizerConfig& config, const EmaConfig& ema);
 
   const std::vector<StateInfo>& states() const override { return states_; }
-  /// Throws what the rule throws, and tessera::Error (64) if it replaced an argument by another tensor.
+  /// Throws what the rule throws, and tessera::Error (64) if the rule replaced an argument by another tensor.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override;
   void swap_average(const OptimizerSlice& slice) const override;
@@ -37,10 +38,11 @@ class OwnOptimizer final : public Optimizer {
   const RuleOptimizer& bare() const { return bare_; }
   /// Returns the slice as `bare()` takes it.
   OptimizerSlice without_states(const OptimizerSlice& slice) const;
-  /// Returns how many elements the rule gets for `count` elements: `count`, rounded up to whole vectors.
+  /// Returns the number of elements that the rule gets for `count` elements: `count`, rounded up to whole vectors.
   static std::size_t filled_up(std::size_t count);
-  /// Calls the rule for `count` elements of the slice from `begin` on. `parameters` [filled_up(count)]: their masters,
-  /// on the slice's device. Updates their states and returns their new masters. Throws what `step` throws.
+  /// Calls the rule for `count` elements of the slice from `begin` on. `parameters` [filled_up(count)]: the masters of
+  /// these elements, on the slice's device. It updates the states of the elements, and returns their new masters.
+  /// Throws what `step` throws.
   at::Tensor updated(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count,
                      const at::Tensor& parameters) const;
 
@@ -50,7 +52,7 @@ class OwnOptimizer final : public Optimizer {
 
   const std::shared_ptr<const ElementwiseOptimizer> rule_;
   double weight_decay_;
-  const RuleOptimizer bare_;  ///< SGD without momentum: masters, parameters and averages, and no states
+  const RuleOptimizer bare_;  ///< SGD without momentum, which has masters, parameters and averages, and no states
   const StepLoops& loops_;
   std::vector<StateInfo> states_;
   std::size_t own_states_ = 0;

@@ -4,8 +4,8 @@
     translated = tessera.import_config.translate(text, "ds_config.json")
     engine = tessera.Engine(model, json.loads(translated.strategy))
 
-A key is kept, ignored because it means nothing here, or refused. `python -m tessera.import_config FILE` does it at a
-shell; docs/import-config.md lists every key.
+A key is either translated, ignored because it means nothing here, or refused. `python -m tessera.import_config FILE`
+does the same on a command line. docs/import-config.md lists every key.
 """
 
 import json
@@ -22,7 +22,7 @@ from tessera.import_config._session import DEFAULTS, REFUSED, Fate, Implied, Ses
 __all__ = ["FORMATS", "Fate", "Implied", "Translated", "translate"]
 
 FORMATS: dict[str, Format] = {form.name: form for form in (_deepspeed.FORMAT, _accelerate.FORMAT, _fsdp.FORMAT)}
-# Numbers whose defaults depend on the rule and have changed between versions: a translated strategy always gives them.
+# Numbers whose defaults depend on the rule and have changed between versions. A translated strategy always gives them.
 _DEFAULTS_OF_RULES = {"/optimizer/lr", "/optimizer/betas", "/optimizer/eps", "/optimizer/weight_decay"}
 
 
@@ -48,18 +48,18 @@ class Translated(NamedTuple):
 def translate(text: str | bytes, name: str = "configuration", format: str = "", device: str = "") -> Translated:
     """Translates the text of a file and reports how each key was handled.
 
-    `name` stands for the file in errors, and its extension (".json", ".yaml") says how it is read; otherwise the text
-    decides. `format` is one of FORMATS; with "" the keys decide. `device` says on what the training will run, "cpu" or
-    "gpu"; it is needed if the file moves something to the host's memory.
+    `name` stands for the file in errors. Its extension (".json", ".yaml") says how the text is read; without one, the
+    text itself decides. `format` is one of FORMATS; with "" the keys decide. `device` says on which device the training
+    will run, "cpu" or "gpu". It is needed if the file moves something to the host's memory.
 
-    Raises Error: 78 for a text that cannot be read, for a file of no known kind, and for a strategy that would
-    contradict itself, unless some key was refused; 64 for an unknown format or device; 69 for YAML without PyYAML.
+    Raises Error: 78 if the text cannot be read, if the file is of no known kind, or if the strategy would contradict
+    itself, unless some key was refused; 64 if the format or the device is unknown; 69 for YAML without PyYAML.
     """
     for argument, given, known in (("format", format, list(FORMATS)), ("device", device, ["cpu", "gpu"])):
         if given and given not in known:
             raise Error(f"translate: there is no {argument} {given!r}. [T0670] hint: it is one of {', '.join(known)}, or \"\"")
     keys = list(_keys_of(read(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, name)))
-    # Accelerate and transformers both know all keys of a file that has only "fsdp_config", but Accelerate reads no file
+    # If a file has only "fsdp_config", Accelerate and transformers both know all its keys. But Accelerate reads no file
     # without distributed_type.
     form = FORMATS[format] if format else max(FORMATS.values(), key=lambda each: (_known_keys(each, keys), each is _fsdp.FORMAT))
     if not format and not _known_keys(form, keys):

@@ -1,6 +1,6 @@
-"""python -m tessera.import_config: a configuration of DeepSpeed, Accelerate or FSDP -> a strategy file.
+"""python -m tessera.import_config: translates a configuration of DeepSpeed, Accelerate or FSDP into a strategy file.
 
-The strategy is written to stdout or --out, the report on each key to stderr. Exit codes are those of sysexits.h
+The strategy is written to stdout or --out, and the report on each key to stderr. Exit codes are those of sysexits.h
 (tessera.Error).
 """
 
@@ -55,7 +55,7 @@ def _report(translated: Translated, name: str) -> str:
 
 
 def _read(path: str) -> bytes:
-    """Reads a regular file, or a pipe that somebody writes to."""
+    """Reads a regular file, or a pipe to which a process writes."""
     hint = "[T0674] hint: name a configuration of DeepSpeed, Accelerate or FSDP (docs/import-config.md)"
     try:
         file, data = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), b""

@@ -1,6 +1,6 @@
-"""Rows of Accelerate: the file of `accelerate config`.
+"""Rows of Accelerate, for the file that `accelerate config` writes.
 
-Rows name Accelerate's own keys like "accelerate.num_processes", and keys in fsdp_config like "fsdp.version". Keys in
+Accelerate's own keys are called "accelerate.num_processes" here, and keys in fsdp_config "fsdp.version". Keys in
 deepspeed_config have the names of DeepSpeed's file.
 """
 
@@ -58,7 +58,7 @@ def _put_precision(key: Key, dtype: str) -> None:
 
 
 def _old_fp16(key: Key) -> None:
-    """Handles "fp16", a key that older files have in place of mixed_precision."""
+    """Handles "fp16", a key that older files have instead of mixed_precision."""
     said = boolean(key.value) is not False and key.session.find("accelerate.mixed_precision") is not None
     key.ignored("mixed_precision says the type") if said else _put_precision(key, "fp16")
 
@@ -74,7 +74,7 @@ def _compiler_option(key: Key) -> None:
 
 
 def _empty_only(keys: str, refusal: str) -> list[Row]:
-    """Makes rows for keys that do nothing if they are empty, "", false or 0; other values are refused."""
+    """Makes rows for keys that do nothing if they are empty, "", false or 0. Other values are refused."""
     def apply(key: Key) -> None:
         off = key.value in ("", [], {}) or boolean(key.value) is False or number(key.value) == 0
         key.ignored("off") if off else key.refused(refusal)

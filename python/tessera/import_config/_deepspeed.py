@@ -18,8 +18,8 @@ _SIZES = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumu
 
 
 def trains_in(session: Session, *dtypes: str) -> bool:
-    """Returns whether training uses one of `dtypes` ("fp16", "bf16") in DeepSpeed's way: by the file's own section, or
-    by Accelerate's mixed_precision with DeepSpeed."""
+    """Returns whether training uses one of `dtypes` ("fp16", "bf16") in DeepSpeed's way. The file's own section can say
+    so, or Accelerate's mixed_precision with DeepSpeed."""
     if any(session.is_on(f"{dtype}.enabled") for dtype in dtypes) or "bf16" in dtypes and session.is_on("bfloat16.enabled"):
         return True
     return word(session.find("accelerate.distributed_type")) == "deepspeed" and word(session.find("accelerate.mixed_precision")) in dtypes
@@ -71,7 +71,7 @@ def _mics_shard_size(key: Key) -> None:
 
 
 def _old_form(key: Key) -> None:
-    """Translates the form that "zero_optimization" has in old files: true means stage 1."""
+    """Translates the old form of "zero_optimization": true means stage 1."""
     on = boolean(key.value)
     key.refused("must be an object with keys of its own") if on is None else key.put("/strategy", _STAGES[on])
 
@@ -269,7 +269,7 @@ def _with_fp16(key: Key, apply: Rule) -> None:
 
 
 def _with_moving_scale(key: Key, apply: Rule) -> None:
-    """Applies the rule of a key that DeepSpeed reads only if the loss scale is dynamic; otherwise the key is
+    """Applies the rule of a key that DeepSpeed reads only if the loss scale is dynamic. Otherwise the key is
     ignored."""
     _with_fp16(key, lambda key: key.ignored("fp16.loss_scale gives a fixed scale") if _has_fixed_scale(key.session) else apply(key))
 
@@ -324,7 +324,7 @@ def _communication_type(key: Key) -> None:
 
 
 def _bf16(section: str) -> list[Row]:
-    # Older versions of DeepSpeed do not read the last ones of these keys, and many files have them.
+    # Older versions of DeepSpeed do not read the last of these keys, and many files have them.
     return [*_enables(section, "bf16"), *below(
         f"{section}.",
         ignores("immediate_grad_update", "Tessera reduces each unit's gradients as soon as they are there"),

@@ -1,8 +1,9 @@
 """Rows of DeepSpeed's "optimizer" and "scheduler".
 
 DeepSpeed's scheduler takes its first step after the first update. Update k, counted from 0, has the rate of iteration k
-- 1, and the first two updates have the rate of the beginning. Tessera's schedules (optim/lr_schedule.h) count updates.
-The table has W = warmup_num_steps and T = total_num_steps of DeepSpeed, and a warm-up that rises linearly from 0:
+- 1, and the first two updates have the first rate.
+Tessera's schedules (optim/lr_schedule.h) count updates. The table has W = warmup_num_steps and T = total_num_steps of
+DeepSpeed, and a warm-up that rises linearly from 0:
 
   scheduler       DeepSpeed, iteration i = k - 1               Tessera, update k                       equal from
   WarmupLR        i / W, then 1                                constant, warmup_steps W + 1            k = W + 1
@@ -19,8 +20,8 @@ from tessera.import_config._session import Key, Session
 from tessera.import_config._values import boolean, did_you_mean, integer, number, word
 
 _PARAMS, _SCHEDULE = "optimizer.params.", "scheduler.params."
-# Optimizers of DeepSpeed, or of torch.optim, that Tessera has. Each is listed with those defaults that differ from the
-# ones of torch.optim or Tessera 0.1; the strategy gets all of them.
+# Optimizers of DeepSpeed, or of torch.optim, for which Tessera has a rule. Each is listed with those defaults that
+# differ from the defaults of torch.optim or Tessera 0.1. The strategy gets all of them.
 _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"weight_decay": 0.0}, "adamw": {"weight_decay": 0.0}, "sgd": {"weight_decay": 0.0},
     "lion": {"betas": [0.9, 0.99], "lr": 0.001, "weight_decay": 0.0}, "adagrad": {"eps": 1e-10, "lr": 0.01, "weight_decay": 0.0},
@@ -38,7 +39,7 @@ _REFUSED_SCHEDULERS = {
     "onecycle": "DeepSpeed's OneCycle rises and falls linearly, moves the momentum against the rate and decays afterwards; Tessera's one_cycle "
                 'follows cosines and leaves the momentum. Set lr_schedule {"type": "one_cycle"}, or {"type": "manual"} and call Engine::set_lr',
     "lrrangetest": 'Tessera has no range test. Set lr_schedule {"type": "manual"} and call Engine::set_lr before each step'}
-# Tessera's type of schedule, and the number of updates by which Tessera's schedule is later.
+# Tessera's type of schedule, and the number of updates by which Tessera's schedule is late.
 _SCHEDULERS = {"warmuplr": ("constant", 1), "warmupdecaylr": ("linear", 1), "warmupcosinelr": ("cosine", 0)}
 _LOGARITHM = ("the warm-up of DeepSpeed rises with the logarithm of the step, which is its default, and Tessera's rises linearly. Say "
               '"warmup_type": "linear" if that is fine')
@@ -81,8 +82,7 @@ def _taken_scheduler(session: Session) -> str:
 
 
 def _peak_of(session: Session) -> float | None:
-    """Returns the peak of the learning rate if the scheduler names one in place of the optimizer's rate; otherwise
-    None.
+    """Returns the peak of the learning rate if the scheduler names one instead of the optimizer's rate; otherwise None.
     """
     name, given = _taken_scheduler(session), session.find(_SCHEDULE + "warmup_max_lr")
     if name in ("", "warmupcosinelr") or word(given) == "auto":

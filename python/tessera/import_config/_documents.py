@@ -1,4 +1,4 @@
-"""Reads JSON and YAML, in the forms that people write, into plain values.
+"""Reads JSON and YAML, in the forms in which people write them, into plain values.
 
 A text that cannot be read is an error that names its line and a remedy.
 """
@@ -27,10 +27,10 @@ _YAML_WORDS = {**dict.fromkeys(["", "~", "null"]), **dict.fromkeys(["true", "yes
 def read(data: bytes, name: str) -> dict[str, Any]:
     """Returns the object in a file.
 
-    `name` stands for the file in errors, and its end (".json", ".yaml") says how it is read; otherwise the text
-    decides. JSON may have what DeepSpeed accepts too: comments (// # /* */), a comma after the last member or no comma
-    at the end of a line, keys without quotes, NaN and Infinity. YAML may have no aliases or tags, and needs the package
-    PyYAML. Each key may be given once. Raises Error (78).
+    `name` stands for the file in errors. Its ending (".json", ".yaml") says how the text is read; without one, the text
+    itself decides. JSON may have all that DeepSpeed accepts too: comments (// # /* */), a comma after the last member
+    or no comma at the end of a line, keys without quotes, NaN and Infinity. YAML may have no aliases or tags, and needs
+    the package PyYAML. Each key may be given only once. Raises Error (78).
     """
     source = _Source(data, name)
     start = _BLANKS.match(source.text).end()
@@ -139,7 +139,7 @@ class _Json:
         return _number(number[0]) if number else _JSON_WORDS[word[0]]
 
     def items(self, end: str, pointer: str) -> Iterator[int]:
-        """Yields the index of each item, when the reading position is before the item. The position is behind `end`
+        """Yields the index of each item, when the reading position is before the item. The position is after `end`
         afterwards."""
         self.at += 1
         self.skip()

@@ -23,8 +23,8 @@ def row_name(path: str) -> str:
 
 
 def _name_of(key: Key, known: list[str]) -> str:
-    """Returns the name for a value that is given as a name, an enumerator or a number from 1 on; "" for an unknown
-    one."""
+    """Returns the name for a value that is given as a name, an enumerator or a number from 1 on. Returns "" if the
+    value is unknown."""
     number = integer(key.value)
     if number is not None:
         return known[number - 1] if 1 <= number <= len(known) else ""
@@ -49,7 +49,7 @@ def _put_sharding(key: Key, name: str) -> None:
 
 
 def _reads_reshard(session: Session) -> bool:
-    """Returns whether FSDP reads the key for resharding; version 2 knows reshard_after_forward only."""
+    """Returns whether FSDP reads the key for resharding. Version 2 reads only reshard_after_forward."""
     reshard, version = session.find("fsdp.reshard_after_forward"), session.find("fsdp.version")
     if reshard is None or session.find("fsdp.sharding_strategy") is None:
         return reshard is not None
@@ -130,7 +130,7 @@ def _least_parameters(session: Session) -> int:
 
 
 def _wrap_policy(session: Session) -> str:
-    """Returns the file's policy; if it names none, the policy that follows from the other keys."""
+    """Returns the file's policy. If the file names none, returns the policy that follows from the other keys."""
     policy = session.find("fsdp.auto_wrap_policy")
     if policy is not None:
         return word(policy)

@@ -1,7 +1,6 @@
 """The kinds of rows that tables are made of: one row for each key of another program.
 
-A new key needs a row and nothing else: the command, the list of known keys, and docs/import-config.md then have the
-key.
+A new key needs only a row: the command, the list of known keys, and docs/import-config.md then have the key.
 """
 
 from collections.abc import Callable
@@ -34,10 +33,11 @@ class Format(NamedTuple):
     heading: str  # heading of its part of the page
     rows: list[Row]
     row_name: Callable[[str], str]  # converts Key.path to Key.name
-    finish: Callable[[Session], None]  # a function that runs after all rows and sets what the file leaves to defaults
+    finish: Callable[[Session], None]  # a function that runs after all rows and sets keys that the file leaves out
 
     def row_of(self, name: str) -> Row | None:
-        """Returns the row of the name, else the row of the innermost section; None for an unknown key."""
+        """Returns the row with this name, or else the row of the innermost section around it. Returns None if the key
+        is unknown."""
         found = [row for row in self.rows if row.name == name or row.name.endswith(".*") and name.startswith(row.name[:-1])]
         return max(found, key=lambda row: (row.name == name, len(row.name)), default=None)
 
@@ -56,7 +56,7 @@ def refuses(keys: str, refusal: str) -> list[Row]:
 
 
 def expects(keys: str, value: Any, why: str, refusal: str) -> list[Row]:
-    """Makes a row for a key that must be `value`, which is what Tessera always does, as `why` says; any other value is
+    """Makes a row for a key that must be `value`, since Tessera always does this, as `why` says. Any other value is
     refused."""
     read = boolean if isinstance(value, bool) else word if isinstance(value, str) else number
     return [Row(name, f"`{dumped(value)}`: ignored, {why}; else refused: {refusal}",
@@ -69,13 +69,13 @@ def sets(name: str, pointer: str) -> list[Row]:
 
 
 def flag(name: str, pointer: str) -> list[Row]:
-    """Makes a row for a true or false that becomes a key of the strategy."""
+    """Makes a row for a boolean that becomes a key of the strategy."""
     return rule(name, f"`{dotted(pointer)}`", lambda key: (
         key.refused("must be true or false") if boolean(key.value) is None else key.put(pointer, boolean(key.value))))
 
 
 def switched_off(section: str, refusal: str) -> list[Row]:
-    """Makes a row for a section that has an effect only if its key "enabled" is true; true is refused."""
+    """Makes a row for a section that has an effect only if its key "enabled" is true. The value true is refused."""
     def apply(key: Key) -> None:
         if not key.session.is_on(f"{section}.enabled"):
             return key.ignored(f"{section} is not enabled")
@@ -84,7 +84,7 @@ def switched_off(section: str, refusal: str) -> list[Row]:
 
 
 def below(section: str, *parts: list[Row]) -> list[Row]:
-    """Makes rows that name their key without its section."""
+    """Returns all rows of `parts`, with the section put in front of their names."""
     return [row._replace(name=section + row.name) for part in parts for row in part]
 
 
@@ -98,7 +98,8 @@ OF_THE_DEVICE = "with `--device gpu`; ignored with `--device cpu`; else refused,
 
 
 def to_host(key: Key, apply: Rule) -> None:
-    """Applies the rule of a key that moves something from a GPU to its host's memory, only if the device is a GPU."""
+    """Applies the rule of a key that moves something from a GPU to its host's memory. It is applied only if the device
+    is a GPU."""
     if key.session.device == "gpu":
         apply(key)
     elif key.session.device == "cpu":
@@ -108,7 +109,7 @@ def to_host(key: Key, apply: Rule) -> None:
 
 
 def put_second_copy(key: Key, ranks: int, strategy: str) -> None:
-    """Sets a second copy of the parameters that `ranks` neighbours hold together, beside `strategy`."""
+    """Sets "strategy" to `strategy`, with a second copy of the parameters that `ranks` neighbours hold together."""
     key.put("/secondary/ranks", ranks, f'secondary.form = "plain", strategy = "{strategy}"')
     if "/secondary/ranks" in key.session.settings:
         key.session.settings |= {"/secondary/form": "plain", "/strategy": strategy}

@@ -1,4 +1,4 @@
-"""One file during its translation: its keys, how each was handled, and the resulting settings."""
+"""One file during its translation: its keys, how each of them was handled, and the resulting settings."""
 
 import json
 import re
@@ -35,7 +35,7 @@ DEFAULTS = flat(json.loads(_native.Strategy.from_json("{}", "strategy").to_json(
 
 
 def _problem_of(pointer: str, value: Any) -> str:
-    """Returns what the reader of strategies finds wrong with a value's type or range; "" if the value is valid."""
+    """Returns the problem that the reader of strategies finds in a value's type or range; "" if the value is valid."""
     try:
         _native.Strategy.from_json(json.dumps(nested({pointer: value}), allow_nan=False), "strategy")
     except ValueError:
@@ -56,7 +56,7 @@ class Fate(NamedTuple):
 
 
 class Implied(NamedTuple):
-    """A key of the strategy that is set although no key of the file does so, because the other program's default
+    """A key of the strategy that is set although no key of the file sets it, because the other program's default
     differs from Tessera's."""
 
     pointer: str
@@ -84,7 +84,7 @@ class Key:
         self._decide(REFUSED, why)
 
     def put(self, pointer: str, value: Any, more: str = "", *, also: str = "") -> None:
-        """Sets a key of the strategy, and `also` another one to the same value, and reports this, followed by `more`.
+        """Sets a key of the strategy, and the key `also` to the same value. Reports this, followed by `more`.
 
         A value that the key does not allow is refused instead.
         """
@@ -95,7 +95,7 @@ class Key:
         self.session.settings |= {each: value for each in (pointer, also) if each}
 
     def put_number(self, pointer: str, more: str = "", *, also: str = "") -> None:
-        """Sets the file's own number; a value that is no number is refused."""
+        """Sets a key to the file's own number. A value that is no number is refused."""
         self.put(pointer, self.value if number(self.value) is None else number(self.value), more, also=also)
 
     def _decide(self, fate: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Reads values as the programs themselves read them, and shows values as texts.
+"""Reads values as the programs themselves read them, and converts values to texts.
 
 Accelerate, for example, also accepts the texts "true" and "no" for a flag, and the text "3" for a number.
 """
@@ -16,7 +16,7 @@ _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 
 
 def word(value: Any) -> str:
-    """Returns a text in lower case; "" for a value that is no text."""
+    """Returns a text in lower case; "" if the value is no text."""
     return value.strip(" \t").lower() if isinstance(value, str) else ""
 
 
@@ -35,14 +35,14 @@ def integer(value: Any) -> int | None:
 
 
 def names(value: Any) -> list[str] | None:
-    """Returns the texts of a list, or of "a, b", each once."""
+    """Returns the texts of a list, or of a text such as "a, b". Each text is returned once."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         return None
     return list(dict.fromkeys(part.strip(" \t") for part in parts if part.strip(" \t")))
 
 
-# These functions show values as texts. Control characters of a file must not reach a terminal: JSON escapes them.
+# These functions convert values to texts. Control characters of a file must not reach a terminal: JSON escapes them.
 
 def dumped(value: Any, most: int = 200) -> str:
     text = json.dumps(value, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Combines TrainingArguments of `transformers` with a strategy: values that both name must be the same."""
+"""Combines TrainingArguments of `transformers` with a strategy: values that both of them name must be the same."""
 
 import dataclasses
 from typing import Any
@@ -34,7 +34,7 @@ _OF_AN_OPTIMIZER = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_eps
 
 
 def expect_possible(args: TrainingArguments, trainer: dict[str, Any]) -> None:
-    """Raises Error for an argument of TrainingArguments or of Trainer that would have no effect, or a wrong one."""
+    """Raises Error if an argument of TrainingArguments or of Trainer would have no effect, or a wrong effect."""
     for name in ("model_init", "optimizers", "optimizer_cls_and_kwargs"):
         if trainer.get(name) not in (None, (None, None)):
             raise Error(f"TesseraTrainer does not take {name}: the Engine has one model, and updates it itself. "
@@ -75,7 +75,7 @@ def _expect_defaults(args: TrainingArguments) -> None:
 
 
 def _add_adamw(optimizer: dict, args: TrainingArguments, model: torch.nn.Module, trainer: Trainer) -> None:
-    """Adds AdamW as the Trainer makes it: biases and the weights of norms do not decay."""
+    """Adds AdamW as the Trainer makes it, with no weight decay for biases and the weights of norms."""
     if args.optim not in ("adamw_torch", "adamw_torch_fused"):
         raise Error(f'TesseraTrainer does not take TrainingArguments.optim="{args.optim.value}". [T0713] hint: leave it out, '
                     'and name the update rule in the strategy: "optimizer": {"type": ...}')

@@ -14,8 +14,8 @@ from tessera._job import plain_values, read_strategy
 
 
 def copy_of(strategy: Strategy) -> dict[str, Any]:
-    """Returns the keys that a strategy names, so that others can be added. Raises Error with everything that is wrong
-    with the keys, and if ranks would have different numbers of batches.
+    """Returns the keys that a strategy names, so that other keys can be added. Raises Error with everything that is
+    wrong with the keys, and if ranks would have different numbers of batches.
     """
     read_strategy(strategy)
     if isinstance(strategy, (str, os.PathLike)):
@@ -30,7 +30,7 @@ def copy_of(strategy: Strategy) -> dict[str, Any]:
 
 
 def agree(keys: dict[str, Any], key: str, value: Any, who: str) -> None:
-    """Sets `key`. Raises Error if the strategy names another value; `who` says where `value` comes from."""
+    """Sets `key`. Raises Error if the strategy names another value. `who` names the source of `value`."""
     if keys.setdefault(key, value) != value:
         raise Error(f'the strategy says "{key}": {json.dumps(keys[key])}, but {who} says {json.dumps(value)}. '
                     "[T0714] hint: leave the key out of the strategy, or make them equal")
@@ -43,8 +43,8 @@ def use_manual_schedule(strategy: dict[str, Any], who: str) -> None:
 
 
 def samples_of(batch: Any) -> int:
-    """Returns the number of samples of a batch: the first dimension of the first tensor in it, or 0 if that is not
-    known. The Engine counts samples (samples_seen), and measures "noise_scale" in samples.
+    """Returns the number of samples in a batch: the first dimension of the first tensor in it, or 0 if it is not known.
+    The Engine counts samples (samples_seen), and measures "noise_scale" in samples.
     """
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() > 0 else 0
@@ -53,7 +53,7 @@ def samples_of(batch: Any) -> int:
 
 
 def name_units(strategy: dict[str, Any], model: torch.nn.Module) -> None:
-    """If the strategy has no units, they become the blocks that a model of transformers names in `_no_split_modules`.
+    """If the strategy has no units, sets them to the blocks that a model of transformers names in `_no_split_modules`.
     """
     if "units" not in strategy:
         blocks = set(getattr(model, "_no_split_modules", None) or ())
@@ -63,7 +63,7 @@ def name_units(strategy: dict[str, Any], model: torch.nn.Module) -> None:
 def take_step(engine: Engine) -> _native.StepResult:
     """Makes a step from the microbatches so far, and returns its result.
 
-    The last step of an epoch may lack microbatches. Those that are missing count as zero, as in Lightning and
+    The last step of an epoch may have fewer microbatches. The missing microbatches count as zero, as in Lightning and
     accelerate, which divide each loss by the number of microbatches of a whole step.
     """
     while not engine.step_is_due():

@@ -1,4 +1,4 @@
-"""Groups of an optimizer's parameters. They raise an Error at the line that writes a value which an Engine cannot
+"""Groups of an optimizer's parameters. They raise an Error at the line that writes a value that an Engine cannot
 use."""
 
 import sys
@@ -9,17 +9,17 @@ import torch
 
 from tessera._error import Error
 
-# Keys of torch.optim that choose an implementation of a step, and do not change its result.
+# Keys of torch.optim that choose how a step is computed, and do not change its result.
 _HOW = {"foreach", "fused", "capturable"}
 
 
 class WatchedGroup(dict):
     """A group of `optimizer.param_groups`. Copies and pickles of it are plain dictionaries.
 
-    An optimizer's step reads the keys of its `defaults` and no others. All other keys belong to schedulers and
-    programs, whatever their names are (initial_lr, max_lr, swa_lr, base_momentum, lr_scale ...), and may be written.
-    The optimizer's own keys in `carried` reach the Engine with the next step; all other keys of the optimizer must stay
-    as they are.
+    An optimizer's step reads only the keys of its `defaults`. All other keys belong to schedulers and programs,
+    whatever their names are (initial_lr, max_lr, swa_lr, base_momentum, lr_scale ...), and may be written. The
+    optimizer's own keys in `carried` reach the Engine with the next step. All other keys of the optimizer must stay as
+    they are.
     """
 
     def __init__(self, group: dict[str, Any], defaults: Iterable[str], carried: Iterable[str], who: str) -> None:
@@ -45,7 +45,7 @@ class WatchedGroup(dict):
 
 
 def watch(optimizer: torch.optim.Optimizer, defaults: Iterable[str], carried: Iterable[str], who: str) -> None:
-    """Makes all groups WatchedGroups. Call it again when groups may have been added: add_param_group,
+    """Makes all groups WatchedGroups. Call it again after groups may have been added: add_param_group,
     load_state_dict."""
     groups = optimizer.param_groups
     for index, group in enumerate(groups):

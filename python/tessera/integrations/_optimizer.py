@@ -1,4 +1,5 @@
-"""Expresses an optimizer of torch.optim as a strategy does. The optimizer never steps: the Engine does its work."""
+"""Expresses an optimizer of torch.optim in the form of a strategy. The optimizer never makes a step: the Engine makes
+it instead."""
 
 import operator
 from typing import Any
@@ -10,19 +11,19 @@ from tessera._error import Error
 from tessera.integrations._bridge import agree
 from tessera.integrations._groups import WatchedGroup, plain, watch
 
-# Name of each rule in the strategy, and those of its numbers that the Engine has too.
+# Name of each rule in the strategy, and those of its numbers that the Engine supports.
 _RULES = {torch.optim.AdamW: ("adamw", ("betas", "eps", "weight_decay")),
           torch.optim.Adam: ("adam", ("betas", "eps", "weight_decay")),
           torch.optim.SGD: ("sgd", ("momentum", "dampening", "nesterov", "weight_decay"))}
-_OF_A_GROUP = ("betas", "eps", "weight_decay")  # group keys of the strategy; others reach the Engine when they change
+_OF_A_GROUP = ("betas", "eps", "weight_decay")  # group keys of the strategy; other keys reach the Engine on a change
 
 
 class FollowedOptimizer:
-    """Passes on to an Engine what schedulers, callbacks and the program write into an optimizer's groups, and what
-    trains.
+    """Tells an Engine which numbers schedulers, callbacks and the program write into an optimizer's groups, and which
+    parameters train.
 
-    The first group is the Engine's own; others are groups "1", "2", ... of the strategy. Errors name `who`, the object
-    that trains, and `maker`, the function that has made the optimizer.
+    The first group is the Engine's own group. The other groups are groups "1", "2", ... of the strategy. Errors name
+    `who`, the object that trains, and `maker`, the function that has made the optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, module: torch.nn.Module, who: str, maker: str) -> None:
@@ -48,7 +49,7 @@ class FollowedOptimizer:
         groups = self._optimizer.param_groups
         first = {"lr": plain(groups[0].get("initial_lr", groups[0]["lr"])),  # a warm-up may have begun at 0
                  **{key: groups[0][key] for key in self._numbers}}
-        if "momentum" in first:  # if some group has a momentum, memory for it is needed
+        if "momentum" in first:  # memory is needed if some group has a momentum
             first["momentum"] = first["momentum"] or max(group["momentum"] for group in groups)
         for key, value in first.items():
             agree(options, key, list(value) if key == "betas" else value, who)
@@ -74,8 +75,7 @@ class FollowedOptimizer:
         return {"name": str(index), "match": names, **{k: list(v) if k == "betas" else v for k, v in own.items()}}
 
     def _expect_nothing_of_its_own(self) -> None:
-        """Raises Error for anything that only the optimizer's own step would use, since the Engine makes the step
-        instead."""
+        """Raises Error for anything that only the optimizer's own step would use, since the Engine makes the step."""
         name = self._kind.__name__
         if any(self._optimizer.state.values()):
             raise Error(f"{name}, which {self._maker} made, has states of an earlier training, such as moments, which the Engine would "
@@ -86,7 +86,7 @@ class FollowedOptimizer:
                         "[T0957] hint: remove the hook, and call its function around the step")
 
     def _watch(self) -> None:
-        """Watches all groups, and finds what was written before the watch began."""
+        """Watches all groups, and finds the values that were written before the watch began."""
         for group in self._optimizer.param_groups:
             if type(group) is WatchedGroup:
                 continue
@@ -97,7 +97,7 @@ class FollowedOptimizer:
         watch(self._optimizer, self._usual, ("lr", *self._numbers), self._kind.__name__)
 
     def forget_sent(self) -> None:
-        """Forgets which numbers the Engine has, since a checkpoint may have given it others."""
+        """Forgets which numbers the Engine has, since a checkpoint may have given it other numbers."""
         self._sent.clear()
 
     def hand_on(self, engine: Engine) -> None:
@@ -144,7 +144,7 @@ class FollowedOptimizer:
                             "BaseFinetuning.unfreeze_and_add_param_group does; or requires_grad_(False)")
         if unfrozen:
             engine.set_trainable(unfrozen, True)
-        # The Engine has planned anew for the parameters that require gradients now. Parameters that a callback has
+        # The Engine has planned again for the parameters that require gradients now. Parameters that a callback has
         # frozen have no memory for gradients.
         self._frozen = [item for item in self._module.named_parameters() if not item[1].requires_grad]
 

@@ -3,11 +3,11 @@
     accelerator = Accelerator(gradient_accumulation_steps=4, strategy={"gradient_clipping": 1.0})
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
-`tessera launch`, `accelerate launch` or torchrun starts the ranks. The loop stays as it is. The program's AdamW, Adam
-or SGD, with its groups and schedulers, says how parameters are updated, and the Engine updates them. The Accelerator
-says how many microbatches a step has. The strategy, a file or a dict, says everything else, also how gradients are
-clipped. Values that both name must be the same. All ranks call prepare, backward, the optimizer's step, get_state_dict,
-save_model, save_state and load_state.
+`tessera launch`, `accelerate launch` or torchrun starts the ranks. The program's loop need not change. The program's
+AdamW, Adam or SGD, with its groups and schedulers, says how parameters are updated, and the Engine updates them. The
+Accelerator says how many microbatches a step has. The strategy, a file or a dict, says everything else, also how
+gradients are clipped. Values that both of them name must be the same. All ranks call prepare, backward, the optimizer's
+step, get_state_dict, save_model, save_state and load_state.
 """
 
 import inspect
@@ -46,7 +46,7 @@ _REFUSED = {
     "dynamo_backend": _COMPILED,
     "dynamo_plugin": _COMPILED,
 }
-# Variables of `accelerate launch`, from its configuration file or its options.
+# Variables that `accelerate launch` sets from its configuration file or its options.
 _REFUSED_VARIABLES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM",
                       "ACCELERATE_USE_PARALLELISM_CONFIG")
 _KINDS_OF_JOBS = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
@@ -59,8 +59,8 @@ class Accelerator(accelerate.Accelerator):
 
     `engine` is the Engine, from the first `prepare` with a model on; `result` is the result of the last step. `prepare`
     returns the model itself, sharded. It takes one model and one optimizer. A model without an optimizer can be
-    evaluated, and may get its optimizer in a later call. Where there is no GPU, `cpu=True` is the default. If the
-    strategy has no "units", they are the blocks that the model names in `_no_split_modules`.
+    evaluated, and may get its optimizer in a later call. If there is no GPU, `cpu=True` is the default. If the strategy
+    has no "units", they are the blocks that the model names in `_no_split_modules`.
     """
 
     def __init__(self, *args: Any, strategy: Strategy | None = None, **kwargs: Any) -> None:
@@ -68,7 +68,7 @@ class Accelerator(accelerate.Accelerator):
         given = inspect.signature(accelerate.Accelerator.__init__).bind(self, *args, **kwargs).arguments
         _expect_possible(given)
         if "cpu" not in given and not torch.cuda.is_available():
-            kwargs["cpu"] = True  # without this, accelerate's processes on CPUs would not know of each other
+            kwargs["cpu"] = True  # without this, accelerate's processes on CPUs do not find each other
         self.engine: Engine | None = None
         self.result: Any = None
         self._followed: FollowedOptimizer | None = None
@@ -83,7 +83,7 @@ class Accelerator(accelerate.Accelerator):
         self._norm = torch.full((), math.nan)
 
     def _expect_state(self) -> None:
-        """Checks what environment variables, and the first Accelerator of the process, have decided."""
+        """Checks the decisions that environment variables, and the first Accelerator of the process, have made."""
         if self.distributed_type not in _KINDS_OF_JOBS:
             raise Error(f"accelerate found a job of kind {self.distributed_type.value}, but Tessera trains on CPUs and NVIDIA's "
                         "GPUs. [T0769] hint: pass cpu=True, or use accelerate's own Accelerator there")
@@ -103,7 +103,7 @@ class Accelerator(accelerate.Accelerator):
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepares a model, its optimizer, data loaders and schedulers, and returns them in order. It is collective.
 
-        The model comes back as it is, sharded. Raises Error (64) for a second model or optimizer.
+        The model itself is returned, sharded. Raises Error (64) if there already is a model or an optimizer.
         """
         self._expect_preparable(args)
         known = len(self._models), len(self._optimizers)
@@ -118,7 +118,7 @@ class Accelerator(accelerate.Accelerator):
 
     def prepare_model(self, model: torch.nn.Module, device_placement: bool | None = None,
                       evaluation_mode: bool = False) -> torch.nn.Module:
-        """Prepares one model. With `evaluation_mode`, the model gets autocast and a device, and is not sharded;
+        """Prepares one model. With `evaluation_mode`, the model gets autocast and a device, and is not sharded.
         save_state and load_state leave it out.
         """
         if not self._is_preparing and not evaluation_mode:
@@ -170,7 +170,7 @@ class Accelerator(accelerate.Accelerator):
                             "free_memory() first")
 
     def _make_engine(self) -> None:
-        """Shards the model, or shards it again if it got its optimizer only afterwards."""
+        """Shards the model. Shards it again if it got its optimizer only after the first time."""
         model, strategy = self._models[0], copy_of(self._given)
         if self._optimizers:
             self._followed = FollowedOptimizer(self._optimizers[0].optimizer, model, "Accelerator", "the program")
@@ -194,7 +194,7 @@ class Accelerator(accelerate.Accelerator):
         _owners[model] = weakref.ref(self)
 
     def _training(self, what: str) -> Engine:
-        """Returns the Engine; raises an Error if it has no optimizer."""
+        """Returns the Engine. Raises an Error if the Engine has no optimizer."""
         if self.engine is None or self._followed is None:
             raise Error(f"{what} needs a model and its optimizer, but prepare got {'no model' if self.engine is None else 'no optimizer'}. "
                         "[T0782] hint: model, optimizer = accelerator.prepare(model, optimizer)")
@@ -204,8 +204,8 @@ class Accelerator(accelerate.Accelerator):
         """Runs the Engine's backward. The call is collective.
 
         As in accelerate, the loss is divided by gradient_accumulation_steps and added up until the optimizer steps.
-        `retain_graph=True` says that another loss of the same batch follows. `samples` says how many samples this
-        rank's batch has, for engine.samples_seen and "noise_scale". Other arguments of Tensor.backward raise an Error.
+        `retain_graph=True` says that another loss of the same batch follows. `samples` is the number of samples in this
+        rank's batch, for engine.samples_seen and "noise_scale". Other arguments of Tensor.backward raise an Error.
         """
         engine = self._training("backward")
         others = kwargs.keys() - {"retain_graph", "samples"}
@@ -228,8 +228,8 @@ class Accelerator(accelerate.Accelerator):
                         "the Engine has used up. [T0785] hint: call optimizer.zero_grad() after each optimizer.step()")
 
     def _step(self) -> bool:
-        """Makes the Engine's step, and returns whether it was skipped. If no backward came before, it does nothing,
-        like an optimizer whose parameters have no gradients. `optimizer.step()` calls it.
+        """Makes the Engine's step, and returns whether it was skipped. If there was no backward before, it does
+        nothing, like an optimizer whose parameters have no gradients. `optimizer.step()` calls it.
         """
         engine = self._training("step")
         self._expect_zeroed("step")
@@ -251,8 +251,8 @@ class Accelerator(accelerate.Accelerator):
             torch.nn.Module.zero_grad(self.engine.model)  # a tensor in .grad shows that the Engine has a gradient
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
-        """Checks that the strategy clips at `max_norm`. The next step clips the gradients. Returns a tensor that gets the norm in
-        that step, and is NaN until then.
+        """Checks that the strategy clips at `max_norm`. The next step clips the gradients. Returns a tensor that gets
+        the norm in that step. The tensor is NaN until then.
         """
         if norm_type != 2:
             raise Error(f"clip_grad_norm_ got norm_type={norm_type}, but the Engine has the 2-norm alone. [T0786] hint: leave it out")
@@ -296,10 +296,10 @@ class Accelerator(accelerate.Accelerator):
         return location
 
     def load_state(self, input_dir: str | None = None, load_kwargs: dict | None = None, **load_model_func_kwargs: Any) -> None:
-        """Loads what save_state saved, on any number of ranks; random generators need the same number of ranks. The
-        call is collective.
+        """Loads the state that save_state saved, on any number of ranks. Random generators need the same number of
+        ranks. The call is collective.
         """
-        # The Engine loads the weights, with the optimizer's states. accelerate passes on the folder that it has found.
+        # The Engine loads the weights, with the optimizer's states. accelerate gives the folder that it has found.
         found: list[str] = []
         hook = self.register_load_state_pre_hook(lambda models, folder: found.append(folder))
         models, self._models = self._models, []
@@ -323,7 +323,7 @@ class Accelerator(accelerate.Accelerator):
             _log.warning(text)
 
     def free_memory(self, *objects: Any) -> Any:
-        """Ends the Engine too. The model can be prepared again, here or by another Accelerator."""
+        """Ends the Engine, too. The model can be prepared again, here or by another Accelerator."""
         if self.engine is not None:
             self.engine.close()
         self.engine = self._followed = None
@@ -352,8 +352,8 @@ class PreparedOptimizer(AcceleratedOptimizer):
 
 
 def _expect_no_gradients(model: torch.nn.Module) -> None:
-    """Raises Error for a gradient of loss.backward(): the Engine has dropped the gradient, and .grad is a tensor that
-    cannot be read.
+    """Raises Error if loss.backward() has made a gradient. The Engine has dropped the gradient, and .grad is a tensor
+    that cannot be read.
     """
     if any(each.grad is not None for each in model.parameters()):
         raise Error("step finds gradients of a backward that was not accelerator.backward, which are dropped. [T0793] hint: call "
@@ -361,7 +361,7 @@ def _expect_no_gradients(model: torch.nn.Module) -> None:
 
 
 def _kinds(kind: type, objects: Iterable[Any]) -> list[str]:
-    """Returns the names of the classes of those objects that are of this kind, each object once."""
+    """Returns the names of the classes of all objects that are of this kind. Each object counts once."""
     found = {id(each): each for each in objects if isinstance(each, kind)}
     return [type(getattr(each, "optimizer", each)).__name__ for each in found.values()]
 
@@ -373,7 +373,7 @@ def _owner(model: torch.nn.Module) -> Accelerator | None:
 
 
 def _before_forward(model: torch.nn.Module, _: Any) -> None:
-    """Makes the Engine train the parameters that require gradients now and are in a group of the optimizer."""
+    """Makes the Engine train those parameters that require gradients now and are in a group of the optimizer."""
     owner = _owner(model)
     if owner is not None and owner._followed is not None and torch.is_grad_enabled():
         owner._followed.follow(owner.engine)
@@ -389,8 +389,8 @@ def _zero_grad(model: torch.nn.Module, set_to_none: bool = True) -> None:
 
 
 def _expect_possible(given: dict[str, Any]) -> None:
-    """Raises Error for an argument of accelerate's Accelerator, or a variable, that would have no effect, or a wrong
-    one."""
+    """Raises Error if an argument of accelerate's Accelerator, or a variable, would have no effect, or a wrong
+    effect."""
     for name, hint in _REFUSED.items():
         if given.get(name) is not None:
             raise Error(f"Accelerator does not take {name}={given[name]!r:.80}. {hint}")

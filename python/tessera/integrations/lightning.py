@@ -3,13 +3,13 @@
     trainer = Trainer(accelerator="cpu", devices=2, strategy=TesseraStrategy({"units": {"classes": ["Block"]}}))
     trainer.fit(module, loader)
 
-`tessera launch` or torchrun starts the ranks, `devices` on each host. The module stays as it is: configure_optimizers
-says how AdamW, Adam or SGD updates. Schedulers, callbacks and the module may write into the optimizer's groups while it
-trains (lr, weight_decay, betas, momentum ...), and the next step uses that, as without Tessera. A change that the
-Engine cannot follow raises an Error at the line that writes it. Parameters may be frozen and unfrozen, with groups of
-their own (BackboneFinetuning), and Lightning's callbacks that average weights write them. The Trainer says how many
-microbatches a step has and how gradients are clipped. The strategy, a file or a dict, says everything else. Values that
-both name must be the same.
+`tessera launch` or torchrun starts the ranks, `devices` on each host. The module need not change: configure_optimizers
+says how AdamW, Adam or SGD updates. Schedulers, callbacks and the module may write into the optimizer's groups during
+training (lr, weight_decay, betas, momentum ...). The next step uses the new values, as without Tessera. A change that
+the Engine cannot follow raises an Error at the line that writes it. Parameters may be frozen and unfrozen, with groups
+of their own (BackboneFinetuning). Lightning's callbacks that average weights may write to them. The Trainer decides how
+many microbatches a step has and how gradients are clipped. The strategy, a file or a dict, decides everything else.
+Values that both of them name must be the same.
 """
 
 import os
@@ -147,7 +147,7 @@ class TesseraStrategy(DDPStrategy):
         return True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Saves Lightning's file, whose weights are whole, and beside it a folder with everything that is needed to
+        """Saves Lightning's file, which has whole weights. Saves beside it a folder with everything that is needed to
         continue training.
         """
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -171,7 +171,7 @@ class TesseraStrategy(DDPStrategy):
         module = self.lightning_module
         for callback in module.trainer.callbacks:
             if isinstance(callback, BaseFinetuning):
-                # The callback adds its groups again, since it did not know them when the fit started.
+                # The callback adds its groups again, since it did not know these groups when the fit started.
                 callback.on_fit_start(module.trainer, module)
         super().load_optimizer_state_dict(checkpoint)  # loads rates and other numbers of the rule
         self._followed.follow(self.engine)
@@ -182,7 +182,7 @@ class TesseraStrategy(DDPStrategy):
         """Does nothing: the Engine brings each rank's shards to its device."""
 
     def teardown(self) -> None:
-        """Ends a fit or test. The module stays sharded, on its device, for the next fit or test."""
+        """Ends a fit or test. The module stays sharded, and on its device, for the next fit or test."""
         for part in (self.precision_plugin, self.accelerator, self.checkpoint_io, self.cluster_environment):
             part.teardown()
 
@@ -192,7 +192,7 @@ _WRITERS = ("transfer_weights", "_swap_models", "_copy_average_to_current")
 
 
 class _Writing:
-    """A method that writes parameters, called under Engine.gathered(write=True)."""
+    """A method that writes parameters. It is called under Engine.gathered(write=True)."""
 
     def __init__(self, strategy: TesseraStrategy, method: Callable[..., Any]) -> None:
         self._strategy, self._method = strategy, method
@@ -204,8 +204,8 @@ class _Writing:
 
 @contextmanager
 def _in_lightning() -> Iterator[None]:
-    """Adds to the text of an Error that is raised inside the block how a Lightning program gets the Engine, if the
-    Error mentions the Engine."""
+    """If an Error is raised inside the block and mentions the Engine, this adds to its text how a Lightning program
+    gets the Engine."""
     try:
         yield
     except Error as error:

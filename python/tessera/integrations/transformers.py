@@ -4,10 +4,10 @@
     trainer = TesseraTrainer(model, args, strategy={"strategy": "FULL_SHARD"}, train_dataset=data)
     trainer.train()
 
-`tessera launch` or torchrun starts the ranks. TrainingArguments say how many microbatches a step has, how gradients are
-clipped, and what the learning rate is. They also give AdamW's numbers, unless the strategy names another update rule.
-The strategy, a file or a dict, says the rest. A value that both the strategy and TrainingArguments name must be equal
-in both. All ranks call train, evaluate, predict and save_model.
+`tessera launch` or torchrun starts the ranks. TrainingArguments give the number of microbatches in a step, the clipping
+of gradients, and the learning rate. They also give AdamW's numbers, unless the strategy names another update rule. The
+strategy, a file or a dict, decides everything else. A value that both the strategy and TrainingArguments name must be
+equal in both. All ranks call train, evaluate, predict and save_model.
 """
 
 import os
@@ -31,7 +31,7 @@ _log = logging.get_logger(__name__)
 
 
 class TesseraTrainer(Trainer):
-    """A Trainer that shards its model. `engine` is the Engine; arguments after `strategy` are Trainer's.
+    """A Trainer that shards its model. `engine` is the Engine. The arguments after `strategy` are Trainer's arguments.
 
     If the strategy has no "units", they are the blocks that the model names in `_no_split_modules`.
     """
@@ -72,10 +72,10 @@ class TesseraTrainer(Trainer):
     def _backward(self, loss: torch.Tensor, **_: Any) -> None:
         """Runs the Engine's backward with a loss that is multiplied so that the Engine's mean gives the right result.
 
-        The Trainer's losses are to be added up over the microbatches of this step; the Engine takes their mean. The
-        Trainer divides each loss by num_items_in_batch, the number of labels in the step. If num_items_in_batch counts
-        only this rank's labels (average_tokens_across_devices=False), it is this rank's weight, so the step is a mean
-        over all labels.
+        The Trainer expects that its losses are added up over the microbatches of a step, but the Engine takes their
+        mean. The Trainer divides each loss by num_items_in_batch, the number of labels in the step. If
+        num_items_in_batch counts only this rank's labels (average_tokens_across_devices=False), it is used as this
+        rank's weight. The step is then a mean over all labels.
         """
         microbatches, weight = self.current_gradient_accumulation_steps, 1.0
         is_by_items = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
@@ -84,7 +84,7 @@ class TesseraTrainer(Trainer):
         self.engine.backward(loss * microbatches, samples=self._samples, weight=weight)
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> None:
-        """Does nothing, since Engine.step clips."""
+        """Does nothing, since Engine.step clips gradients."""
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> torch.Tensor:
         """Returns a tensor that gets its value in the next step. The Trainer reads it after that step, to log it."""
@@ -98,7 +98,8 @@ class TesseraTrainer(Trainer):
         self.engine.save_checkpoint(os.path.join(output_dir, _FOLDER), keep=1)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        """Loads nothing yet: weights come with the optimizer's state, in _load_optimizer_and_scheduler."""
+        """Loads nothing yet. The weights are loaded together with the optimizer's state, in
+        _load_optimizer_and_scheduler."""
         if not os.path.isdir(os.path.join(resume_from_checkpoint, _FOLDER)):
             raise Error(f"{resume_from_checkpoint} has no folder {_FOLDER}: another Trainer wrote it, or one with "
                         "save_only_model. [T0733] hint: load its weights with from_pretrained, and train without "
@@ -113,7 +114,7 @@ class TesseraTrainer(Trainer):
                 _log.warning(text)
 
     def _spread_rates(self) -> None:
-        """Gives the scheduler's one rate to all groups, since a checkpoint of Tessera 0.1 has only one."""
+        """Gives all groups the rate of the scheduler, since a checkpoint of Tessera 0.1 has only one rate."""
         for name in ("base_lrs", "_last_lr"):
             rates = getattr(self.lr_scheduler, name, None)
             if isinstance(rates, list) and len(rates) == 1:
@@ -125,12 +126,12 @@ class TesseraTrainer(Trainer):
 
 
 class EngineOptimizer(torch.optim.Optimizer):
-    """The object that the Trainer, its scheduler and callbacks see in place of an optimizer.
+    """The object that the Trainer, its scheduler and callbacks see instead of an optimizer.
 
     Its groups have the numbers of the Engine's update rule, and its step calls the Engine's step. The first group holds
-    the parameters that are in no group of the strategy; the others are the strategy's groups, in their order. A number
-    that is written into a group is used from the next step on. A number that torch.optim's rule has and the Engine
-    cannot follow raises an Error at the line that writes it.
+    the parameters that are in no group of the strategy. The other groups are the strategy's groups, in their order. A
+    number that is written into a group is used from the next step on. A number that torch.optim's rule has and the
+    Engine cannot follow raises an Error at the line that writes it.
     """
 
     _is_accelerate_prepared = True  # keeps accelerate from wrapping this optimizer
@@ -142,7 +143,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._names = [None, *(group["name"] for group in said["groups"])]
         self._numbers = sorted(engine.options())
         ratios = [1.0, *(group["lr_ratio"] for group in said["groups"])]
-        # The groups hold no parameters, since the Engine has them.
+        # The groups hold no real parameters, since the Engine has them.
         groups = [{"params": [torch.zeros(())], "lr": lr * ratio, **engine.options(name)}
                   for name, ratio in zip(self._names, ratios)]
         self._plain = {**_RULES[said["type"]]([torch.zeros(())]).defaults} if said["type"] in _RULES else {}
@@ -153,7 +154,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         watch(self, self._plain, ("lr", *self._numbers), "the Engine's optimizer")
 
     def forget_sent(self) -> None:
-        """Forgets which numbers were sent to the Engine, since a loaded checkpoint may have given the Engine others."""
+        """Forgets which numbers were sent to the Engine, since a loaded checkpoint may have given the Engine other
+        numbers."""
         self._sent.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

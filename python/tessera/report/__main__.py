@@ -1,4 +1,4 @@
-"""python -m tessera.report: one HTML page from run directories.
+"""python -m tessera.report: makes one HTML page from run directories.
 
 Exit codes are those of sysexits.h (tessera.Error).
 """

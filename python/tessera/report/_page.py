@@ -1,8 +1,8 @@
 """The page has a table of all runs side by side, charts, and each run's tables of stragglers and latencies, if it has
 any.
 
-A chart has a curve for each run. A curve of more than `_MOST_POINTS` steps is drawn through means of several steps. Charts are SVG inside
-of the page; their lines take the page's colours, so they can be read on a dark page too.
+A chart has a curve for each run. A curve of more than `_MOST_POINTS` steps is drawn through means of several steps.
+Charts are SVG inside the page. Their lines use the page's colours, so they can be read on a dark page too.
 """
 
 import html
@@ -96,7 +96,7 @@ def _svg(matplotlib: Any, figure: Any) -> str:
 
 
 def _chart(chart: _Chart, runs: Sequence[Run]) -> str:
-    """Returns the chart's section; it is empty if no run has the numbers, or all numbers are 0."""
+    """Returns the chart's section. It is empty if no run has the numbers, or if all numbers are 0."""
     matplotlib, make = _figures()
     curves = [_finite(run.column(chart.key), chart.scale) for run in runs]
     if not any(value != 0 for points in curves for _, value in points):
@@ -183,7 +183,7 @@ def _summary_rows(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """Returns a table. `words`: the number of first columns that are text; the others are numbers."""
+    """Returns a table. `words`: the number of columns on the left that are text; all other columns are numbers."""
     def row(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f'<{tag}{"" if i < words else " class=number"}>{html.escape(cell)}</{tag}>' for i, cell in enumerate(cells)) + "</tr>"
 
@@ -191,7 +191,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> st
 
 
 def _stragglers(run: Run) -> str:
-    """Returns a row for each rank that was ever the slowest, most seconds first; it is empty where no rank is known."""
+    """Returns a row for each rank that was the slowest in any step, most seconds first. Returns "" if no such rank is
+    known."""
     waits: dict[int, list[float]] = {}
     for (_, rank), (_, seconds) in zip(run.column("waited_for_rank"), run.column("waited_for_seconds")):
         waits.setdefault(int(rank), []).append(seconds)
@@ -222,7 +223,7 @@ def _notes(runs: Sequence[Run]) -> str:
 
 
 def page(runs: Sequence[Run]) -> str:
-    """Returns the whole page as HTML. Raises Error (69) where matplotlib is not installed."""
+    """Returns the whole page as HTML. Raises Error (69) if matplotlib is not installed."""
     names = ", ".join(run.name for run in runs)
     body = f"<h1>{html.escape(names)}</h1>{_notes(runs)}" + _table(["", *(run.name for run in runs)], [[title, *cells] for title, cells in _summary_rows(runs)], 1)
     body += "".join(_chart(chart, runs) for chart in _CHARTS) + "".join(map(_stragglers, runs)) + "".join(map(_latencies, runs))

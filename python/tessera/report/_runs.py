@@ -1,4 +1,4 @@
-"""Reads what `tessera train --metrics` or `--out` wrote (docs/metrics.md)."""
+"""Reads the files that `tessera train --metrics` or `--out` wrote (docs/metrics.md)."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class Latency(NamedTuple):
 
 @dataclass
 class Run:
-    """One run. A step that a restarted job made again is there once, in its latest version."""
+    """One run. If a restarted job repeated a step, the run has the step once, in its latest version."""
 
     name: str
     """the path that was given"""
@@ -44,7 +44,7 @@ class Run:
     """whether the last line is not whole, as where the process was killed"""
 
     def column(self, key: str) -> list[tuple[int, float]]:
-        """Returns the steps that have the number `key`, with that number."""
+        """Returns the steps that have the number `key`, each with this number."""
         return [(step, float(line[key])) for step, line in self.steps.items() if _is_number(line.get(key))]
 
 
@@ -57,7 +57,7 @@ def _latency(line: dict[str, Any]) -> Latency:
 
 
 def _take(run: Run, line: dict[str, Any], latest: dict[str, int]) -> None:
-    """Adds a line to the run. `latest["step"]` is the step whose latencies are kept."""
+    """Adds a line to the run. `latest["step"]` is the step whose latencies the run has."""
     match line.get("event"):
         case "start":
             run.starts += 1
@@ -89,7 +89,7 @@ def _lines(path: str) -> list[str]:
 
 def read_run(path: str) -> Run:
     """Reads a run directory, or a metrics file of JSON lines. Raises Error: 66 if `path` does not exist, 65 if the file
-    is damaged (the text names file and line). A last line that is not whole is left out (`Run.is_cut`)."""
+    is damaged (the text names file and line). An incomplete last line is left out (`Run.is_cut`)."""
     name = os.path.join(path, METRICS) if os.path.isdir(path) else path
     run, latest, lines = Run(path), {}, _lines(name)
     for number, text in enumerate(lines, 1):

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Times below 2^4 ns have a bucket each. Longer times have 16 buckets for each power of two; the four bits after the
+/// Times below 2^4 ns have a bucket each. Longer times have 16 buckets for each power of two. The four bits after the
 /// leading bit choose one of them.
 void LatencyHistogram::add(std::chrono::nanoseconds time) {
   const std::chrono::nanoseconds counted = std::max(time, std::chrono::nanoseconds(0));

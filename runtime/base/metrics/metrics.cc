@@ -26,8 +26,8 @@ absl::Status os_error(ExitCode code, const std::filesystem::path& path, const ch
   return make_error(code, fmt::format("metrics file {}: {}: {}", path.string(), what, reason_of_writing(error)));
 }
 
-// Keeps other writers out of the file, so that no other writer takes a line that is being written for one that a crash
-// cut short. If a file cannot be locked (a pipe, some network file systems) writers are unguarded.
+// Keeps other writers out of the file while a line is written. Another writer would take half a written line for a line
+// that a crash cut short. If a file cannot be locked (a pipe, some network file systems) writers are unguarded.
 class FileLock {
  public:
   explicit FileLock(int fd) : fd_(fd), held_(::flock(fd, LOCK_EX) == 0) {}
@@ -81,7 +81,7 @@ int open_for(const std::filesystem::path& path, MetricsWriter::Start start) {
   using enum MetricsWriter::Start;
   if (start == kReplace) ::unlink(path.c_str());  // an error here also makes the next line fail
   if (start != kAppend) return ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  // Reading is needed only to look at the last byte; a device or file that may not be read is accepted too.
+  // Reading is needed only to look at the last byte. A device or file that may not be read is accepted too.
   const int fd = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
   return fd >= 0 || errno != EACCES ? fd : ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
 }
@@ -112,7 +112,7 @@ absl::StatusOr<MetricsWriter> MetricsWriter::open(const std::filesystem::path& p
   return writer;
 }
 
-/// Reads the content of a file that is appended to.
+/// Reads the existing content of a file to which metrics are appended.
 absl::Status MetricsWriter::go_on_with_content() {
   const FileLock lock(fd_);
   const off_t end = end_of(fd_).value_or(0);

@@ -18,7 +18,7 @@ namespace tessera {
 
 /// The form of a metrics file (metrics_form.h).
 enum class MetricsFormat {
-  kJsonLines,  ///< an object a line
+  kJsonLines,  ///< one object per line
   kCsv,        ///< a table
   kEvents,     ///< an event file of TensorBoard
 };
@@ -31,7 +31,7 @@ MetricsFormat metrics_format_of(const std::filesystem::path& path);
 ///     {"step":12,"loss":2.25,"grad_norm":1.5,"overflow":false}
 ///
 ///  1. One call hands its bytes to the system at once, in one write. The file therefore holds everything that was
-///     written, also after a crash, and lines of several processes that append to one file do not mix.
+///     written, even after a crash. Lines of several processes that append to one file do not mix.
 ///  2. A line of JSON that a crash or a full disk cut short is ended before the next one begins, so it spoils no other
 ///     line. The other formats remove such an incomplete row.
 ///  3. NaN and infinities are written as null, since JSON has no word for them. The key stays, so that a plot shows a
@@ -40,9 +40,9 @@ MetricsFormat metrics_format_of(const std::filesystem::path& path);
 /// It is not thread-safe. It is move-only; the destructor closes.
 class MetricsWriter {
  public:
-  /// The fate of a file that exists already.
+  /// The treatment of a file that already exists.
   enum class Start {
-    kAppend,   ///< new lines go behind those of the existing file
+    kAppend,   ///< new lines follow after those of the existing file
     kReplace,  ///< the existing file is removed first
     kNew,      ///< an existing file is an error (73)
   };
@@ -51,20 +51,19 @@ class MetricsWriter {
     MetricsFormat format = MetricsFormat::kJsonLines;
     std::vector<std::string> columns = {};  ///< columns of a table (csv_form)
   };
-  /// Opens the file. An event file is always a new one; under kAppend it continues the run of the event files in its
-  /// folder.
-  /// Errors name path and errno: exit code 73 (it cannot be created, or its columns differ), 77 (permission), 74 (its
-  /// beginning could not be written).
+  /// Opens the file. An event file is always a new one. Under kAppend it continues the run of the event files in its
+  /// folder. Errors name the path and the errno: exit code 73 if the file cannot be created or has other columns, 77 if
+  /// permission is missing, 74 if its beginning could not be written.
   static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, const Options& options);
   static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, Start start = Start::kAppend);
   ~MetricsWriter();
   MetricsWriter(MetricsWriter&& other) noexcept;
   MetricsWriter& operator=(MetricsWriter&& other) noexcept;
 
-  /// Appends one row. Errors: 74 with errno (such as a full disk), after which the writer stays usable; 64 for an empty
-  /// name, one given twice, and one that a table has no column for.
+  /// Appends one row. Errors: 74 with the errno if the write fails (such as on a full disk), and the writer stays
+  /// usable; 64 if a name is empty, is given twice, or has no column in the table.
   absl::Status write(const std::vector<Metric>& metrics);
-  /// Closes the file. Error: 74 if the system could not keep what was written. Later writes fail.
+  /// Closes the file. Error: 74 if the system could not store the written bytes. Later writes fail.
   absl::Status close();
 
  private:
@@ -75,7 +74,7 @@ class MetricsWriter {
   int fd_ = -1;
   std::filesystem::path path_;
   std::unique_ptr<MetricsForm> form_;
-  bool torn_ = false;   ///< the file ends in half a line of JSON
+  bool torn_ = false;   ///< the file ends in an incomplete line of JSON
   bool begun_ = false;  ///< whether the file has its beginning (header or first event)
 };
 
@@ -89,13 +88,13 @@ class StepTimes {
   std::size_t count() const { return seconds_.size(); }  ///< never more than `window`
   double p50() const { return percentile(50); }
   double p95() const { return percentile(95); }
-  /// Returns the smallest time that at least `percent` % of the window does not exceed (nearest rank): always a time
-  /// that was measured. It is NaN if nothing was added. REQUIRES: 0 < percent <= 100.
+  /// Returns the smallest time that at least `percent` % of the times in the window do not exceed (nearest rank). It is
+  /// always a time that was measured. It is NaN if nothing was added. REQUIRES: 0 < percent <= 100.
   double percentile(double percent) const;
 
  private:
   std::size_t window_;
-  std::size_t next_ = 0;  ///< index of the oldest entry once the window is full
+  std::size_t next_ = 0;  ///< index of the oldest entry after the window is full
   std::vector<double> seconds_;
 };
 

@@ -11,16 +11,16 @@
 
 namespace tessera {
 
-/// Turns metrics into the bytes of a file. One object belongs to one file and may remember what was written before.
+/// Turns metrics into the bytes of a file. One object belongs to one file, and may remember what it wrote before.
 /// MetricsWriter is its only caller. Errors have exit code 64, without the file's name.
 class MetricsForm {
  public:
   virtual ~MetricsForm() = default;
 
-  /// Takes the first line of the file that is appended to. It does nothing by default. Error: 73 if the line does not
-  /// fit.
+  /// Takes the first line of a file to which metrics are appended. It does nothing by default. Error: 73 if the line
+  /// does not fit.
   virtual absl::Status go_on_after(std::string_view /*first_line*/) { return absl::OkStatus(); }
-  /// Returns the file's beginning as far as it is known; a table without columns gets them with its first row.
+  /// Returns the beginning of the file, as far as it is known. A table without columns gets them with its first row.
   virtual std::string beginning() const { return ""; }
   /// Returns the bytes of one row of `metrics`. Names differ and are not empty.
   virtual absl::StatusOr<std::string> bytes_of(const std::vector<Metric>& metrics) = 0;
@@ -29,23 +29,23 @@ class MetricsForm {
   virtual bool drops_halves() const { return true; }
 };
 
-/// Returns the form with one object a line, as MetricsWriter shows.
+/// Returns the form with one object per line, as MetricsWriter describes it.
 std::unique_ptr<MetricsForm> json_lines_form();
 
 /// Returns the form of a table (RFC 4180, lines end with "\n") whose first line names `columns`. If `columns` is empty,
-/// the columns are those of the file that is appended to, or else those of the first row. A row may lack columns, whose
-/// cells are then empty; a column that the table does not have is an error (64). Numbers read back to the same bits,
-/// "nan" and "inf" among them; flags are true and false.
+/// the table has the columns of the file to which it is appended, or else those of the first row. A row may lack
+/// columns; their cells are then empty. A metric without a column in the table is an error (64). Numbers read back to
+/// the same bits, "nan" and "inf" among them; flags are true and false.
 std::unique_ptr<MetricsForm> csv_form(std::vector<std::string> columns);
 
 /// Returns the form of an event file of TensorBoard: framed records of Event messages. The metric "step" becomes the
-/// step of these messages; numbers and flags are scalars of 32 bits under their names, and words are left out.
-/// `goes_on`: the first event makes TensorBoard forget everything that earlier files of the folder have for the step of
-/// that event and for later steps.
+/// step of these messages. Numbers and flags become 32-bit scalars under their names, and text values are left out.
+/// `goes_on`: the run continues. The first event then makes TensorBoard forget everything that earlier files of the
+/// folder have for the step of that event and for later steps.
 std::unique_ptr<MetricsForm> event_form(bool goes_on);
 
-/// Returns a name such as "events.out.tfevents.1795444800.host.4711.0" that no other file of any run has; names sort by
-/// time.
+/// Returns a name such as "events.out.tfevents.1795444800.host.4711.0". No other file of any run has this name, and
+/// names sort by time.
 std::string event_file_name();
 
 }  // namespace tessera

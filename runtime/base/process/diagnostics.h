@@ -28,10 +28,11 @@ class Diagnostics {
   void add(std::size_t offset, std::string pointer, std::string message, std::size_t related = kNowhere);
 
   bool empty() const { return problems_.empty(); }
-  /// Returns whether there is a problem at this pointer, inside its value, or at an object or list that contains it.
+  /// Returns whether there is a problem at this pointer, inside its value, or at an object or list that contains this
+  /// pointer.
   bool touches(std::string_view pointer) const;
-  /// Returns OK, or all problems, one a line, with exit code 78. `hint` is a "hint: ..." about files of this kind; it
-  /// becomes the last line if no problem has a hint of its own.
+  /// Returns OK, or all problems, one per line, with exit code 78. `hint` is a "hint: ..." about files of this kind. It
+  /// becomes the last line if no problem has its own hint.
   absl::Status to_status(const std::string& hint = "") const;
 
  private:

@@ -27,7 +27,7 @@ void on_threads(std::size_t count, std::size_t threads, const std::function<void
   std::vector<std::thread> others;
   try {
     for (std::size_t i = 1; i < std::min({count, threads, kMostThreads}); ++i) others.emplace_back(work);
-  } catch (const std::system_error&) {  // the system gives no more threads, so the existing ones do the rest
+  } catch (const std::system_error&) {  // the system gives no more threads, so the existing threads do the rest
   }
   work();
   for (std::thread& other : others) other.join();

@@ -2,22 +2,23 @@
 
 namespace tessera {
 
-/// The limits of this process (`ulimit`). Each limit that is reached becomes an error that names it (errno_hint.h),
-/// with exit code 71 or 74, and never a signal.
+/// The limits of this process (`ulimit`). A limit that is reached becomes an error that names it (errno_hint.h), with
+/// exit code 71 or 74, and never a signal.
 
 /// Makes writes beyond the limit of file sizes fail with EFBIG, for every writer of this process, from now on. The
-/// kernel's signal, SIGXFSZ, would end the process. A program's own handler stays, and programs that this one starts
-/// have the signal as before. Code that writes files or begins a program calls it; any thread may, any number of times.
+/// kernel's signal, SIGXFSZ, would end the process. A program's own handler stays, and programs that this program
+/// starts have the signal as before. Code that writes files or begins a program calls it; any thread may, any number of
+/// times.
 void turn_size_signal_into_error();
 
 /// Makes a send to a peer that has died fail with EPIPE, so that this rank can say who died. SIGPIPE would end the
-/// process. Gloo and c10d's store send without MSG_NOSIGNAL, and rely on a Python that has turned the signal off. Code
+/// process. Gloo and c10d's store send without MSG_NOSIGNAL: they count on Python, which turns the signal off. Code
 /// that opens their connections calls it.
 void turn_pipe_signal_into_error();
 
-/// Raises the soft limit of descriptors to the hard limit: gathers over a network, checkpoints and records in files
-/// need many, and Debian's soft limit is 1024. Programs of Tessera call it at their start. It calls
-/// turn_size_signal_into_error too.
+/// Raises the soft limit of descriptors to the hard limit. Gathers over a network, checkpoints and records in files
+/// need many descriptors, and Debian's soft limit is 1024. Programs of Tessera call this function at their start. This
+/// function calls turn_size_signal_into_error too.
 void take_process_limits();
 
 /// Starts `count` threads and ends them. Returns 0, or the errno of the system's refusal. LibTorch's own threads

@@ -82,7 +82,7 @@ void C10dCalls::drop_backend() {
     std::swap(dropped, backend_);
     std::swap(under_way, under_way_);
   }
-  // Transfers under way hold the connections too, so these transfers are aborted.
+  // Transfers that are under way use the connections too, so these transfers are aborted.
   bool is_in_use = false;
   for (const std::weak_ptr<Transfers>& other : under_way) {
     const std::shared_ptr<Transfers> transfers = other.lock();
@@ -136,7 +136,7 @@ void C10dCalls::leave() {
   drop_backend();
 }
 
-/// The waiting call finds its transfers aborted, and asks the other ranks why (`fail`).
+/// The waiting call finds that its transfers were aborted, and asks the other ranks why (`fail`).
 bool C10dCalls::end_if_left_alone(Collectives::HasKey has_key) {
   if (!status().ok() || !report_.is_left_alone(has_key)) return false;
   drop_backend();

@@ -22,10 +22,10 @@
 namespace tessera {
 
 /// The calls of a group over a c10d backend, and how they fail. A Transfers object has the messages of one call, and a
-/// Work waits for it. A failed call publishes what it was doing, drops the backend so that peers fail too, and makes
-/// every later call return the same status.
+/// Work waits for it. A failed call publishes its state, and drops the backend so that peers fail too. Every later call
+/// then returns the same status.
 ///
-/// C10dCollectives derives from it, and says what the calls do. Any thread may call it.
+/// C10dCollectives derives from this class, and defines the calls. Any thread may call it.
 class C10dCalls {
  protected:
   using Backend = c10::intrusive_ptr<c10d::Backend>;
@@ -43,7 +43,7 @@ class C10dCalls {
   CallSignature begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
   /// Begins a call by calling `start`; the Work waits for the transfers that `start` began.
   Work start(const CallSignature& call, const Start& start);
-  /// Ends the group, since the caller's arguments make the call impossible; `why` is the reason.
+  /// Ends the group, since the caller's arguments make the call impossible. `why`: the reason.
   Work refuse(const CallSignature& call, const std::string& why);
 
   /// These functions implement the functions of Collectives that have the same names.
@@ -56,7 +56,7 @@ class C10dCalls {
 
   const Group group_;
   const std::string name_;
-  /// A user's own backend may have collectives only.
+  /// the backend's way to communicate: a user's own backend may have collectives only
   const Transfers::Means means_;
   /// Memory for data on the wire. It outlives the backend, whose collective may write there after its call has failed.
   std::vector<std::byte> staging_;

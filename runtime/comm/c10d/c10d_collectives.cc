@@ -28,8 +28,8 @@
 #include "runtime/comm/sum/wire_codec.h"
 
 // Collectives over a c10d backend. C10dCalls begins each call and waits for it, or the group's thread makes the whole
-// call (PendingOnThread). Reductions go in pieces of kPieceBytes, so that one piece is summed while the next one is on
-// the wire; the staging memory holds two pieces. There are four ways to make a reduction: `scatter` (reduce-scatter,
+// call (PendingOnThread). Reductions go in pieces of kPieceBytes, so that one piece is summed while the next piece is
+// on the wire. The staging memory holds two pieces. There are four ways to make a reduction: `scatter` (reduce-scatter,
 // direct), `reduce_small` (all-reduce by gathering everything), `reduce_large` (all-reduce by exchange, sum and
 // gather), and the two `..._in_rounds`, which run the halving algorithm.
 
@@ -57,8 +57,8 @@ bool changes(const WireCoding& coding, std::size_t numel) {
   return coding.rounds() || (coding.packs() && is_packed(*coding.packs(), coding.bytes(numel)));
 }
 
-/// Returns whether the transport's backend has messages, and takes calls of any thread. A user's own backend need not
-/// have more than collectives, and may expect all its calls on one thread.
+/// Returns whether the transport's backend has messages, and takes calls of any thread. A user's own backend may have
+/// only collectives, and may expect all its calls on one thread.
 bool has_messages(TransportKind kind) { return kind == TransportKind::kGloo || kind == TransportKind::kMpi; }
 
 class C10dCollectives : public Collectives, private C10dCalls {
@@ -98,7 +98,8 @@ class C10dCollectives : public Collectives, private C10dCalls {
 
   /// Chooses the algorithm of an uncompressed call in which each rank gives `bytes`.
   Algorithm algorithm_of(Operation operation, DType dtype, std::size_t bytes) const;
-  /// Does what `start` does, but the group's thread begins the call, after the work that the thread already has.
+  /// Does the same as `start`, but the group's thread begins the call, after the work that was given to the thread
+  /// before.
   Work start_on_thread(const CallSignature& call, Start start);
   Work on_thread(std::function<absl::Status()> call);
   Work start_gather(const CallSignature& call, const void* shard, void* full, std::size_t bytes,
@@ -170,8 +171,8 @@ Work C10dCollectives::on_thread(std::function<absl::Status()> call) {
 
 // --- Moving bytes ---
 
-/// Returns the tag of a call's messages. Messages of calls that differ in anything never match, so their ranks wait
-/// until the time limit, and then say what they were doing.
+/// Returns the tag of a call's messages. Messages of two calls that differ in anything never match. The ranks of such
+/// calls therefore wait until the time limit, and then report their state.
 int tag_of(const CallSignature& call) { return static_cast<int>(digest_of(call) >> 34) * 2; }
 int gather_tag_of(const CallSignature& call) { return tag_of(call) + 1; }
 
@@ -304,13 +305,13 @@ Work C10dCollectives::do_reduce(const ReduceCall& given) {
                                       : reduce_large(call, from, output, numel, options));
 }
 
-// Scatters every rank's part piece by piece: exchanges a piece, then adds it while the next one is on the wire.
+// Scatters every rank's part piece by piece: exchanges a piece, then adds this piece while the next one is on the wire.
 absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte* input, float* output,
                                       std::size_t numel, const ReduceOptions& options) {
   const WireCoding coding = Codings(options, call.dtype).contributions;
   const std::size_t ranks = size(), element = size_of(call.dtype);
   const std::size_t most = piece_numel(numel, element * ranks, 1), most_bytes = coding.bytes(most) * ranks;
-  // A collective of the backend needs contiguous parts, and the parts are contiguous if there is only one piece.
+  // A collective of the backend needs contiguous parts, and parts are contiguous only if there is one piece.
   const bool is_sent_in_place = !coding.rounds() && (means_ == Transfers::Means::kMessages || most == numel);
   std::byte* const received = staging((is_sent_in_place ? 2 : 4) * most_bytes);
   std::byte* const sent = received + 2 * most_bytes;
@@ -380,9 +381,9 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   const auto numel_of = [&](std::size_t first) { return std::min(most, numel - first); };
   const auto part_of = [&](std::size_t count) { return (count + ranks * unit - 1) / (ranks * unit) * unit; };
   const std::size_t most_part = part_of(most);
-  // The memory for each of the two pieces under way: what comes from the others, what goes to them, and this rank's
-  // sums; also all ranks' sums if sums are compressed. There is one padded copy, for a piece that does not divide
-  // evenly.
+  // Each of the two pieces under way has memory for data from other ranks, data to other ranks, and this rank's sums.
+  // If sums are compressed, it also has memory for all ranks' sums. There is one padded copy, for a piece that cannot
+  // be divided evenly among the ranks.
   const std::size_t received_bytes = coding.bytes(most_part) * ranks;
   const std::size_t sent_bytes = coding.rounds() ? received_bytes : 0;
   const std::size_t sums_bytes = most_part * sizeof(float);
@@ -437,7 +438,7 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
     const std::size_t turn = first / most % 2, part = part_of(numel_of(first));
     const bool is_padded = part * ranks != numel_of(first);
     TESSERA_RETURN_IF_ERROR(exchanges[turn].wait());
-    if (first >= 2 * most) TESSERA_RETURN_IF_ERROR(end_gather(first - 2 * most));  // that piece's sums lie here
+    if (first >= 2 * most) TESSERA_RETURN_IF_ERROR(end_gather(first - 2 * most));  // the sums of that piece lie here
     // Sums that are sent uncompressed are computed at their place in the output, unless a part is padded.
     const bool is_in_place = !of_sums.rounds() && !is_padded && means_ == Transfers::Means::kMessages;
     float* const own = is_in_place ? output + first + begin_of(first, static_cast<std::size_t>(rank()))
@@ -511,7 +512,7 @@ absl::Status C10dCollectives::scatter_in_rounds(const CallSignature& call, const
 // Reduces piece by piece. Sums and received data are written to their final place directly.
 absl::Status C10dCollectives::reduce_in_rounds(const CallSignature& call, const std::byte* input, float* output,
                                                std::size_t numel, SumVisitor* visitor) {
-  constexpr std::size_t kLine = 16;  // elements: slices begin where cache lines of fp32 do
+  constexpr std::size_t kLine = 16;  // number of elements: slices begin where cache lines of fp32 do
   const std::size_t slices = static_cast<std::size_t>(halving_slices(size())), element = size_of(call.dtype);
   const Rounds rounds = halving_all_reduce(rank(), size());
   const std::size_t most = piece_numel(numel, element, slices);  // whole slices, except in the last piece

@@ -13,23 +13,23 @@ namespace tessera {
 /// Returns collectives over a c10d::Backend of CPU tensors that can all-gather, broadcast and exchange: `gloo`, `mpi`,
 /// or a backend of the user's own. gloo_collectives, mpi_collectives and backend groups call it when a group is made.
 ///
-/// Tessera makes the sums itself, so that they have the bits of rule 3 in collectives.h: the parts are exchanged in the
-/// wire's dtype and added here, in fp32. all_reduce is such a sum, gathered again; up to 64 KiB, every rank gathers and
-/// adds everything itself.
+/// Tessera makes the sums itself, so that they have the bits of rule 3 in collectives.h. The ranks exchange the parts
+/// in the wire's dtype and add them in fp32. An all_reduce is such a sum, which is then gathered. Up to 64 KiB, every
+/// rank gathers and adds everything itself.
 ///
-/// all_gather, broadcast, all_to_all and barrier run in the backend's threads until waited for. So do reductions with
-/// Waits::kLater, whose pieces a thread of the group sends, adds and gathers (reducing_in_background). Other
-/// reductions, and all reductions of a user's own backend, are done when the call returns. Dropping a Work waits for
-/// it.
+/// all_gather, broadcast, all_to_all and barrier run in the backend's threads until the caller waits for them. So do
+/// reductions with Waits::kLater, whose pieces a thread of the group sends, adds and gathers (reducing_in_background).
+/// Other reductions, and all reductions of a user's own backend, are done when the call returns. Dropping a Work waits
+/// for it.
 ///
 /// `choose`, unless it is null, chooses the algorithm of each call over Gloo or MPI. Calls for which `choose` does not
-/// decide use kDirect: compressed reductions, broadcasts (the library's own broadcast is a tree), all-to-alls, and all
-/// calls of a user's own backend. If `choose` wants an all_gather in rounds, a thread of the group makes it after
-/// earlier gathers. Reductions go in pieces of 2 MiB of input.
+/// decide use kDirect. These are compressed reductions, broadcasts (the library's own broadcast is a tree),
+/// all-to-alls, and all calls of a user's own backend. If `choose` wants an all_gather in rounds, a thread of the group
+/// makes it after earlier gathers. Reductions go in pieces of 2 MiB of input.
 ///
 /// The error of a failed backend says little. If a call fails, every rank therefore writes its last call to `store` and
-/// reads the others' calls. The message tells what each rank was doing and who does not answer. The backend is then
-/// dropped, which closes its connections and makes the peers fail too.
+/// reads the calls of the other ranks. The message says what each rank was doing, and which ranks do not answer. The
+/// backend is then dropped, which closes its connections and makes the peers fail too.
 std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind kind,
                                               c10::intrusive_ptr<c10d::Backend> backend,
                                               std::shared_ptr<KeyValueStore> store, ChooseAlgorithm choose = nullptr);

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// Runs a request. The store answered before, so a failure means that the process which serves it is lost.
+/// Runs a request. The store answered before, so a failure means that the process that serves the store is lost.
 template <typename Result, typename Body>
 Result C10dStore::guarded(const char* what, const std::string& key, Body body) const {
   try {

@@ -9,12 +9,12 @@
 
 namespace tessera {
 
-/// A KeyValueStore over any c10d::Store. c10d serves one request of a client at a time, so `get` asks again and again
-/// (every 0.2 to 10 ms) instead of leaving a waiting request in the way of other threads. c10d's exceptions become
-/// statuses of exit code 75 that say who served the store, and that it is gone.
+/// A KeyValueStore over any c10d::Store. A c10d::Store serves one request of a client at a time. `get` therefore asks
+/// again and again (every 0.2 to 10 ms): a waiting request would block other threads. c10d's exceptions become statuses
+/// of exit code 75 that say which process served the store, and that it is gone.
 class C10dStore : public KeyValueStore {
  public:
-  /// `server`: who serves the store, for messages.
+  /// `server`: name of the process that serves the store, for messages.
   explicit C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string server = "rank 0")
       : store_(std::move(store)), server_(std::move(server)) {}
 
@@ -28,7 +28,7 @@ class C10dStore : public KeyValueStore {
   void set_own_address(std::string address) { own_address_ = std::move(address); }
   std::string own_address() const override { return own_address_; }
 
-  /// Returns the store itself, through which c10d's own backends meet.
+  /// Returns the store itself, at which c10d's own backends find each other.
   const c10::intrusive_ptr<c10d::Store>& c10d_store() const { return store_; }
   const std::string& server() const { return server_; }
 
@@ -41,7 +41,7 @@ class C10dStore : public KeyValueStore {
   std::string own_address_;
 };
 
-/// Returns the text of an exception for a user, without c10's stack trace.
+/// Returns the text of an exception, without c10's stack trace, so that it can be shown to a user.
 std::string text_of_c10_exception(const std::exception& error);
 
 }  // namespace tessera

@@ -9,16 +9,16 @@
 
 namespace tessera {
 
-/// Looks up where a host can be reached. c10d's own look-up waits as long as the resolver takes, and prints a stack for
-/// every attempt, so Tessera does it itself.
+/// Looks up the address of a host. c10d's own look-up waits as long as the resolver takes, and prints a stack trace for
+/// every attempt. So Tessera does the look-up itself.
 
 /// One numeric address of a host.
 struct HostAddress : SocketAddress {
   std::string text;  ///< numeric address: "10.0.0.1", "::1"
 };
 
-/// Looks `host` up again and again until it is known, or until `deadline`: names of hosts that are starting appear
-/// late. It prefers IPv4. Error: 75 with the resolver's reason if the name is not known by then.
+/// Looks `host` up again and again until it is known, or until `deadline`, since names of hosts that are starting
+/// appear late. It prefers IPv4. Error: 75 with the resolver's reason if the name is not known by the deadline.
 absl::StatusOr<HostAddress> resolve_in_time(const std::string& host, std::chrono::steady_clock::time_point deadline);
 
 /// Waits until something listens at `port` of `host`, or until `deadline`. Nothing is sent. Error: 75 with the last

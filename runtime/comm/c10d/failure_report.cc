@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
-/// Time for which the rank that serves the store stays, for ranks that give up a little later than that rank.
+/// The rank that serves the store stays for this time, for ranks that give up a little later than that rank.
 constexpr std::chrono::milliseconds kForLateRanks{3000};
 constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 800;  // most answers in a message, and most bytes of an answer
 
@@ -41,7 +41,7 @@ struct FailureReport::Answers {
   struct Answer {
     std::string text;        ///< "": no answer
     bool has_come = false;   ///< whether the rank has begun to connect
-    bool has_ended = false;  ///< whether its program has ended without an error
+    bool has_ended = false;  ///< whether the rank's program has ended without an error
   };
   std::vector<Answer> of;
   bool store_is_gone = false;  ///< true: some ranks could not be asked
@@ -64,7 +64,7 @@ struct FailureReport::Shared {
 
   std::string heard_key(int member) const { return "heard/" + group.key() + "/" + std::to_string(member); }
 
-  /// Waits until the others have read the store, since the store ends with its server.
+  /// Waits until the other ranks have read the store, since the store ends with the rank that serves it.
   void let_others_hear(const Answers& answers) const {
     store->set(heard_key(group.rank), "").IgnoreError();
     if (group.world_rank(group.rank) != 0 || server() != "rank 0") return;
@@ -95,7 +95,7 @@ struct FailureReport::Shared {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
     TESSERA_ASSIGN_OR_RETURN(answer.has_ended, store->has(key_of_ended_rank(group.world_rank(q))));
     if (answer.has_ended) return absl::OkStatus();
-    // No answer means that the answer is late, or that the store has gone, which the next question shows.
+    // No answer means that the answer is late, or that the store has gone. The next request to the store shows which.
     if (const auto text = store->get(key(q), std::max(left, std::chrono::milliseconds(0))); text.ok())
       answer.text = *text;
     TESSERA_ASSIGN_OR_RETURN(answer.has_come, store->has(arrival_key(q)));  // the rank may have arrived meanwhile

@@ -22,11 +22,11 @@ class FailureReport {
   FailureReport(const Group& group, std::shared_ptr<KeyValueStore> store);
   ~FailureReport();
 
-  /// Says in the store that this rank begins to connect to the others.
+  /// Says in the store that this rank begins to connect to the other ranks.
   void publish_arrival();
-  /// Returns this rank's error if it could not connect: `why`, and the ranks that have not arrived or that do not say
-  /// that they failed too. The exit code is 75. It takes some seconds; the rank that serves the store stays until the
-  /// others have asked.
+  /// Returns this rank's error if it could not connect: `why`, and the ranks that have not arrived, or that do not say
+  /// that they failed too. The exit code is 75. It takes some seconds. The rank that serves the store stays until the
+  /// other ranks have asked.
   absl::Status explain_arrival(const std::string& why);
 
   /// Says that this rank failed in `call`, or gave up for `reason`. Only the first failure is published.
@@ -36,18 +36,19 @@ class FailureReport {
   /// Returns whether another rank of the group has published a failure, or its process is gone. The process counts as
   /// gone if it was seen to end without MeshGroups::leave, or if it served the store and the store is gone.
   bool is_left_alone(Collectives::HasKey has_key) const;
-  /// Returns the news that another rank has published a failure, or "". It asks the store, so do not use it for every
-  /// call. No answer from the store is no news: the rank that serves it may have ended before the others.
+  /// Returns a text if another rank has published a failure, or else "". It asks the store, so do not use it for every
+  /// call. If the store does not answer, the result is "" too: the rank that serves the store may have ended before the
+  /// other ranks.
   std::string news();
 
   /// Returns the error of this rank's failed `call`: `why`, and what every other rank says within a second or so. The
-  /// exit code is 70 if another rank was in a different call of the same number, 65 if one has ended its program
-  /// (MeshGroups::leave), or else 75. If the store is gone, the message names its server, and no other rank.
+  /// exit code is 70 if another rank was in a different call of the same number, 65 if another rank has ended its
+  /// program (MeshGroups::leave), or else 75. If the store is gone, the message names its server, and no other rank.
   absl::Status explain(const CallSignature& call, const std::string& why);
 
  private:
   void publish(const std::string& text);
-  /// Fills in `answers`, as far as the store tells. Returns false if the store does not answer.
+  /// Fills in `answers`, as far as the store has them. Returns false if the store does not answer.
   struct Answers;
   bool ask_all(const std::shared_ptr<Answers>& answers);
   std::string silent_server() const;

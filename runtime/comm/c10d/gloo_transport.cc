@@ -21,7 +21,7 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-/// Finds Gloo's listening sockets, which Gloo does not show.
+/// Finds Gloo's listening sockets, since Gloo has no function that returns them.
 class NewListeners {
  public:
   void watch() {

@@ -22,7 +22,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group
                                                               ChooseAlgorithm choose = nullptr);
 
 /// Returns the address of this host from which `host` is reached; nothing is sent. Errors: 75 if `host` is not known
-/// within `timeout_s`; 78 if it is another machine's name but leads back to this one by loopback.
+/// within `timeout_s`; 78 if `host` is another machine's name but leads back to this machine by loopback.
 absl::StatusOr<std::string> address_towards(const std::string& host, double timeout_s);
 
 }  // namespace tessera

@@ -20,9 +20,9 @@ absl::Status address_error(const std::string& host, const std::string& why) {
                                            ". [T0438] hint: set GLOO_SOCKET_IFNAME to the network interface to use");
 }
 
-// Returns the address that this host would send from, which a connected UDP socket knows.
+// Returns the address from which this host would send. A connected UDP socket knows this address.
 absl::StatusOr<std::string> source_address(const HostAddress& destination, const std::string& host) {
-  const SocketAddress towards = destination.with_port(9);  // a port that nothing is sent to
+  const SocketAddress towards = destination.with_port(9);  // any port: nothing is sent to it
   const int fd = socket(towards.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return address_error(host, std::strerror(errno));
   SocketAddress source;

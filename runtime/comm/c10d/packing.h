@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-/// Messages of numbers that are losslessly packed (lossless.h): their length in bytes, and the packed numbers. A
-/// receiver cannot know that length, so it provides memory for the longest possible message. Gloo accepts a message
-/// that is shorter than its receiver's memory.
+/// Messages of numbers that are losslessly packed (lossless.h). A message has its length in bytes, and the packed
+/// numbers. A receiver cannot know that length, so it provides memory for the longest possible message. Gloo accepts a
+/// message that is shorter than its receiver's memory.
 
 /// A group's memory for packed messages. Any thread may call it. It must outlive the buffers that it gave.
 class PackBuffers {
@@ -48,7 +48,8 @@ class PackBuffers {
 };
 using PackBuffer = PackBuffers::Buffer;
 
-/// Shorter messages are sent unpacked, since their time on the wire is shorter than the wait of ranks for each other.
+/// Shorter messages are sent unpacked: their time on the wire is shorter than the time for which ranks wait for each
+/// other.
 constexpr std::size_t kLeastPackedBytes = 64 << 10;
 
 /// Returns whether messages of `bytes` bytes of numbers of `dtype` are packed.
@@ -62,8 +63,8 @@ PackBuffer packed_message(DType dtype, const void* numbers, std::size_t bytes, P
 
 /// Returns the length that the message's head says, in bytes.
 std::size_t bytes_of_message(const PackBuffer& message);
-/// Unpacks a message into `numbers`. Throws std::runtime_error unless `packed_message` made it of `bytes` bytes of
-/// numbers of `dtype`.
+/// Unpacks a message into `numbers`. Throws std::runtime_error unless `packed_message` made the message from `bytes`
+/// bytes of numbers of `dtype`.
 void unpack_message(const PackBuffer& message, DType dtype, void* numbers, std::size_t bytes);
 
 }  // namespace tessera

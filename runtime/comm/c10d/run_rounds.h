@@ -12,8 +12,8 @@ namespace tessera {
 
 /// The memory that a call in rounds works on.
 struct RoundBuffers {
-  /// Index of each slice's first element, and the end of the last slice: one entry more than there are slices. Slices
-  /// may be empty.
+  /// Index of each slice's first element, then the end of the last slice. There is one entry more than there are
+  /// slices. Slices may be empty.
   std::vector<std::size_t> begins;
   /// Contributions, elements of `input_dtype` (fp32, bf16, fp16). They are not read if no message is a contribution.
   const std::byte* input = nullptr;
@@ -29,8 +29,9 @@ struct RoundBuffers {
 /// Returns the bytes of scratch that received data needs before it is added.
 std::size_t received_bytes(const Rounds& rounds, const RoundBuffers& buffers);
 
-/// Makes the rounds one after the other, and returns when the last one is over. Messages have `tag`; empty ones are not
-/// sent. Throws what Transfers::wait throws. REQUIRES: Means::kMessages; a round that adds receives one message.
+/// Makes the rounds one after the other, and returns when the last one is over. Messages have `tag`; empty messages are
+/// not sent. Throws the exceptions of Transfers::wait. REQUIRES: Means::kMessages; a round that adds receives one
+/// message.
 void run_rounds(c10d::Backend& backend, Transfers& transfers, int tag, const Rounds& rounds,
                 const RoundBuffers& buffers);
 

@@ -35,7 +35,7 @@ constexpr int kBetweenLooksMs = 5;  // pause between two searches while connecti
 /// Time in which the owners of sockets close the connections that were shut down.
 constexpr std::chrono::seconds kMostClosed{1};
 
-/// Calls `look(fd)` for each descriptor of this process, number by number, since reading /proc would need a free
+/// Calls `look(fd)` for each descriptor of this process, in order of their numbers. Reading /proc would need a free
 /// descriptor.
 template <class Look>
 void for_each_descriptor(const Look& look) {
@@ -61,7 +61,7 @@ int port_of(int fd, int (*name)(int, sockaddr*, socklen_t*) = ::getsockname) {
   return 0;
 }
 
-/// Returns whether nothing has come over a connection yet.
+/// Returns whether no bytes have arrived over a connection yet.
 bool has_sent_nothing(int fd) {
   tcp_info info{};
   socklen_t size = sizeof info;
@@ -136,7 +136,8 @@ class Watch {
       if (ready == 0) in_a_row = 0;
       const int most_ms = found == Found::kFlood ? kBetweenLooksMs : -1;
       if ((ready == 0 ? ::epoll_wait(epoll, &event, 1, most_ms) : ready) < 0 && errno != EINTR) return;
-      // Connections that nobody accepts (a forked process has a copy of the socket) must not keep this thread busy.
+      // Connections that nobody accepts must not keep this thread busy. They exist if a forked process has a copy of
+      // the socket.
       std::this_thread::sleep_for(in_a_row < kMostInARow ? kTimeToAccept : kLongPause);
       const MutexLock lock(mutex_);
       found = look();
@@ -147,7 +148,7 @@ class Watch {
   enum class Found {
     kFew,    ///< few descriptors are open, so there is nothing to look for
     kMany,   ///< many are open, but idle connections of strangers are within their limit
-    kFlood,  ///< strangers' connections were shut down, so the next search comes soon
+    kFlood,  ///< strangers' connections were shut down, so the next search is soon
   };
 
   Found look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -157,11 +158,11 @@ class Watch {
       let_in_all(true);
       return Found::kFew;
     }
-    // Shutting down takes longer than connecting. The number of connections that wait in the queues is limited by now.
+    // Shutting down takes longer than connecting. By now, the number of connections that wait in the queues is limited.
     if (!are_few_open(2 * most)) let_in_all(false);
     const auto now = std::chrono::steady_clock::now();
     if (shut_down_oldest(most)) shut_down_at_ = now;
-    // The owners of those connections need a moment to close them.
+    // The owners of the connections that were shut down need a moment to close them.
     if (shut_down_at_ == now || (now - shut_down_at_ < kMostClosed && !are_few_open(2 * most))) return Found::kFlood;
     let_in_all(true);
     return Found::kMany;
@@ -183,8 +184,7 @@ class Watch {
     for (const int listener : listeners_) let_in(listener, open);
   }
 
-  /// Returns whether few descriptors are open. The number of a new descriptor shows this, since a new descriptor gets
-  /// the lowest free
+  /// Returns whether few descriptors are open. The number of a new descriptor shows this, since it is the lowest free
   /// number. This takes two system calls, however many descriptors are open.
   static bool are_few_open(std::size_t most) {
     const int next = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -192,7 +192,7 @@ class Watch {
     return next >= 0 && static_cast<std::size_t>(next) < most;
   }
 
-  /// Returns whether it shut down a connection.
+  /// Shuts down the oldest silent connection, if there are more than `most`. Returns whether it shut one down.
   bool shut_down_oldest(std::size_t most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     struct Unproven {
       std::uint64_t order;
@@ -230,7 +230,7 @@ class Watch {
   }
 
   /// Shuts a connection down. Its number may belong to another file by now, so a duplicate of the descriptor is
-  /// checked; if no duplicate can be made, the socket is shut down unchecked.
+  /// checked. If no duplicate can be made, the socket is shut down unchecked.
   static void shut_down(int fd, ino_t socket) {
     const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     struct stat info {};
@@ -244,7 +244,7 @@ class Watch {
   int epoll_ ABSL_GUARDED_BY(mutex_) = -1;
   std::set<int> ports_ ABSL_GUARDED_BY(mutex_);  ///< ports of the watched sockets
   std::vector<int> listeners_ ABSL_GUARDED_BY(mutex_);
-  bool is_open_ ABSL_GUARDED_BY(mutex_) = true;  ///< whether the watched sockets take requests
+  bool is_open_ ABSL_GUARDED_BY(mutex_) = true;  ///< whether the watched sockets accept new connections
   std::chrono::steady_clock::time_point shut_down_at_ ABSL_GUARDED_BY(mutex_) = {};
   /// order in which idle connections were first seen, by socket
   std::map<ino_t, std::uint64_t> order_ ABSL_GUARDED_BY(mutex_);

@@ -4,17 +4,17 @@
 
 namespace tessera {
 
-/// Protects this process from connections that strangers open to a port of this job and leave idle. Each takes a
-/// descriptor, and neither the store nor Gloo closes such a connection. If descriptors run out, Gloo's thread ends the
-/// process, and no file can be opened.
+/// Protects this process from connections that strangers open to a port of this job and leave idle. Each such
+/// connection takes a descriptor, and neither the store nor Gloo closes it. If descriptors run out, Gloo's thread ends
+/// the process, and no file can be opened.
 ///
-/// Limits, from now on, the silent connections of `listener`, a listening socket of this process. At most an eighth of
-/// the limit of descriptors, and at most 4096, may have sent nothing (for a moment, twice as many). The oldest ones
-/// beyond that are shut down. The code that owns them notices the end and closes them. If a burst of connections fills
-/// a quarter of the limit, the kernel drops new requests for a while; their clients ask again after a second. A rank
-/// sends as soon as it is connected, so no connection of the job is shut down. It costs nothing while nobody connects:
-/// a thread of this process waits for connections until the process ends. The owner of the socket may close it at any
-/// time.
+/// This function limits, from now on, the silent connections of `listener`, a listening socket of this process. At most
+/// an eighth of the limit of descriptors, and at most 4096, may be connections that have sent nothing (for a moment,
+/// twice as many). If there are more, the oldest connections are shut down. The code that owns such a connection
+/// notices its end and closes it. If a burst of connections fills a quarter of the limit, the kernel drops new requests
+/// for a while. Their clients ask again after a second. A rank sends as soon as it is connected, so no connection of
+/// the job is shut down. It costs nothing while nobody connects: a thread of this process waits for connections until
+/// the process ends. The owner of the socket may close it at any time.
 void watch_for_strangers(int listener);
 
 /// Lets the kernel send something twice a minute over each idle connection of this process to a port that listens, so
@@ -22,8 +22,8 @@ void watch_for_strangers(int listener);
 /// store does not show its socket, and may be idle for as long as an Engine trains. `port`: that of the other end.
 void keep_from_idling(int port);
 
-/// Returns the listening sockets of this process, in order. The sockets that a library opened are those that this list
-/// has only after the library's call.
+/// Returns the listening sockets of this process, in order. To find the sockets that a library opened, call this before
+/// and after the library's call: the new ones are the library's.
 std::vector<int> listening_sockets();
 
 }  // namespace tessera

@@ -26,10 +26,10 @@
 #include "runtime/comm/c10d/strangers.h"
 #include "runtime/comm/in_time.h"
 
-// Joins the job's store in three stages, on a thread of its own, because c10d may wait for ever. The stages: find the
-// address and wait for the listener (or bind it, on rank 0), connect, and call the roll. The roll call checks that each
-// rank is claimed once and waits until all have come. If a stage does not end in time, the error says which one, and
-// names the missing ranks.
+// Joins the job's store in three stages, on a thread of its own, because c10d may wait for ever. The three stages: find
+// the address and wait for the listener (or bind it, on rank 0), connect, and call the roll. The roll call checks that
+// each rank is claimed only once, and waits until all ranks have joined. If a stage does not end in time, the error
+// says which one, and names the missing ranks.
 
 namespace tessera {
 namespace {
@@ -37,8 +37,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMostAskedFor = 1024;  // most ranks that an error looks up one by one
-/// Time after the limit in which a rank that waits for others finds out which ranks are missing, and tells that to the
-/// others (RollCall).
+/// Time, after the limit, in which a rank that waits for other ranks finds out which ranks are missing, and tells this
+/// to the other ranks (RollCall).
 constexpr std::chrono::milliseconds kTimeToReport{2500};
 
 /// The stage of a rank that joins the store. The error names the stage in which the rank waits.
@@ -65,8 +65,8 @@ absl::Status port_error(const Topology& topology, int error) {
                                : ". [T0441] hint: choose another MASTER_PORT"));
 }
 
-// Returns a listening socket. It is bound here because c10d always listens on all interfaces. A socket for IPv6
-// addresses of several hosts takes IPv4 too.
+// Returns a listening socket. It is bound here because c10d always listens on all interfaces. If several hosts take
+// part and the address is IPv6, the socket takes IPv4 too.
 absl::StatusOr<int> bound_socket(const Topology& topology, bool ipv6, bool loopback_only) {
   const int fd = socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return port_error(topology, errno);
@@ -110,7 +110,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
   options.isServer = topology.rank == 0 && !topology.agent_store;
   options.waitWorkers = false;
   if (options.isServer) {
-    // No other host can mean this one by a loopback address.
+    // No other host can reach this host by a loopback address.
     const bool loopback_only = is_loopback(topology.master_addr);
     TESSERA_ASSIGN_OR_RETURN(const int fd, bound_socket(topology, known->is_ipv6(), loopback_only));
     watch_for_strangers(fd);
@@ -119,7 +119,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
     return no_store(topology, init_timeout_s, message_of(there));
   }
   stage = Stage::kConnect;
-  // Connecting gets at least one second, even if the listener came just before the deadline.
+  // Connecting gets at least one second, even if the listener appeared just before the deadline.
   options.timeout = std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()),
                              std::chrono::milliseconds(1000));
   try {
@@ -209,7 +209,8 @@ class RollCall {
                           "MASTER_ADDR and MASTER_PORT, and look why their hosts did not (they have met nobody)");
   }
 
-  // If this rank serves the store, waits a moment so that the others can read the store before it ends with this rank.
+  // If this rank serves the store, waits a moment so that the other ranks can read the store before it ends with this
+  // rank.
   absl::Status linger(std::int64_t present) {
     TESSERA_RETURN_IF_ERROR(store_.add("told", 1).status());
     for (const auto end = Clock::now() + std::chrono::seconds(1); topology_.rank == 0 && Clock::now() < end;) {
@@ -226,8 +227,8 @@ class RollCall {
   const std::string transport_;
 };
 
-// Checks that the store belongs to this job. A store that rank 0 serves belongs to one job; torchrun's agent may serve
-// several in turn.
+// Checks that the store belongs to this job. A store that rank 0 serves belongs to one job. A store that torchrun's
+// agent serves may belong to several jobs in turn.
 absl::Status check_owner(const Topology& topology, C10dStore& store, std::chrono::milliseconds timeout) {
   if (topology.agent_store) return absl::OkStatus();
   const std::string mine = "run '" + topology.run_id + "' of " + std::to_string(topology.world_size) + " ranks";
@@ -278,8 +279,8 @@ absl::Status silence(const Topology& topology, double init_timeout_s, Stage stag
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s,
                                                      const std::string& transport) {
   turn_pipe_signal_into_error();
-  // c10d waits without end if a listener took a connection and then says nothing. A separate thread therefore joins the
-  // store, and is left behind if it does not end. This process then only has to report that failure.
+  // c10d waits without end if a listener accepts a connection and then says nothing. A separate thread therefore joins
+  // the store, and is left behind if it does not end. This process then only has to report the failure.
   struct Joining {
     std::atomic<Stage> stage = Stage::kFind;
     absl::StatusOr<std::shared_ptr<C10dStore>> result;

@@ -12,9 +12,9 @@ namespace tessera {
 
 /// Joins the job's store (c10d::TCPStore at master_addr:master_port) and returns once all ranks have joined it.
 ///
-/// Rank 0 serves the store, unless torchrun's agent does (`topology.agent_store`). The server listens on loopback only
-/// if all ranks are on one host and `master_addr` is a loopback address, or else on all interfaces. Keys are prefixed
-/// with the run's id and restart count, so this start never reads keys of another job or of an earlier start.
+/// Rank 0 serves the store, unless torchrun's agent serves it (`topology.agent_store`). The server listens on loopback
+/// only if all ranks are on one host and `master_addr` is a loopback address, or else on all interfaces. Keys are
+/// prefixed with the run's id and restart count, so this start never reads keys of another job or of an earlier start.
 ///
 /// `transport` is the name of what carries this rank's collectives. Ranks that have different ones would wait for each
 /// other in vain, so they end here.

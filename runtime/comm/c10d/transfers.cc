@@ -94,7 +94,7 @@ void Transfers::receive(c10d::Backend& backend, int tag, int from, void* data, s
   add_message(backend.recv(part, from, tag));
 }
 
-// Each rank begins with the rank after it, so that not all send to the same one at first.
+// Each rank begins with the rank after itself, so that not all ranks send to the same one at first.
 void Transfers::send_and_receive(c10d::Backend& backend, int tag, const Places& places, std::size_t bytes,
                                  std::optional<DType> numbers) {
   const int rank = backend.getRank(), size = backend.getSize();

@@ -27,17 +27,18 @@ struct RankParts {
 /// The communication that one call of a c10d backend has under way: one collective, or messages to and from every other
 /// rank. One thread begins and waits; any thread may abort.
 ///
-/// Messages keep both directions of a connection busy, and Gloo's collectives do not. Gloo sends a buffer only when its
-/// receiver has said that it is ready; the receiver says so on the connection that carries the data. Gloo's collectives
+/// Messages keep both directions of a connection busy. Gloo's collectives do not. Gloo sends a buffer only when its
+/// receiver has said that it is ready. The receiver says so on the connection that carries the data. Gloo's collectives
 /// begin to send before they are ready to receive, so the receivers' messages wait behind the data, and the two
-/// directions take turns. Measured at 1 Gbit/s, all-to-alls of 16 MiB carry 60 MB/s each way as collectives and 116 as
-/// messages. This class therefore begins every receive before the first send, and two calls may be under way.
+/// directions take turns. Measured at 1 Gbit/s, all-to-alls of 16 MiB carry 60 MB/s in each direction as collectives,
+/// and 116 MB/s as messages. This class therefore begins every receive before the first send, and two calls may be
+/// under way.
 class Transfers {
  public:
   enum class Means { kCollective, kMessages };
-  /// Messages have `timeout` from the beginning of the first wait(), for all of them together; collectives have their
-  /// backend's timeout. `in_backend` is held while the backend begins messages. `in_backend` and `buffers` must outlive
-  /// this object.
+  /// Messages have the limit `timeout` from the beginning of the first wait(), for all of them together. Collectives
+  /// have their backend's timeout. `in_backend` is held while the backend begins messages. `in_backend` and `buffers`
+  /// must outlive this object.
   Transfers(Means means, std::chrono::milliseconds timeout, Mutex& in_backend, PackBuffers& buffers)
       : means_(means), timeout_(timeout), in_backend_(in_backend), buffers_(buffers) {}
   ~Transfers() { abort(); }  // nothing is aborted if everything has been waited for
@@ -46,17 +47,18 @@ class Transfers {
   void gather(c10d::Backend& backend, int tag, const void* shard, void* full, std::size_t bytes) {
     gather_packed(backend, tag, std::nullopt, shard, {full, bytes}, bytes);
   }
-  /// Gathers into parts of `bytes`. The parts are packed (packing.h) if `numbers` gives a dtype and if they are sent as
-  /// messages. Collectives need a stride of `bytes`.
+  /// Gathers parts of `bytes` bytes. The parts are packed (packing.h) if `numbers` gives a dtype and if they are sent
+  /// as messages. If collectives carry the data, the parts must lie `bytes` apart.
   void gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard,
                      RankParts<void> full, std::size_t bytes);
   /// Gathers `numel` elements of each rank as `coding` says. If it rounds, `full` of every rank gets the rounded
   /// elements of all ranks.
   void gather_coded(c10d::Backend& backend, int tag, const WireCoding& coding, const void* shard, RankParts<void> full,
                     std::size_t numel);
-  /// Exchanges `bytes` with each other rank: sends rank q its part of `input`. The bytes arrive in rank q's `output`,
-  /// at the offset `bytes` times this rank's number. This rank's own place in `output` may be written or not.
-  /// Collectives need a stride of `bytes`. `numbers` is that of gather_packed.
+  /// Exchanges `bytes` bytes with each other rank: sends rank q its part of `input`. The bytes arrive in rank q's
+  /// `output`, at the offset `bytes` times this rank's number. This rank's own place in `output` may be written or not.
+  /// If collectives carry the data, the parts must lie `bytes` apart. `numbers` has the same meaning as for
+  /// gather_packed.
   void exchange(c10d::Backend& backend, int tag, RankParts<const void> input, void* output, std::size_t bytes,
                 std::optional<DType> numbers = std::nullopt);
   /// Sends one message to a rank, or receives one; wait() waits for it. The first message sent between two ranks with a
@@ -69,10 +71,11 @@ class Transfers {
   /// Makes the backend's own barrier.
   void barrier(c10d::Backend& backend);
 
-  /// Waits until all messages have arrived and all have been sent; more may be begun afterwards. Throws what the
-  /// backend throws, and std::runtime_error after abort().
+  /// Waits until all messages have arrived and all have been sent; more may be begun afterwards. Throws the exceptions
+  /// of the backend, and std::runtime_error after abort().
   void wait();
-  /// Ends messages: no memory is read or written from now on, and waiting threads return. Collectives go on.
+  /// Ends all messages: no memory is read or written from now on, and waiting threads return. Collectives are not
+  /// ended.
   void abort();
   /// Returns whether a thread waits for a collective, which `abort` does not end.
   bool is_in_collective() const { return is_in_collective_; }
@@ -100,7 +103,7 @@ class Transfers {
     const std::byte* input;
     std::size_t stride;  ///< bytes between the parts that go to two ranks
     std::byte* output;
-    std::size_t output_stride;  ///< bytes between the parts that come from two ranks
+    std::size_t output_stride;  ///< bytes between the parts of two ranks
   };
 
   void send_and_receive(c10d::Backend& backend, int tag, const Places& places, std::size_t bytes,
@@ -110,7 +113,7 @@ class Transfers {
 
   const Means means_;
   const std::chrono::milliseconds timeout_;
-  Mutex& in_backend_;  // never taken while mutex_ is held
+  Mutex& in_backend_;  // never locked while mutex_ is held
   PackBuffers& buffers_;
   std::vector<Packed> packed_;                           // messages to this rank, kept until wait() is over
   std::vector<Rounded> rounded_;                         // rounded gathers, kept until wait() is over

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// A visitor, and the sums that it sees when a caller waits for them.
+/// A visitor, and the sums that it sees when the caller waits.
 struct Sums {
   SumVisitor* visitor = nullptr;
   const float* values = nullptr;
@@ -70,7 +70,7 @@ class BackgroundCollectives final : public ForwardingCollectives {
   }
 
   const bool gathers_;
-  absl::Status failure_;  // the first failure, which all later calls return; only the thread uses it
+  absl::Status failure_;  // the first failure, which all later calls return; only the thread uses this
   CallThread thread_;     // the last member is destroyed first, since its calls need the other members
 };
 

@@ -37,7 +37,7 @@ void CallThread::run() {
       waiting_.pop_front();
     }
     call();
-    call = {};  // what the call holds is freed before wait_for_all returns
+    call = {};  // everything that the call holds is freed before wait_for_all returns
     const MutexLock lock(mutex_);
     if (--left_ == 0) changed_.notify_all();
   }

@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// Runs calls one after the other, in the order in which they are pushed, on a thread that starts with the first of
-/// them. The destructor waits for all pushed calls. It is thread-safe.
+/// Runs calls one after the other, in the order in which they are pushed. They run on a thread that starts with the
+/// first call. The destructor waits for all pushed calls. It is thread-safe.
 class CallThread {
  public:
   CallThread() = default;
@@ -21,7 +21,7 @@ class CallThread {
   CallThread(const CallThread&) = delete;
   CallThread& operator=(const CallThread&) = delete;
 
-  /// Queues `call`, which must not throw; the future has its status.
+  /// Queues `call`, which must not throw. The future gets the status that `call` returns.
   std::future<absl::Status> push(std::function<absl::Status()> call);
   /// Waits until all pushed calls have ended.
   void wait_for_all();
@@ -32,7 +32,7 @@ class CallThread {
   Mutex mutex_;
   CondVar changed_;
   std::deque<std::packaged_task<absl::Status()>> waiting_ ABSL_GUARDED_BY(mutex_);
-  std::size_t left_ ABSL_GUARDED_BY(mutex_) = 0;  ///< calls that have not ended
+  std::size_t left_ ABSL_GUARDED_BY(mutex_) = 0;  ///< number of calls that have not ended
   bool ends_ ABSL_GUARDED_BY(mutex_) = false;
   std::jthread thread_;  // the thread is the last member, so it is joined first
 };

@@ -106,8 +106,8 @@ class DeviceGroupFactory : public ComposedGroupFactory {
   const DeviceGroups groups_;
 };
 
-// Returns defaults that treat all ranks as one host, so that one transport connects the ranks of every group, wherever
-// their ranks are.
+// Returns defaults that treat all ranks as one host. One transport then connects the ranks of every group, on whichever
+// hosts they are.
 GroupDefaults as_one_host(GroupDefaults defaults) {
   defaults.topology.put_on_hosts({defaults.topology.world_size});
   return defaults;

@@ -22,20 +22,20 @@ struct GroupDefaults {
 ///
 /// | ranks of the group                  | transport                                  |
 /// |-------------------------------------|--------------------------------------------|
-/// | this one alone                      | solo: no memory, no sockets                |
+/// | this rank alone                     | solo: no memory, no sockets                |
 /// | all on one host                     | inside                                     |
-/// | one a host                          | across                                     |
+/// | one per host                        | across                                     |
 /// | the same number > 1 on each host    | hierarchical(inside, across)               |
-/// | anything else                       | across, for all                            |
+/// | any other ranks                     | across, for all ranks                      |
 ///
-/// The topology decides what "host" means (Topology::host_of). Where hosts hold unequal numbers of ranks, the group of
-/// all ranks is one of the last row.
+/// The topology defines the meaning of "host" (Topology::host_of). If hosts hold unequal numbers of ranks, the last row
+/// holds for the group of all ranks.
 std::shared_ptr<GroupFactory> composed_group_factory(const GroupDefaults& defaults, JoinGroup inside, JoinGroup across);
 
-/// Returns a factory that uses one transport for every group of more than one rank, wherever its ranks are.
+/// Returns a factory that uses one transport for every group of more than one rank, on whichever hosts its ranks are.
 std::shared_ptr<GroupFactory> flat_group_factory(GroupDefaults defaults, JoinGroup join);
 
-/// The functions that make groups whose calls move a GPU's memory, wherever their ranks are.
+/// The functions that make groups whose calls move a GPU's memory, on whichever hosts their ranks are.
 struct DeviceGroups {
   /// function that joins a group of more than one rank
   JoinGroup join;
@@ -44,7 +44,7 @@ struct DeviceGroups {
   std::function<std::shared_ptr<Collectives>(std::shared_ptr<Collectives>)> control;  ///< GroupFactory::control_of
   JoinGroup join_on_host;  ///< like join, but for the memory of the hosts (GroupUse::kOnHost)
 };
-/// Returns a factory that makes all groups by `groups`.
+/// Returns a factory that makes all groups with the functions of `groups`.
 std::shared_ptr<GroupFactory> device_group_factory(GroupDefaults defaults, DeviceGroups groups);
 
 }  // namespace tessera

@@ -144,7 +144,8 @@ class HierarchicalCollectives : public Collectives {
     }
     return scratch_->data();
   }
-  /// Ends both groups (inside and across) if a call in one fails; peers in the other one would wait otherwise.
+  /// Ends both groups (inside and across) if a call in one of them fails. Otherwise peers in the other group would wait
+  // for ever.
   absl::Status ended(absl::Status status) {
     if (!status.ok()) abort(status);
     return status;

@@ -6,13 +6,13 @@
 
 namespace tessera {
 
-/// Collectives over H hosts of L ranks each, made from two smaller groups: `inside`, the L ranks of this host, and
-/// `across`, the H ranks (one a host) at this rank's place. Rank = host * L + place, so host = across->rank() and place
-/// = inside->rank().
+/// Collectives over H hosts of L ranks each, made from two smaller groups: `inside` has the L ranks of this host, and
+/// `across` has the H ranks (one on each host) with this local rank. Rank = host * L + place, so host = across->rank()
+/// and place = inside->rank().
 ///
-/// Bytes between hosts are those of the smaller group: each rank sends 1/L of what it would send alone. Sums are added
-/// inside hosts first, then across them: they have the bits of the flat pairwise tree whenever L is a power of two
-/// (collectives.h rule 3).
+/// The traffic between hosts is the traffic of the smaller group: each rank sends 1/L of the bytes that it would send
+/// without `inside`. Sums are added inside hosts first, then across them: they have the bits of the flat pairwise tree
+/// whenever L is a power of two (collectives.h rule 3).
 ///
 /// allocate() gives memory of `inside`. Calls run on the caller's thread and are done when they return.
 std::shared_ptr<Collectives> hierarchical_collectives(std::shared_ptr<Collectives> inside,

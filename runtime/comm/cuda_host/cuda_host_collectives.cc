@@ -11,7 +11,7 @@
 #include "runtime/comm/sum/visited_sum.h"
 
 // Collectives of ranks whose GPUs can read each other's memory. A call has two halves. `start` records this rank's
-// `ready` event on the compute queue, and exchanges an Offer (call and place of the input) over `host_`, which is a
+// `ready` event on the compute queue. Then it exchanges an Offer (call and place of the input) over `host_`, which is a
 // barrier of the hosts. It queues the work on the side queue behind all peers' `ready` events, then records `done`.
 // `finish`, at the wait, makes another barrier of the hosts and lets the compute queue wait for all `done` events.
 // Events live in a ring of kRing calls.
@@ -21,7 +21,7 @@ namespace {
 
 using Queue = PeerDevice::Queue;
 
-/// The message of a rank to the others when a call starts. It is sent as plain bytes.
+/// The message that a rank sends to the other ranks when a call starts. It is sent as plain bytes.
 struct Offer {
   CallSignature call;
   PeerDevice::Place input;
@@ -47,8 +47,8 @@ class CudaHostCollectives : public Collectives {
   CudaHostCollectives(const Group& group, std::shared_ptr<Collectives> host, std::unique_ptr<PeerDevice> device)
       : group_(group), host_(std::move(host)), device_(std::move(device)) {}
 
-  /// Frees events and memory when no peer may use them any more: after all devices have come to the end of their
-  /// queues.
+  /// Frees events and memory after all devices have come to the end of their queues, when no peer can use them any
+  /// more.
   ~CudaHostCollectives() override {
     const bool all_is_well = !failed_ && ring_.size() == kRing && std::uncaught_exceptions() == exceptions_at_start_;
     if (all_is_well && device_->drain().ok() && host_->barrier("end").wait().ok()) return;
@@ -61,7 +61,7 @@ class CudaHostCollectives : public Collectives {
     }
   }
 
-  /// Makes this rank's events and opens the others' events.
+  /// Makes this rank's events and opens the events of the other ranks.
   absl::Status set_up();
 
   int rank() const override { return group_.rank; }
@@ -86,13 +86,13 @@ class CudaHostCollectives : public Collectives {
   Work do_reduce(const ReduceCall& call) override;
 
  private:
-  /// Number of calls that may be under way. An event is recorded again that many calls later.
+  /// Number of calls that may be under way. An event is recorded again after this many calls.
   static constexpr std::uint64_t kRing = 32;
   static_assert(kRing >= 2 * kMostUnderWay);
 
   /// The inputs of all ranks, at the addresses where this rank reads them.
   using Inputs = std::vector<const std::byte*>;
-  /// Queues this rank's work once all inputs are ready.
+  /// Queues this rank's work after all inputs are ready.
   using Enqueue = std::function<absl::Status(const Inputs&)>;
   class Pending;
   struct Events {
@@ -198,7 +198,7 @@ absl::Status CudaHostCollectives::try_start(CallSignature call, const void* inpu
   return queued.ok() ? queued : fail(call, queued);
 }
 
-/// Every rank has recorded `ready` before it comes to this call, so all of these events may be waited for afterwards.
+/// Every rank has recorded `ready` before it makes this exchange, so all of these events may be waited for after it.
 absl::Status CudaHostCollectives::exchange(const CallSignature& call, const void* input, Inputs& inputs) {
   Offer own;
   own.call = call;
@@ -229,7 +229,7 @@ absl::Status CudaHostCollectives::exchange(const CallSignature& call, const void
   return absl::OkStatus();
 }
 
-/// Every rank has queued its part when it comes here.
+/// Every rank has queued its part when it reaches this function.
 absl::Status CudaHostCollectives::finish(const CallSignature& call, const std::function<absl::Status()>& finish) {
   if (absl::Status met = host_->barrier(call.label_text()).wait(); !met.ok()) {
     failed_ = true;

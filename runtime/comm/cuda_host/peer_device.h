@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// A GPU that ranks in several processes use at once, as one of them sees it: memory and events that the others can
+/// A GPU that ranks in several processes use at once. One rank sees it as memory and events that the other ranks can
 /// open, and two queues of work. Work runs in order within its queue. One thread at a time uses an object. Errors are
 /// those of CUDA, with exit code 70 unless the call says otherwise.
 class PeerDevice {
@@ -22,7 +22,7 @@ class PeerDevice {
     kCompute,  ///< the queue of LibTorch's operators: the current stream
     kSide,     ///< this object's own stream
   };
-  /// Plain bytes that a rank sends to the others so that they can open its memory or event.
+  /// Plain bytes that a rank sends to the other ranks so that they can open its memory or event.
   struct Handle {
     std::array<std::byte, 64> bytes{};
     friend bool operator==(const Handle&, const Handle&) = default;
@@ -45,7 +45,7 @@ class PeerDevice {
 
   /// Allocates zero-filled memory. It is freed with the last pointer to it, which must not outlive this object.
   virtual absl::StatusOr<std::shared_ptr<std::byte>> allocate(std::size_t bytes) = 0;
-  /// Returns the place of `memory`, which may be any memory of this device, whoever allocated it.
+  /// Returns the place of `memory`, which may be any memory of this device, also memory that other code allocated.
   virtual absl::StatusOr<Place> locate(const void* memory) = 0;
   /// Opens a peer's memory. The pointer is valid until this object is destroyed.
   virtual absl::StatusOr<std::byte*> open(const Place& peers) = 0;
@@ -53,15 +53,15 @@ class PeerDevice {
   virtual absl::StatusOr<std::unique_ptr<Event>> make_event(Handle& handle) = 0;
   virtual absl::StatusOr<std::unique_ptr<Event>> open_event(const Handle& peers) = 0;
 
-  /// Queues a recording: the event happens when everything before it in the queue is done.
+  /// Queues a recording of the event: the event happens when everything before it in the queue is done.
   virtual absl::Status record(Queue queue, Event& event) = 0;
   /// Makes everything that follows in the queue wait for the event as it was last recorded.
   virtual absl::Status wait(Queue queue, Event& event) = 0;
 
   /// Blocks until everything in both queues is done.
   virtual absl::Status drain() = 0;
-  /// Says that the group failed: a peer that queued work waits for may be gone. The remaining memory then stays
-  /// unfreed, since freeing it would wait for that work.
+  /// Says that the group failed. A peer for which queued work waits may then be gone. The remaining memory is not freed
+  /// then, since freeing it would wait for that work.
   virtual void abandon() = 0;
 
   virtual absl::Status copy(Queue queue, void* to, const void* from, std::size_t bytes) = 0;

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// A CommBuffer in a device's memory, from LibTorch's allocator; zero-filled.
+/// A CommBuffer in a device's memory, from LibTorch's allocator. It is filled with zeros.
 class DeviceBuffer : public CommBuffer {
  public:
   /// Error: 71, with LibTorch's message, if the device does not have that much memory.

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Returns a group of this rank alone whose memory is that of `device` (LocalCollectives works on host memory). Calls
-/// are queued on the current stream and move nothing that is in place already; they refuse a SumVisitor.
+/// Returns a group that has only this rank, for the memory of `device` (LocalCollectives works on host memory). Its
+/// calls are queued on the current stream, and move nothing that lies in its place already. They refuse a SumVisitor.
 std::shared_ptr<Collectives> solo_on_device(c10::Device device);
 
 }  // namespace tessera

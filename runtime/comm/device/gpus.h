@@ -5,12 +5,12 @@
 
 namespace tessera {
 
-/// Returns the number of GPUs of this machine, at least one. Error: 69 if this build has no CUDA (gpus_missing.cc) or
-/// this machine no usable GPU.
+/// Returns the number of GPUs of this machine, at least one. Error: 69 if this build has no CUDA (gpus_missing.cc), or
+/// if this machine has no usable GPU.
 absl::StatusOr<int> gpu_count();
 
-/// Makes `index` the calling thread's GPU from now on. Errors: 69 as gpu_count, 78 if this machine has no GPU of that
-/// index.
+/// Makes `index` the calling thread's GPU from now on. Errors: 69 as for gpu_count; 78 if this machine has no GPU with
+/// that index.
 absl::Status use_gpu(int index);
 
 }  // namespace tessera

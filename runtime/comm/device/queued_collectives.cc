@@ -34,7 +34,7 @@ class QueuedCollectives : public Collectives {
             [report = report_] { return report->news(); },
             [this](const CallSignature& call, const std::string& why) { fail(call, why).IgnoreError(); }) {}
 
-  /// If nothing has failed, calls under way end first, and are watched until they do.
+  /// If nothing has failed, calls under way end first. They are watched until they have ended.
   ~QueuedCollectives() override {
     const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
     if (!unwinding && status().ok()) watch_->drain();

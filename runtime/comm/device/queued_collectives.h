@@ -14,18 +14,18 @@
 
 namespace tessera {
 
-/// A c10d::Backend that queues its calls on a device, with functions that c10d::Backend does not have.
+/// A c10d::Backend that queues its calls on a device, together with functions that c10d::Backend lacks.
 struct QueuedBackend {
   TransportKind kind = TransportKind::kOwn;
   c10::intrusive_ptr<c10d::Backend> backend;
   c10::Device device;
-  /// All queued groups of this rank. They all end with the first one that fails.
+  /// All queued groups of this rank. They all end when the first of them fails.
   std::shared_ptr<QueuedGroups> groups;
-  /// Implements Collectives::allocate. Memory lives on after `release_memory`, but the backend no longer knows it.
+  /// Implements Collectives::allocate. Memory stays valid after `release_memory`, but the backend no longer knows it.
   std::function<absl::StatusOr<std::unique_ptr<CommBuffer>>(std::size_t bytes)> allocate;
   std::function<void()> release_memory = [] {};
-  /// Writes what the backend recorded of its calls, after a failure, and returns a text that names the file: "flight
-  /// record: FILE". It may throw.
+  /// Writes the backend's record of its calls after a failure, and returns a text that names the file: "flight record:
+  /// FILE". It may throw.
   std::function<std::string()> write_record = [] { return std::string(); };
   /// Records an event at the current end of the queue, and returns a function that says whether the device has reached
   /// it.
@@ -39,8 +39,8 @@ struct QueuedBackend {
 /// refused.
 ///
 /// A call that fails or hangs on the device (WorkWatch) ends this rank's groups. The flight record is written, peers
-/// are told through `store`, and backends are aborted, so that the device goes on and nobody waits for ever. The
-/// device's results are worthless from then on, which `status` says. See QueuedGroups::end.
+/// are told through `store`, and backends are aborted, so that the device continues and no thread waits for ever. The
+/// device's results are worthless from then on, and `status` says so. See QueuedGroups::end.
 std::shared_ptr<Collectives> queued_collectives(const Group& group, QueuedBackend backend,
                                                 std::shared_ptr<KeyValueStore> store);
 

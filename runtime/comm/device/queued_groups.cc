@@ -56,7 +56,7 @@ void QueuedGroups::end(const absl::Status& failure) {
       });
     }
   }
-  succeed_in_time(std::move(tells), kForTelling);  // peers are told as far as the store allows
+  succeed_in_time(std::move(tells), kForTelling);  // peers are told, as far as the store answers
   if (!succeed_in_time(std::move(aborts), kForAborts)) {
     log_error(message_of(failure) + "; its collectives cannot be aborted, so the process ends");
     std::_Exit(static_cast<int>(exit_code_of(failure)));

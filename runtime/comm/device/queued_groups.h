@@ -22,11 +22,11 @@ class QueuedGroups {
   Place add(Member member);
   void remove(Place place);
 
-  /// Returns OK, or why the groups ended. It is known before a backend is aborted, and so before the device goes on to
-  /// worthless results.
+  /// Returns OK, or why the groups ended. The reason is known before a backend is aborted, and so before the device
+  /// continues with worthless results.
   absl::Status status() const;
 
-  /// Ends all groups. Only the first failure counts: the peers of all members are told of it, then all backends are
+  /// Ends all groups. Only the first failure counts: the peers of all groups are told of it, then all backends are
   /// aborted. If a backend cannot be aborted, the device and all threads that wait for it would hang for ever, so the
   /// process ends with the failure's exit code. Later callers wait until all of this is done.
   void end(const absl::Status& failure);

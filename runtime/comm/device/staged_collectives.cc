@@ -63,7 +63,7 @@ class StagedCollectives : public Collectives {
   }
 
  private:
-  /// Makes a call of a group of one rank, which only copies. Nothing has to go to the device and back; a barrier says
+  /// Makes a call of a group of one rank, which only copies. No data has to go to the device and back. A barrier says
   /// whether the group has ended.
   Work alone(const void* from, void* to, std::size_t bytes) {
     absl::Status met = group_->barrier("alone").wait();
@@ -82,7 +82,7 @@ class StagedCollectives : public Collectives {
   Work down(const absl::Status& done, const at::Tensor& from, void* to) const {
     if (!done.ok()) return Work(done);
     tensor_on(at::kCPU, to, from.nbytes()).copy_(from);
-    return Work(group_->status());  // a failure is known now, after the wait for the device
+    return Work(group_->status());  // the failure is known now, after the wait for the device
   }
 
   const std::shared_ptr<Collectives> group_;

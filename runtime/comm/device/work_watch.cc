@@ -15,7 +15,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kBetweenLooks{0.1};
-constexpr Seconds kBetweenQuestions{3.0};  // long, since all groups of all ranks ask one store
+constexpr Seconds kBetweenQuestions{3.0};  // it is long, since all groups of all ranks ask one store
 
 }  // namespace
 

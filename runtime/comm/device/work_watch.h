@@ -16,32 +16,31 @@
 
 namespace tessera {
 
-/// Watches calls that a device runs asynchronously, since the thread that started them does not wait for them. A thread
-/// of its own notices a call that fails or hangs. A call's time begins when the device has reached it and the call
-/// before it is
-/// over: many steps of computation may be queued before it, and a call that waits behind them does not hang.
+/// Watches calls that a device runs asynchronously, since the thread that started them does not wait for them. Its own
+/// thread notices a call that fails or hangs. A call's time begins when the device has reached it and the call before
+/// it is over. Many steps of computation may be queued before it, and a call that waits behind them does not hang.
 class WorkWatch {
  public:
-  /// A function that is told what went wrong and in which call. It is called at most once, on the watch's thread;
-  /// nothing is watched afterwards.
+  /// A function that gets a text that says what failed, and the call in which it failed. It is called at most once, on
+  /// the watch's thread. Nothing is watched afterwards.
   using Report = std::function<void(const CallSignature& call, const std::string& why)>;
 
-  /// `timeout` is a call's limit. `news` is asked now and then while a call takes long; it returns "", or what has
-  /// happened to peers. The watch's thread works on `device`.
+  /// `timeout` is a call's limit. `news` is called now and then while a call takes long. It returns a text if peers
+  /// have failed, or else "". The watch's thread works on `device`.
   WorkWatch(std::chrono::duration<double> timeout, c10::Device device, std::function<std::string()> news,
             Report report);
   /// Waits for a report that is being made, but not for calls under way.
   ~WorkWatch();
 
   /// Announces a call before it is started, since starting it may already wait for peers. Calls end in the order in
-  /// which they are added. `reached` says whether the device has reached the place where the call is queued.
+  /// which they are added. `reached` says whether the device has reached the call's place in the queue.
   void add(const CallSignature& call, std::function<bool()> reached);
-  /// Gives the work of the call that the latest `add` announced; null if it could not be started.
+  /// Takes the work of the call that the latest `add` announced. It is null if the call could not be started.
   void set_latest(c10::intrusive_ptr<c10d::Work> work);
   /// Waits until all calls are over, or one has been reported.
   void drain();
-  /// Returns the number (CallSignature::sequence) of the call that the device has reached and not finished; 0 means
-  /// none.
+  /// Returns the number (CallSignature::sequence) of the call that the device has reached and not finished. 0 means
+  /// that there is none.
   std::uint64_t stands_in() const { return stands_in_.load(std::memory_order_relaxed); }
 
  private:
@@ -52,9 +51,9 @@ class WorkWatch {
   };
 
   void run();
-  /// Returns false if the watch ends meanwhile.
+  /// Returns false if the watch ends during the pause.
   bool pause(std::chrono::duration<double> time);
-  /// Returns what is wrong with the oldest call, or "", and removes finished calls from the list.
+  /// Returns a text that says what is wrong with the oldest call, or "". Removes finished calls from the list.
   std::string look();
 
   using Clock = std::chrono::steady_clock;

@@ -42,7 +42,7 @@ absl::Status check_hosts(const Topology& topology, TransportChoice transport) {
                                            (on_gpu ? "\"nccl\"" : "\"auto\" or \"gloo\""));
 }
 
-// Returns this host's address for gloo: loopback if all ranks are on this host.
+// Returns this host's address for Gloo. It is loopback if all ranks are on this host.
 absl::StatusOr<std::string> own_address(const Topology& topology, double init_timeout_s) {
   if (topology.num_hosts() == 1 || std::getenv("GLOO_SOCKET_IFNAME")) return std::string("127.0.0.1");
   return address_towards(topology.master_addr, init_timeout_s);
@@ -50,7 +50,7 @@ absl::StatusOr<std::string> own_address(const Topology& topology, double init_ti
 
 // Returns the address at which CallWatch lets other ranks watch this process: the address of Gloo. If
 // GLOO_SOCKET_IFNAME chooses Gloo's address, the result is this host's address towards the host of rank 0. It is "" if
-// no address is known, and then nobody watches this process.
+// no address is known. This process is then not watched.
 std::string watched_address(const Topology& topology, const std::string& of_gloo, double init_timeout_s) {
   if (topology.num_hosts() == 1 || !std::getenv("GLOO_SOCKET_IFNAME")) return of_gloo;
   return address_towards(topology.master_addr, init_timeout_s).value_or("");
@@ -65,7 +65,7 @@ JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const 
   };
 }
 
-/// A function that returns how a transport joins groups of ranks on GPUs; `gpu` is this rank's GPU.
+/// A function that returns how a transport joins groups of ranks on GPUs. The parameter `gpu` is this rank's GPU.
 using JoinOnGpu = std::function<JoinGroup(int gpu, const std::shared_ptr<C10dStore>& store)>;
 
 absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& comm, int gpu, const JoinOnGpu& join) {
@@ -113,7 +113,7 @@ absl::StatusOr<Mesh> make_cuda_host_mesh(const Topology& topology, const CommCon
 }
 
 using Store = std::shared_ptr<C10dStore>;
-/// Makes the factory of a mesh on the CPU, when the job's store is joined.
+/// Makes the factory of a mesh on the CPU, after the job's store has been joined.
 using MakeFactory = std::function<std::shared_ptr<GroupFactory>(const GroupDefaults&, const Store&)>;
 
 /// Makes a mesh of ranks that train on the CPU.
@@ -131,13 +131,14 @@ JoinGroup join_host(const Store& store) {
   return [store](const Group& group) { return host_collectives(group, *store); };
 }
 
-/// Joins groups by `join`, whose calls use the algorithms that comm.network_fit asks for.
+/// Returns a function that joins groups with `join`. Calls of these groups use the algorithms that comm.network_fit
+/// asks for.
 JoinGroup join_and_choose(const CommConfig& comm, const ChooseAlgorithm& choose, const JoinAndChoose& join) {
   if (comm.network_fit == CommConfig::kMeasuredNetwork) return measured_groups(join);
   return [join, choose](const Group& group) { return join(group, choose); };
 }
 
-/// Returns a function that joins groups over Gloo. `address`: this host's own, or empty where no group needs Gloo.
+/// Returns a function that joins groups over Gloo. `address`: this host's own address, or empty if no group needs Gloo.
 JoinGroup join_gloo(const Topology& topology, const CommConfig& comm, const std::string& address,
                     const ChooseAlgorithm& choose, const Store& store) {
   if (!address.empty()) store->set_own_address(watched_address(topology, address, comm.init_timeout_s));

@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-/// Makes the mesh of ranks that are processes: joins the job's store (tcp_store.h) and returns when all ranks have done
-/// so. `init` calls it once.
+/// Makes the mesh of ranks that are processes: joins the job's store (tcp_store.h), and returns when all ranks have
+/// joined it. `init` calls it once.
 ///
 /// Each transport has a row in a table of process_mesh.cc: the function that makes its mesh.
 ///
@@ -34,7 +34,7 @@ namespace tessera {
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm,
                                        const ChooseAlgorithm& choose = nullptr);
 
-/// Makes a mesh over a transport of the user's own, which joins every group of more than one rank. `comm.transport`
+/// Makes a mesh over the user's own transport, with which every group of more than one rank is joined. `comm.transport`
 /// must be auto.
 using JoinGroupOnStore = std::function<absl::StatusOr<std::shared_ptr<Collectives>>(
     const Group& group, const std::shared_ptr<C10dStore>& store)>;

@@ -8,17 +8,18 @@
 
 namespace tessera {
 
-/// One rank of a group of any size, alone in its process: each call does this rank's own part and counts what the
-/// others would have moved. Size 1 ("solo") is exact, and free if output is input. Any larger size is "fake": a
-/// gathered buffer holds this rank's shard only, a sum this rank's addend only. `one_host`: whether the group that it
-/// stands for could share memory. `compressed_part`: the result of that group's compressed_part().
+/// One rank of a group of any size, alone in its process. Each call does this rank's own part, and counts the bytes
+/// that the other ranks would have moved. A group of size 1 ("solo") is exact, and its calls cost nothing if output is
+/// input. Any larger group is "fake": a gathered buffer holds only this rank's shard, and a sum holds only this rank's
+/// addend. `one_host`: whether the group that this object stands for could share memory. `compressed_part`: the result
+/// of that group's compressed_part().
 class LocalCollectives : public Collectives {
  public:
   explicit LocalCollectives(int rank = 0, int size = 1, bool one_host = true, int compressed_part = 0)
       : rank_(rank), size_(size), one_host_(one_host), compressed_part_(compressed_part) {}
 
-  /// Returns the bytes that this rank would have received from peers so far if each collective used the least traffic:
-  /// (size - 1) parts a gather, scatter or exchange; both halves of an all_reduce.
+  /// Returns the bytes that this rank would have received from peers so far if each collective used the least traffic.
+  /// That is (size - 1) parts for a gather, a scatter or an exchange. An all_reduce counts as a scatter and a gather.
   std::uint64_t bytes_received() const { return bytes_received_; }
 
   int rank() const override { return rank_; }
@@ -46,7 +47,7 @@ class LocalCollectives : public Collectives {
   const bool one_host_;
   const int compressed_part_;
   std::atomic<std::uint64_t> bytes_received_ = 0;
-  std::atomic<bool> aborted_ = false;  ///< true once reason_ is final: reason_ is written before, and never after
+  std::atomic<bool> aborted_ = false;  ///< true after reason_ is final: reason_ is written before this, never after
   std::atomic<bool> aborting_ = false;
   absl::Status reason_;
 };

@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-/// A CommBuffer of this process's own memory: zero-filled, aligned to cache lines, and to pages from one page on. A
-/// buffer of 2 MiB or more uses huge pages if the kernel grants them. All pages are present from the start.
+/// A CommBuffer of this process's own memory. It is filled with zeros and aligned to cache lines, or to pages if it has
+/// at least one page. A buffer of 2 MiB or more uses huge pages if the kernel grants them. All pages are present from
+/// the start.
 class PlainBuffer : public CommBuffer {
  public:
   explicit PlainBuffer(std::size_t bytes)

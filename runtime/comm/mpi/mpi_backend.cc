@@ -1,5 +1,5 @@
-// The plug-in libtessera_mpi.so: a c10d::Backend whose messages, broadcasts and barriers are MPI's. It is built where
-// MPI is found (cmake/TesseraMpi.cmake), and is the one source that includes mpi.h.
+// The plug-in libtessera_mpi.so: a c10d::Backend whose messages, broadcasts and barriers are MPI's. It is built if MPI
+// is found (cmake/TesseraMpi.cmake). No other source includes mpi.h.
 
 #include <mpi.h>
 #include <stdlib.h>
@@ -32,13 +32,13 @@ std::string text_of(int code) {
   return {text, static_cast<std::size_t>(length)};
 }
 
-/// Throws what MPI says of an error.
+/// Throws an exception with MPI's text for an error.
 void check(int code, const char* call) {
   if (code != MPI_SUCCESS) throw std::runtime_error(std::string(call) + ": " + text_of(code));
 }
 
 /// A number of bytes in the form that MPI takes. MPI's counts are of type int, so more than a GiB is sent as one
-/// element of an MPI type that has so many bytes.
+/// element of an MPI type with that many bytes.
 struct Bytes {
   explicit Bytes(std::size_t bytes) {
     constexpr std::size_t kBlock = std::size_t{1} << 30;
@@ -68,7 +68,7 @@ struct Bytes {
 /// A message or a collective under way. Pump ends it.
 class Call final : public c10d::Work {
  public:
-  /// `limit`: time limit of a wait that is not given one.
+  /// `limit`: time limit of a wait for which the caller gives no limit.
   Call(bool is_receive, std::chrono::milliseconds limit) : is_receive_(is_receive), limit_(limit) {}
 
   bool is_receive() const { return is_receive_; }
@@ -92,12 +92,12 @@ class Call final : public c10d::Work {
 };
 using CallPtr = c10::intrusive_ptr<Call>;
 
-/// Drives all calls that this process has under way: MPI moves bytes only while a thread is in one of its calls. A
-/// thread
-/// tests whether calls have ended: without pauses while something happens, else about ten thousand times a second.
+/// Drives all calls that this process has under way, since MPI moves bytes only while a thread is in one of MPI's
+/// functions. A thread tests whether calls have ended. It tests without pauses while calls end, and otherwise about ten
+/// thousand times a second.
 class Pump {
  public:
-  /// Returns the process's pump, which is never destroyed.
+  /// Returns the process's only pump, which is never destroyed.
   static Pump& of_process() {
     static Pump& pump = *new Pump;
     return pump;
@@ -113,8 +113,8 @@ class Pump {
     changed_.notify_all();
   }
 
-  /// Ends `call` with an error. MPI can cancel only a message that has not begun to arrive; every other call goes on as
-  /// long as both processes live.
+  /// Ends `call` with an error. MPI can cancel only a message that has not begun to arrive. Every other call continues
+  /// as long as both processes live.
   void abandon(Call& call) {
     constexpr auto kPatience = std::chrono::seconds(2);
     if (call.isCompleted()) return;
@@ -129,7 +129,7 @@ class Pump {
     std::erase(abandoned_, &call);  // the thread may still be in a call of MPI
   }
 
-  /// Ends the thread. Returns whether nothing was under way any more.
+  /// Ends the thread. Returns whether no call was under way any more.
   bool stop() {
     {
       const MutexLock lock(mutex_);
@@ -187,7 +187,7 @@ class Pump {
     abandoned->end("the group has failed");
   }
 
-  /// Ends the calls that are over. Returns whether one was.
+  /// Marks calls as done whose MPI requests have completed. Returns whether there was such a call.
   bool test_all() {
     if (requests_.empty()) return false;
     const int count = static_cast<int>(requests_.size());
@@ -239,8 +239,8 @@ class Pump {
 
 void Call::abort() { Pump::of_process().abandon(*this); }
 
-/// Ends MPI where the program ends well. A rank that fails ends without MPI_Finalize, and its launcher then ends the
-/// others.
+/// Ends MPI if the program ends well. A rank that fails ends without MPI_Finalize, and its launcher then ends the other
+/// ranks.
 void finalize(int status, void* process) {
   int is_over = 0;
   MPI_Finalized(&is_over);
@@ -248,8 +248,8 @@ void finalize(int status, void* process) {
   if (status == 0 && is_ours && !is_over && Pump::of_process().stop()) MPI_Finalize();
 }
 
-/// Starts MPI in this process, unless the program has. Returns a mask of the bits that a message's tag may have. Throws
-/// std::invalid_argument where this MPI cannot serve, however often it is tried.
+/// Starts MPI in this process, unless the program has started it. Returns a mask of the bits that a message's tag may
+/// have. Throws std::invalid_argument if this MPI can never serve, however often it is tried.
 int start_mpi() {
   static pid_t process = getpid();
   int is_started = 0, level = MPI_THREAD_SINGLE;
@@ -266,7 +266,7 @@ int start_mpi() {
   int* largest = nullptr;
   int is_known = 0;
   check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &is_known), "MPI_Comm_get_attr");
-  const unsigned most = is_known ? static_cast<unsigned>(*largest) : 32767u;  // MPI guarantees this
+  const unsigned most = is_known ? static_cast<unsigned>(*largest) : 32767u;  // MPI guarantees at least this
   return static_cast<int>(std::bit_floor(most + 1u) - 1u);
 }
 
@@ -321,7 +321,7 @@ class MpiBackend final : public c10d::Backend {
   }
 
  private:
-  /// Starts a call by `start`. Small messages are mostly over at once.
+  /// Starts a call by `start`. Small messages are mostly complete at once.
   template <typename Start>
   CallPtr begin(const char* name, bool is_receive, Start start) {
     MPI_Request request = MPI_REQUEST_NULL;
@@ -346,11 +346,11 @@ class MpiBackend final : public c10d::Backend {
   const int tag_bits_;
   const std::chrono::milliseconds limit_;
   Mutex mutex_;
-  CallPtr collective_ ABSL_GUARDED_BY(mutex_);  ///< the collective that began last
+  CallPtr collective_ ABSL_GUARDED_BY(mutex_);  ///< the collective that was begun last
 };
 
-/// Returns a tag that distinguishes the making of this group from that of another group; it is the same on all ranks
-/// (FNV-1a).
+/// Returns a tag for the making of this group (FNV-1a). It differs from the tags of other groups, and is the same on
+/// all ranks.
 int tag_of(const Group& group) {
   std::uint32_t hash = 2166136261u;
   for (const char letter : group.key()) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;

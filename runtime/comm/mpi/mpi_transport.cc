@@ -25,7 +25,7 @@
 namespace tessera {
 namespace {
 
-/// Returns where the plug-in may lie, in the order in which it is looked for.
+/// Returns the paths where the plug-in may lie, in the order in which they are tried.
 std::vector<std::string> places_of_plugin() {
   if (const char* const named = std::getenv("TESSERA_MPI_PLUGIN")) return {named};
   std::vector<std::string> places;
@@ -39,7 +39,7 @@ std::vector<std::string> places_of_plugin() {
 absl::StatusOr<const MpiPlugin*> load_plugin() {
   std::vector<std::string> reasons;
   for (const std::string& place : places_of_plugin()) {
-    // Open MPI loads plug-ins of its own, which look up MPI's symbols among the global ones.
+    // Open MPI loads its own plug-ins, which look up MPI's symbols among the global symbols.
     void* const library = dlopen(place.c_str(), RTLD_NOW | RTLD_GLOBAL);
     const void* const found = library ? dlsym(library, MpiPlugin::kSymbol) : nullptr;
     if (!found) {
@@ -70,7 +70,7 @@ const absl::StatusOr<const MpiPlugin*>& mpi_plugin() {
 }  // namespace
 
 absl::Status check_mpi(const Topology& topology) {
-  // MPI must know the ranks by the same numbers as the job, and does if both have them from its launcher.
+  // MPI must give the ranks the same numbers as the job. It does so if one of these launchers gave both their numbers.
   constexpr std::array<std::string_view, 5> kLaunchers = {"openmpi", "slurm", "pmi", "mvapich2", "mpi4py"};
   if (std::ranges::find(kLaunchers, topology.launcher) == kLaunchers.end())
     return make_error(ExitCode::kConfig,
@@ -87,7 +87,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> mpi_collectives(const Group& group,
   report.publish_arrival();
   const std::string cannot = group.self() + ": group " + group.key() + " cannot be joined over MPI: ";
   const auto cannot_join = [&](const std::string& why) { return report.explain_arrival(cannot + why); };
-  // MPI would wait without a limit for a rank that does not come.
+  // MPI would wait without a limit for a rank that never joins.
   const std::string here = "mpi/" + group.key() + "/here", all = "mpi/" + group.key() + "/all";
   TESSERA_ASSIGN_OR_RETURN(const std::int64_t come, store->add(here, 1));
   if (come == group.size()) TESSERA_RETURN_IF_ERROR(store->set(all, "1"));

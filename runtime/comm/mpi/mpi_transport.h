@@ -13,21 +13,21 @@
 
 namespace tessera {
 
-/// Returns whether the ranks of a job can meet over MPI: mpirun, srun or another launcher of MPI has started them, and
-/// the plug-in (mpi_plugin.h) can be loaded. make_process_mesh calls it before the ranks meet. The path of the plug-in
-/// is in TESSERA_MPI_PLUGIN; else it is libtessera_mpi.so beside this library or program, or where the loader looks.
-/// Errors: 78 if another launcher started the ranks, or the plug-in is of another version; 69 if there is no plug-in,
-/// or no MPI for it.
+/// Returns whether the ranks of a job can meet over MPI. For this, mpirun, srun or another launcher of MPI has started
+/// them, and the plug-in (mpi_plugin.h) can be loaded. make_process_mesh calls it before the ranks meet.
+/// TESSERA_MPI_PLUGIN has the path of the plug-in. Without this variable it is libtessera_mpi.so beside this library or
+/// program, or in the loader's search path. Errors: 78 if another launcher started the ranks, or if the plug-in has
+/// another version; 69 if there is no plug-in, or no MPI for it.
 absl::Status check_mpi(const Topology& topology);
 
-/// Makes this rank's side of a group with the `mpi` transport: CPU ranks on any hosts, by messages of the machine's
-/// MPI, which uses what that machine has (shared memory, InfiniBand, TCP). Tessera adds up itself, as over Gloo
+/// Makes this rank's side of a group with the `mpi` transport: It is for CPU ranks on any hosts. Messages go through
+/// the machine's MPI, which uses shared memory, InfiniBand or TCP. Tessera adds up the values itself, as over Gloo
 /// (c10d_collectives), so sums have the same bits. `choose` is that of c10d_collectives. The call is collective over
 /// the group. Errors: 75 if a rank does not come within `group.init_timeout_s`, or MPI fails; 78 if MPI has no threads,
 /// or counts the ranks differently.
 ///
-/// MPI cannot end a transfer that stands still in the middle: after an error, memory of a call under way may still
-/// change. A failed rank ends without MPI_Finalize, and its launcher then ends the others.
+/// MPI cannot end a transfer that has stopped in the middle: after an error, the memory of a call under way may still
+/// change. A failed rank ends without MPI_Finalize, and its launcher then ends the other ranks.
 absl::StatusOr<std::shared_ptr<Collectives>> mpi_collectives(const Group& group, std::shared_ptr<C10dStore> store,
                                                              ChooseAlgorithm choose = nullptr);
 

@@ -26,7 +26,7 @@ class InPool {
   }
   ~InPool() {
     allocator::endAllocateToPool(pool_.device(), pool_.id());
-    // This releases the hold that the constructor took; the pool's own hold remains.
+    // This releases the reference that the constructor took; the pool keeps its own reference.
     allocator::releasePool(pool_.device(), pool_.id());
   }
 
@@ -34,7 +34,7 @@ class InPool {
   at::cuda::MemPool& pool_;
 };
 
-/// A buffer from the pool. The memory is a member before the pool that it goes back to.
+/// A buffer from the pool. The memory is declared before the pool to which it returns.
 class PooledBuffer : public CommBuffer {
  public:
   PooledBuffer(std::shared_ptr<at::cuda::MemPool> pool, std::unique_ptr<CommBuffer> memory)

@@ -14,10 +14,10 @@ struct MemPool;
 
 namespace tessera {
 
-/// A communicator's memory that NCCL knows, so that collectives read and write it without a copy in between
-/// (`comm.nccl_buffers`). ncclMemAlloc makes it, in a pool of LibTorch's allocator; ProcessGroupNCCL registers what the
-/// pool gets. NCCL needs the buffers of a call at the same offset in this memory on every rank, or else not registered
-/// on any rank.
+/// A communicator's memory that is registered with NCCL, so that collectives read and write it without a copy
+/// (`comm.nccl_buffers`). ncclMemAlloc makes this memory, in a pool of LibTorch's allocator; ProcessGroupNCCL registers
+/// the pool's memory. NCCL needs the buffers of a call at the same offset in this memory on every rank, or else it must
+/// not be registered on any rank.
 class NcclMemory {
  public:
   /// Makes the pool. The memory is plain on a GPU without multicast memory (NVSwitch), even if `kind` asks for
@@ -27,7 +27,7 @@ class NcclMemory {
 
   /// Implements Collectives::allocate. The buffer keeps the pool alive.
   absl::StatusOr<std::unique_ptr<CommBuffer>> allocate(std::size_t bytes);
-  /// Removes all of the memory from NCCL's register. Call it before the communicator ends.
+  /// Removes all of the memory from NCCL's registration. Call it before the communicator ends.
   void release();
 
  private:

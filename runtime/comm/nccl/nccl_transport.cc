@@ -24,16 +24,16 @@
 namespace tessera {
 namespace {
 
-/// Sets what c10d and NCCL should do, unless the user's environment says otherwise.
+/// Sets the variables that control c10d and NCCL, unless the user's environment sets them.
 void set_environment() {
   static std::once_flag once;
   std::call_once(once, [] {
     constexpr std::pair<const char*, const char*> kWanted[] = {
-        // Communicators of one GPU must start their kernels in the order in which the host queued them, on all ranks:
-        // two of them could otherwise wait for each other.
+        // Communicators of one GPU must start their kernels in the order in which the host queued them, on all ranks.
+        // Two communicators could otherwise wait for each other.
         {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
         // WorkWatch ends a failed call. c10d's watchdog would end the process without Tessera's message, or hold a lock
-        // for a minute while all ranks write what they know.
+        // for a minute while all ranks write their reports.
         {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
         {"TORCH_NCCL_RETHROW_CUDA_ERRORS", "0"},
         {"TORCH_NCCL_DUMP_ON_TIMEOUT", "0"},
@@ -53,7 +53,7 @@ std::function<bool()> mark_on(c10::Device gpu) {
   return [event] { return event->query(); };
 }
 
-/// Writes c10d's flight record, which has all groups of the process: one file, for `torchfrtrace`.
+/// Writes c10d's flight record into one file, for `torchfrtrace`. The record has all groups of the process.
 std::string write_flight_record(int world_rank) {
   static Mutex mutex;
   static std::string file ABSL_GUARDED_BY(mutex);
@@ -77,7 +77,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group
   set_environment();
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->is_high_priority_stream = true;        // work that compute waits for goes first
-  options->timeout = std::chrono::hours(24 * 7);  // c10d counts from a call's queueing, WorkWatch from its start
+  options->timeout = std::chrono::hours(24 * 7);  // c10d counts from when a call is queued, WorkWatch from its start
   options->group_name = group.key();              // name and ranks, as the flight record shows them
   options->global_ranks_in_group.assign(group.world_ranks.begin(), group.world_ranks.end());
   const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("nccl/" + group.key(), store->c10d_store());

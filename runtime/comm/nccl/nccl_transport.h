@@ -12,17 +12,17 @@
 
 namespace tessera {
 
-/// Makes this rank's side of a group with the `nccl` transport: one GPU a rank (c10d::ProcessGroupNCCL); all pointers
-/// are device memory.
+/// Makes this rank's side of a group with the `nccl` transport, with one GPU per rank (c10d::ProcessGroupNCCL). All
+/// pointers are device memory.
 ///
-/// The rules of queued_collectives.h hold here: NCCL makes the sums, calls are ordered on the current stream, and
+/// The rules of queued_collectives.h hold here: NCCL makes the sums, and calls are ordered on the current stream.
 /// Work::wait makes that stream wait and does not block the host, except for a barrier. `buffers`: kind of memory that
-/// `allocate` gives (nccl_memory.h). `groups`: this rank's other groups, which end with this one. It sets c10d's and
-/// NCCL's environment variables if they are not set (torchrun sets one of them for every program, so under torchrun
-/// that one is set anew).
+/// `allocate` gives (nccl_memory.h). `groups`: this rank's other groups, which end with this group. It sets c10d's and
+/// NCCL's environment variables if they are not set. torchrun sets one of them for every program, so this variable is
+/// replaced under torchrun.
 ///
-/// nccl_transport.cc is built where the CUDA toolkit, NCCL and LibTorch's CUDA library are; elsewhere
-/// nccl_transport_missing.cc answers with exit code 69, as gpu_count does.
+/// nccl_transport.cc is built if the CUDA toolkit, NCCL and LibTorch's CUDA library are there. Otherwise
+/// nccl_transport_missing.cc returns exit code 69, as gpu_count does.
 absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group, int device, NcclBuffers buffers,
                                                               std::shared_ptr<QueuedGroups> groups,
                                                               std::shared_ptr<C10dStore> store);

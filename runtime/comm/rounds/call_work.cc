@@ -44,7 +44,7 @@ CallWork work_of_rounds(const Rounds& rounds, const SliceSize& slice) {
 CallWork gather_work(Algorithm algorithm, int ranks, double bytes) {
   const SliceSize slice{0, bytes, 0};
   // All ranks have equal work, except for messages that wrap around the end of the buffer and are sent as two. The last
-  // rank has most of those.
+  // rank has the most messages of this kind.
   if (algorithm == Algorithm::kRing) return work_of_rounds(ring_gather(0, ranks), slice);
   if (algorithm == Algorithm::kDoubling) return work_of_rounds(doubling_gather(ranks - 1, ranks), slice);
   return {1, ranks - 1.0, (ranks - 1.0) * bytes, 0};

@@ -12,17 +12,17 @@ namespace tessera {
 /// algorithm one piece is summed while the next is on the wire.
 constexpr std::size_t kPieceBytes = 2 << 20;
 
-/// The costs of a call over a network for the rank that has most to do; each number is the largest of any rank. Work
-/// that two ranks do at the same time counts once.
+/// The costs of a call over a network for the rank that has most to do. Each number is the largest that any rank has.
+/// Work that two ranks do at the same time counts once.
 struct CallWork {
-  double rounds = 0;    ///< rounds that follow each other
+  double rounds = 0;    ///< number of rounds, which follow each other
   double messages = 0;  ///< number of messages sent, or of messages received if these are more
   double bytes = 0;     ///< number of bytes sent, or of bytes received if these are more
   double adds = 0;      ///< additions of two elements
 };
 
-/// Returns the work of a call in which each of `ranks` ranks gives `bytes`: its shard of all_gather, its input of a
-/// reduction, elements of `dtype`. It assumes that elements divide evenly. REQUIRES: ranks > 1;
+/// Returns the work of a call in which each of `ranks` ranks gives `bytes` of elements of `dtype` (its shard of an
+/// all_gather, its input of a reduction). It assumes that elements divide evenly. REQUIRES: ranks > 1;
 /// has_algorithm(operation, algorithm, bytes).
 CallWork work_of(Operation operation, Algorithm algorithm, int ranks, DType dtype, std::size_t bytes);
 

@@ -15,8 +15,8 @@ using Row = std::array<double, kCosts>;
 
 Row row_of(const CallWork& work) { return {work.rounds, work.messages, work.bytes, work.adds}; }
 
-/// Solves least squares of the columns that are `used`, by the normal equations of columns that are scaled to length 1.
-/// Returns false if they are not independent.
+/// Solves least squares with the columns that are `used`. It uses the normal equations, with columns scaled to length
+/// 1. Returns false if the columns are not independent.
 bool solve(std::span<const TimedWork> calls, const std::array<bool, kCosts>& used, Row& costs) {
   Row length{};
   for (const TimedWork& call : calls) {
@@ -66,7 +66,7 @@ double squares_of(std::span<const TimedWork> calls, const Row& costs) {
 
 }  // namespace
 
-// Each choice of columns is solved. The best of those solutions that have no number below 0 is the best fit without
+// A system is solved for each choice of columns. The best solution without a number below 0 is the best fit without
 // negative numbers. Four columns have few choices.
 LinkFit fit_links(std::span<const TimedWork> calls) {
   if (calls.empty()) throw std::invalid_argument("a fit needs calls");

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-/// Returns `count` slices from `first` on, cyclically.
+/// Returns `count` slices that begin with slice `first`, cyclically.
 std::vector<SliceMessage> cyclic_run(int peer, int first, int count, int ranks) {
   const int before_end = std::min(count, ranks - first);
   std::vector<SliceMessage> messages = {

@@ -67,7 +67,7 @@ class Halving {
   SliceMessage with_later(bool is_contribution) const {
     return message(after_.first + member_ % after_.size, member_, own_.size, is_contribution);
   }
-  /// Returns the messages to or from the ranks of the block before this one that share this rank's slices.
+  /// Returns the messages to or from those ranks of the block before this block that share this rank's slices.
   std::vector<SliceMessage> with_earlier(bool is_contribution) const {
     std::vector<SliceMessage> messages;
     for (std::size_t other = member_; other < before_.size; other += own_.size)

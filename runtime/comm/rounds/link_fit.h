@@ -25,11 +25,11 @@ struct LinkFit {
 /// Returns a text such as "a round costs 40.0 us, a message 5.0 us, a GB 0.800 s, 1e9 additions 0.200 s".
 std::string text_of(const LinkFit& fit);
 
-/// Returns the algorithm that takes least time by `fit`, of those that the call has; kDirect if no other is faster.
-/// Operation, ranks, dtype and bytes are those of ChooseAlgorithm.
+/// Returns the algorithm of the call that takes least time according to `fit`; kDirect if no other one is faster.
+/// Operation, ranks, dtype and bytes have the meaning that ChooseAlgorithm gives them.
 Algorithm choose(Operation operation, int ranks, DType dtype, std::size_t bytes, const LinkFit& fit);
 
-/// Returns `choose` as a function to be given to groups, which remembers what it chose. It is thread-safe.
+/// Returns `choose` as a function to be given to groups. The function remembers its choices. It is thread-safe.
 ChooseAlgorithm choose_by(const LinkFit& fit);
 
 }  // namespace tessera

@@ -20,7 +20,7 @@ constexpr double kMostSeconds = 0.05;    // limit of a timed call
 constexpr double kMostSecondsInAll = 2;  // limit of all calls together
 constexpr int kTimes = 4;
 
-/// The algorithm of a group's calls: a fixed one while they are timed, and then the fit's choice.
+/// The algorithm of a group's calls: a fixed one while the calls are timed, and the fit's choice afterwards.
 class Choice {
  public:
   void use(Algorithm algorithm) {
@@ -48,7 +48,8 @@ absl::StatusOr<std::vector<TimedCall>> time_network(Collectives& group, Choice& 
   double spent = 0;
   for (std::size_t bytes = kFirstBytes; bytes <= kMostBytes; bytes *= kNextTimes) {
     std::vector<TimedCall> calls = calls_to_time(group.size(), bytes);
-    // Ranks have the same times of the calls before. Without any time a call would seem to cost nothing.
+    // All ranks have the same times of the earlier calls, so they choose the same number. A call without any time would
+    // seem to cost nothing.
     const auto times = [&](const TimedCall&) {
       double so_far = spent;
       for (const TimedCall& call : calls) so_far += call.median_s() * (kTimes + 1);

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Neighbouring slices of a buffer that go to a rank, or come from one, as one message.
+/// Neighbouring slices of a buffer that are sent to a rank, or received from a rank, as one message.
 struct SliceMessage {
   int peer = 0;           ///< rank of the peer in the group
   std::size_t first = 0;  ///< index of the first slice
@@ -16,11 +16,11 @@ struct SliceMessage {
 };
 
 /// The messages that one rank sends and receives before its next round begins. All messages of a round are under way
-/// together, and the round ends when all have arrived and all have been sent. Messages between two ranks arrive in the
-/// order in which they are sent.
+/// together. The round ends when all its messages have arrived and all have been sent. Messages between two ranks
+/// arrive in the order in which they are sent.
 ///
-/// A call is a list of rounds for each rank. One rank's sends and the other's receives match, though perhaps in rounds
-/// of different numbers.
+/// A call is a list of rounds for each rank. One rank's sends match the other's receives, though perhaps in rounds of
+/// different numbers.
 struct Round {
   std::vector<SliceMessage> sends, receives;
   /// True: received data is added to this rank's data, with the lower rank's data on the left. False: it replaces this

@@ -5,8 +5,9 @@
 
 namespace tessera {
 
-/// An order of a buffer's slices in which slices of one remainder modulo a power of two are neighbours: first all even
-/// ones, those divisible by 4 first among them, and so on. Strided slices are therefore one message.
+/// An order of a buffer's slices in which slices with the same remainder modulo a power of two are neighbours. Even
+/// slices come first; among them, the slices divisible by 4 come first, and so on. Strided slices can therefore be sent
+/// as one message.
 class StridedSlices {
  public:
   /// REQUIRES: slices > 0.
@@ -15,8 +16,8 @@ class StridedSlices {
   struct Run {
     std::size_t first = 0, count = 0;  ///< first place in the order, and number of places
   };
-  /// Returns the places of the slices that are `remainder` modulo `modulus`, a power of two. REQUIRES: remainder <
-  /// modulus.
+  /// Returns the places of the slices whose index is `remainder` modulo `modulus`, a power of two. REQUIRES: remainder
+  /// < modulus.
   Run run_of(std::size_t remainder, std::size_t modulus) const;
   /// Returns the order: the index of the slice at each place.
   const std::vector<std::size_t>& order() const { return order_; }

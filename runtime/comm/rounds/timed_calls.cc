@@ -13,14 +13,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Makes the group's calls, with buffers of its own.
+/// Makes the group's calls with its own buffers.
 class Caller {
  public:
   static absl::StatusOr<Caller> make(Collectives& group, std::span<const TimedCall> calls) {
     std::size_t most = 0;
     for (const TimedCall& call : calls) most = std::max(most, call.bytes);
     Caller caller(group);
-    // Sums of bf16 are twice as long as their input; gathered data is as long as all ranks' parts.
+    // Sums of bf16 take twice the bytes of their input. Gathered data take the bytes of all ranks' parts.
     const std::size_t ranks = static_cast<std::size_t>(group.size());
     TESSERA_ASSIGN_OR_RETURN(caller.input_, group.allocate(most));
     TESSERA_ASSIGN_OR_RETURN(caller.output_, group.allocate(most * std::max<std::size_t>(2, ranks)));

@@ -14,22 +14,22 @@
 
 namespace tessera {
 
-/// One collective by one algorithm, and how long it took.
+/// One collective made with one algorithm, and the time that it took.
 struct TimedCall {
   Operation operation = Operation::kAllGather;
   DType dtype = DType::kU8;
-  std::size_t bytes = 0;  ///< bytes that a rank gives: its shard of all_gather, its input of a reduction
+  std::size_t bytes = 0;  ///< bytes that a rank gives: its shard of an all_gather, its input of a reduction
   Algorithm algorithm = Algorithm::kDirect;
   std::vector<std::int64_t> ns = {};  ///< time of the slowest rank in each run
 
   double median_s() const;  ///< it is 0 without times
 };
 
-/// Replaces each time in `ns` by that of the slowest rank. It is collective; `ns` has the same size on every rank.
+/// Replaces each time in `ns` by the time of the slowest rank. It is collective; `ns` has the same size on every rank.
 absl::Status take_slowest(Collectives& group, std::span<std::int64_t> ns);
 
-/// Returns the calls to time, by all algorithms that they have: all-gathers of `bytes` a rank, and reductions of fp32
-/// and bf16 of as many bytes, or of a few more (ranks get equal parts). Calls of one collective follow each other.
+/// Returns the calls to time, with all algorithms that they have: all-gathers of `bytes` per rank, and reductions of
+/// fp32 and bf16 of the same size, or a little more (ranks get equal parts). Calls of one collective follow each other.
 std::vector<TimedCall> calls_to_time(int ranks, std::size_t bytes);
 
 /// Makes each of `calls` once, and then `times(call)` times more; the later times are added to `TimedCall::ns`. `use`

@@ -12,14 +12,15 @@ namespace tessera {
 
 // The memory that connects the ranks of a shared-memory group. All zero bytes are the state before the first call.
 
-/// The place of a rank's buffer, in words that its peers understand. The SharedSpace decides what the numbers mean.
+/// The place of a rank's buffer, in numbers that its peers understand. The SharedSpace decides about the meaning of the
+/// numbers.
 struct Location {
   static constexpr std::uint64_t kCommon = std::uint64_t{1} << 63;  ///< bit of `segment` that marks common memory
 
   std::uint64_t segment = 0;  ///< 0: peers cannot reach the buffer
   std::uint64_t offset = 0;
   bool reachable() const { return segment != 0; }
-  /// Returns whether the memory is common (Collectives::allocate_common), so that equal locations of two ranks are the
+  /// Returns whether the memory is common (Collectives::allocate_common). Equal locations of two ranks are then the
   /// same memory.
   bool common() const { return (segment & kCommon) != 0; }
   bool operator==(const Location&) const = default;
@@ -41,14 +42,14 @@ struct alignas(128) Arrival {
 
 /// | state    | set by                              | its peers' calls                        |
 /// |----------|-------------------------------------|-----------------------------------------|
-/// | kRunning | -                                   | wait for it                             |
+/// | kRunning | -                                   | wait for the rank                       |
 /// | kFailing | the rank, while it writes `message` | wait a moment longer                    |
 /// | kFailed  | the rank: abort() or an error       | fail with its message and exit code     |
-/// | kLeft    | the rank: leave(), or its           | fail, if they need it for a call        |
+/// | kLeft    | the rank: leave(), or its           | fail, if a call needs this rank         |
 /// |          | Collectives is gone                 |                                         |
 enum class RankState : std::uint32_t { kRunning, kFailing, kFailed, kLeft };
 
-/// The kinds of barrier that a group has, each with phases of its own (Meeting).
+/// The kinds of barrier that a group has. Each kind has its own phases (Meeting).
 enum class Lane : std::uint32_t {
   kCalls,     ///< calls that block; each has one phase or more
   kStarted,   ///< reductions under way: phase k is over when all ranks have started the k-th
@@ -60,7 +61,7 @@ constexpr std::size_t kLanes = 3;
 template <std::size_t slots>
 struct LaneBlock {
   Arrival arrivals[slots];
-  /// The calls in words, for messages. Peers read them only when something is wrong.
+  /// The calls as words, for messages. Peers read them only when something is wrong.
   alignas(128) PublishedCall calls[slots];
 };
 
@@ -79,7 +80,7 @@ struct alignas(128) RankBlock {
   std::atomic<std::uint32_t> accessing;             ///< 1 while this rank reads or writes its peers' buffers
   std::atomic<RankState> state;
   std::atomic<std::int64_t> process;  ///< pid, for messages; 0 on threads
-  std::uint32_t exit_code;            ///< exit code of kFailed; valid once state says so
+  std::uint32_t exit_code;            ///< exit code of kFailed; valid after state says so
   char message[kMessageBytes];
 };
 
@@ -89,10 +90,10 @@ struct alignas(128) GroupBlock {
   alignas(128) std::atomic<std::uint32_t> sleepers;  ///< ranks that sleep on `bell`, or did so when they were killed
   std::atomic<std::uint32_t> bell;                   ///< wakes sleepers: the last rank has arrived, or an alarm came
   std::atomic<std::uint32_t> alarms;                 ///< ranks that failed or left
-  std::atomic<std::uint32_t> failed;                 ///< 1 once a rank failed: no rank may begin to access peers
-  /// A rank that is about to give up waiting sets `doubt`. No arrival counts by itself then: the ranks vote on every
-  /// phase, and the first vote on a
-  /// phase decides. The vote sets `verdicts[lane]` to 2 * phase, plus 1 if the phase is over.
+  std::atomic<std::uint32_t> failed;                 ///< 1 after a rank failed: no rank may begin to access peers
+  /// A rank that is about to give up waiting sets `doubt`. No arrival counts by itself then. The ranks vote on every
+  /// phase, and the first vote on a phase decides. The vote sets `verdicts[lane]` to 2 * phase, plus 1 if the phase is
+  /// over.
   std::atomic<std::uint32_t> doubt;
   std::atomic<std::uint64_t> verdicts[kLanes];
 };

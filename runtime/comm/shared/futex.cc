@@ -16,7 +16,7 @@ void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std:
   timespec limit{};
   limit.tv_sec = timeout.count() / 1000;
   limit.tv_nsec = timeout.count() % 1000 * 1'000'000;
-  // The caller reads the word again, whatever ended this wait.
+  // The caller reads the word again, for whatever reason this wait ended.
   syscall(SYS_futex, &word, shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, seen, &limit, nullptr, 0);
 }
 

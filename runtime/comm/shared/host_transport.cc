@@ -16,8 +16,8 @@
 #include "runtime/comm/shared/shared_memory_collectives.h"
 
 // The `host` transport. The first rank makes the control segment and writes an Invitation (its pid and descriptor) to
-// the store. The others map the segment, and every rank says in the store that it has done so (Rendezvous). After that
-// the ranks need the store no more: later segments are announced in the control segment. HostSpace finds control
+// the store. The other ranks map the segment. Every rank says in the store that it has done so (Rendezvous). The ranks
+// do not need the store after that: later segments are announced in the control segment. HostSpace finds control
 // blocks, mailboxes and buffers in these segments; SharedMemoryCollectives does the rest.
 
 namespace tessera {
@@ -28,9 +28,9 @@ constexpr std::size_t kPage = 4096;
 // Returns whole pages, at least one, since an empty mapping does not exist.
 std::size_t in_pages(std::size_t bytes) { return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
 
-/// Offsets in the control segment: group block, rank blocks, mailboxes. A mailbox has 512 KiB: small enough to be still
-/// in cache when peers read it (MailboxWay), and large enough that its barrier costs little. It has room for one piece
-/// of a SumVisitor for each rank, however many ranks there are.
+/// Offsets in the control segment: group block, rank blocks, mailboxes. A mailbox has 512 KiB. It is small enough to be
+/// still in cache when peers read it (MailboxWay), and large enough that its barrier costs little. It has room for one
+/// piece of a SumVisitor for each rank, however many ranks there are.
 struct ControlLayout {
   explicit ControlLayout(int ranks)
       : rank_blocks(in_pages(sizeof(GroupBlock))),
@@ -101,8 +101,8 @@ class HostSpace : public SharedSpace {
   std::uint64_t allocations_ = 0;
 };
 
-// An offer is the number of a segment's file descriptor, which stays open as long as the offer is valid; the process
-// that owns it is in the peer's RankBlock. A rank without a segment offers -1.
+// An offer is the number of a segment's file descriptor, which stays open as long as the offer is valid. The peer's
+// RankBlock says which process owns the descriptor. A rank without a segment offers -1.
 class HostSpace::SegmentAllocation : public Allocation {
  public:
   SegmentAllocation(HostSpace& space, std::uint64_t id, MemorySegment own, std::size_t bytes)
@@ -174,7 +174,7 @@ absl::StatusOr<std::unique_ptr<SharedSpace::Allocation>> HostSpace::allocate_com
 
 // --- Rendezvous ---
 
-/// The first rank's message to the others about the control segment.
+/// The first rank's message to the other ranks about the control segment.
 struct Invitation {
   pid_t pid = 0;
   int fd = -1;

@@ -6,9 +6,9 @@ namespace tessera {
 namespace {
 
 // A trial writes the mailboxes of rounds 1 to 3 into the cache, and those of rounds 4 to 6 past it. It times rounds 1,
-// 2, 4 and 5: in each of them ranks read a mailbox that was written in one way, and write the next one in the same way.
-// The shorter of a way's two times counts, since another process may have disturbed a round. None of these rounds is a
-// call's last one, which may be short.
+// 2, 4 and 5. In each of them ranks read a mailbox that was written in one way, and write the next mailbox in the same
+// way. Each way has two times, and the shorter one counts, since another process may have disturbed a round. None of
+// these rounds is a call's last one, which may be short.
 constexpr std::size_t kFirstStreamed = 4, kLast = 6;
 constexpr unsigned kCallsPerTry = 8;
 
@@ -29,7 +29,7 @@ void MailboxWay::passed(std::size_t round, Clock::time_point now) {
   if (round == kFirstStreamed) streamed_ = took;
   if (round != kFirstStreamed + 1) return;
   streamed_ = std::min(streamed_, took);
-  // A gain of less than a tenth is no reason to change.
+  // A gain of less than a tenth is not enough to change the way.
   if (streams_ ? kept_ * 11 < streamed_ * 10 : streamed_ * 11 < kept_ * 10) streams_ = !streams_;
 }
 

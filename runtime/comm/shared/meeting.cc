@@ -95,8 +95,8 @@ absl::Status Meeting::disagreement(std::uint64_t phase) {
 }
 
 // Every operation here is sequentially consistent. One rank stores an arrival and then looks for sleepers, for a doubt,
-// or for the other arrivals. Another rank says that it sleeps or doubts, and then looks for arrivals. At least one of
-// these two ranks therefore sees the other.
+// or for the other arrivals. Another rank first says that it sleeps or doubts, and then looks for arrivals. At least
+// one of these two ranks therefore sees the other.
 std::uint64_t Meeting::arrive() {
   ++phase_;
   ranks_[peers_.rank()].arrivals[slot(phase_)].phase.store(phase_);
@@ -128,7 +128,8 @@ bool Meeting::complete(std::uint64_t phase) const {
   return true;
 }
 
-// Spins, and yields now and then: if another rank waits for this core, spinning on would keep it from arriving.
+// Spins, and yields now and then. If another rank waits for this core, spinning without a pause would keep that rank
+// from arriving.
 bool Meeting::spin(std::uint64_t phase) const {
   for (int i = 0; i < kEagerLooks; ++i)
     if (complete(phase)) return true;
@@ -140,8 +141,8 @@ bool Meeting::spin(std::uint64_t phase) const {
   return complete(phase);
 }
 
-// A rank votes after `doubt` is set. If it saw an arrival missing then, nobody has gone on without a vote. A vote for a
-// later phase says that this phase was over.
+// A rank votes after `doubt` is set. If an arrival was missing at that time, no rank has gone on without a vote. A vote
+// for a later phase shows that this phase was over.
 bool Meeting::vote(std::uint64_t phase, bool over) const {
   std::atomic<std::uint64_t>& verdict = group_block_.verdicts[static_cast<std::size_t>(lane_)];
   const std::uint64_t mine = 2 * phase + (over ? 1 : 0);

@@ -11,35 +11,35 @@
 
 namespace tessera {
 
-/// The barrier of the ranks of a shared-memory group. Its phases are numbered from 1, separately for each Lane.
-/// Everything that a rank wrote before it entered phase k is visible to every rank once phase k is over. A rank may
-/// enter phases that it waits for only later (`arrive`, `await`), up to as many as the lane has slots, and waits for
-/// them in order. One thread at a time uses an object.
+/// The barrier of the ranks of a shared-memory group. Its phases are numbered from 1, separately for each Lane. After
+/// phase k is over, every rank sees everything that any rank wrote before it entered phase k. A rank may enter phases
+/// before it waits for them (`arrive`, `await`), up to as many as the lane has slots. It waits for them in order. One
+/// thread at a time uses an object.
 ///
-/// Each rank writes its own arrival and reads those of its peers; no word is written by two ranks. A phase is over when
-/// all have arrived. This rule alone would let one rank go on while another rank gives up because its time ended just
-/// before the last arrival. A rank that is about to give up therefore raises a doubt first, and the phase is put to the
-/// vote (GroupBlock::verdicts). It is then over on all ranks, or on none.
+/// Each rank writes its own arrival and reads those of its peers. No word is written by two ranks. A phase is over when
+/// all ranks have arrived. This rule alone would let one rank continue while another rank gives up because its time
+/// ended just before the last arrival. A rank that is about to give up therefore raises a doubt first, and then the
+/// ranks vote on the phase (GroupBlock::verdicts). The phase is then over on all ranks, or on none.
 ///
-/// A waiting rank spins for some microseconds, yielding its core now and then (at every check if ranks outnumber
-/// cores); then it sleeps (Peers::wait). After the first failure every wait returns that failure.
+/// A waiting rank spins for some microseconds, and yields its core now and then (at every check if there are more ranks
+/// than cores). It sleeps afterwards (Peers::wait). After the first failure every wait returns that failure.
 class Meeting {
  public:
   Meeting(Peers& peers, SharedSpace& space, Lane lane);
 
-  /// Makes `call` known to the peers in the next phase. It does nothing once this rank has failed, since the phase will
-  /// not come.
+  /// Makes `call` known to the peers in the next phase. It does nothing after this rank has failed, since there will be
+  /// no next phase.
   void publish(const CallDescriptor& call);
-  /// Enters the next phase and returns its number. REQUIRES: if the lane has n slots, the n-th phase before the one
-  /// that is entered is over.
+  /// Enters the next phase and returns its number. REQUIRES: if the lane has n slots, the phase n before the one that
+  /// is entered is over.
   std::uint64_t arrive();
-  /// Waits until every rank has entered `phase`. REQUIRES: this rank has entered it, and has waited for the phases
+  /// Waits until every rank has entered `phase`. REQUIRES: this rank has entered `phase`, and has waited for the phases
   /// before it.
   absl::Status await(std::uint64_t phase);
   /// Enters the next phase and waits for it.
   absl::Status meet();
 
-  /// Compares what ranks published for a phase that is over.
+  /// Compares the values that ranks published for a phase that is over.
   bool all_published_the_same(std::uint64_t phase) const;
   Location input_of(int rank, std::uint64_t phase) const;
   Location output_of(int rank, std::uint64_t phase) const;

@@ -56,7 +56,7 @@ absl::Status MemorySegment::map(std::size_t bytes) {
   return absl::OkStatus();
 }
 
-// Fills page tables now, not in the first step; a shortage of memory is then an error and not SIGBUS.
+// Fills page tables now, and not during the first step. A shortage of memory is then an error and not SIGBUS.
 absl::Status MemorySegment::populate() {
   if (madvise(data_, bytes_, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
   if (errno != EINVAL) return no_memory(bytes_, "madvise(MADV_POPULATE_WRITE)");

@@ -23,19 +23,19 @@ class MemorySegment {
   /// Error: 71 if there is not that much memory.
   static absl::StatusOr<MemorySegment> create(const std::string& name, std::size_t bytes, bool populate);
 
-  /// Maps the segment behind file descriptor `fd` of process `pid`, while that is open, through /proc/<pid>/fd: the
-  /// processes must share a PID namespace and a user. `populate`: this process's page tables are filled now, not by
-  /// faults. Errors: 75 if the process is gone, 77 if this process may not look into it, 70 if the segment's size is
-  /// not that of `bytes`.
+  /// Maps the segment behind file descriptor `fd` of process `pid`, while that descriptor is open, through
+  /// /proc/<pid>/fd. The processes must have the same PID namespace and the same user. `populate`: this process's page
+  /// tables are filled now, and not by page faults later. Errors: 75 if the process is gone, 77 if this process may not
+  /// access it, 70 if the segment's size is not that of `bytes`.
   static absl::StatusOr<MemorySegment> open(pid_t pid, int fd, std::size_t bytes, bool populate);
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   int fd() const { return fd_; }
-  /// Gives up the descriptor; the caller closes it. Others can open the segment until then, whatever happens to this
-  /// object.
+  /// Gives up the descriptor; the caller closes it. Other processes can open the segment until the descriptor is
+  /// closed, whatever happens to this object.
   int release_fd() { return std::exchange(fd_, -1); }
-  /// Closes the descriptor, so that others can no longer open the segment through this process.
+  /// Closes the descriptor, so that other processes can no longer open the segment through this process.
   void close_fd();
 
  private:

@@ -20,7 +20,7 @@ class PeerBuffers {
   bool inputs_reachable() const { return reachable(inputs_); }
   bool outputs_reachable() const { return reachable(outputs_); }
 
-  /// Returns all ranks' inputs from `offset` bytes on, in rank order; valid until the next call.
+  /// Returns all ranks' inputs from byte `offset` on, in rank order. The result is valid until the next call.
   std::span<const void* const> inputs_from(std::size_t offset);
 
   /// Makes this rank's share of a reduce-scatter: sums its `numel` elements of all inputs into `output`.
@@ -39,7 +39,8 @@ class PeerBuffers {
   std::vector<float*> targets_;
 };
 
-/// The part of [0, numel) that `rank` of `size` sums. Parts begin at cache lines, so that no two ranks write one line.
+/// The part of [0, numel) that rank `rank` of `size` ranks sums. Parts begin at cache lines, so that no two ranks write
+/// to one line.
 struct Slice {
   std::size_t begin, numel;
 };

@@ -84,7 +84,7 @@ bool Peers::all(Arrived arrived) const {
 void Peers::wake() { ring(group_block_, space_.between_processes()); }
 
 // All operations here are sequentially consistent. One rank stores an arrival and then looks for sleepers. Another rank
-// says that it sleeps, and then looks for arrivals. At least one of these two ranks therefore sees the other.
+// first says that it sleeps, and then looks for arrivals. At least one of these two ranks therefore sees the other.
 void Peers::sleep(Arrived arrived) const {
   group_block_.sleepers.fetch_add(1);
   const std::uint32_t seen = group_block_.bell.load();
@@ -133,8 +133,8 @@ void Peers::withdraw() {
   wait_for_access_to_end();
 }
 
-// If a rank is a thread, its caller may free memory after a failure; its peers lose that memory too. (A process keeps
-// its own mapping.)
+// If a rank is a thread, its caller may free memory after a failure. Its peers then lose that memory too. (A process
+// keeps its own mapping.)
 void Peers::wait_for_access_to_end() const {
   if (space_.between_processes()) return;
   for (int q = 0; q < size(); ++q)
@@ -159,8 +159,7 @@ absl::Status Peers::look(bool slept, Arrived arrived) const {
                                                  "ended (dmesg: was its memory short?)");
   for (int q = 0; alarm && q < size(); ++q)
     if (q != rank() && blocks_[q]->state.load() == RankState::kFailed) return failure_of(q);
-  // A rank that left may have done so because of a failure of which this rank has not heard yet, so leaving is reported
-  // last.
+  // A rank may have left because of a failure of which this rank has not heard yet, so leaving is reported last.
   for (int q : slept ? missing(arrived) : std::vector<int>())
     if (blocks_[q]->state.load() == RankState::kLeft)
       return make_error(
@@ -213,7 +212,7 @@ absl::Status Peers::fail(const absl::Status& reason) {
 absl::Status Peers::status() const {
   if (self().state.load(std::memory_order_acquire) == RankState::kRunning) return absl::OkStatus();
   if (auto known = failure(); !known.ok()) return known;
-  // The rank was ended from outside: run_ranks saw its body throw or return.
+  // The rank was ended by run_ranks, which saw the rank's body throw or return.
   return make_error(
       ExitCode::kPeerLost,
       prefix() + "this rank has already left the group. [T0494] hint: make no call after the program's end");

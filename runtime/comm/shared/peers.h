@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-/// Sets the rank's state, which its peers see, and wakes those who wait. Only the first call for a rank counts.
-/// `between_processes` is that of SharedSpace. Any thread may call.
+/// Sets the rank's state, which its peers see, and wakes the ranks that wait. Only the first call for a rank counts.
+/// `between_processes` has the meaning of SharedSpace::between_processes. Any thread may call.
 void mark_failed(GroupBlock& group, RankBlock& rank, const absl::Status& reason, bool between_processes);
 void mark_left(GroupBlock& group, RankBlock& rank, bool between_processes);
 
@@ -26,33 +26,34 @@ class Peers {
  public:
   Peers(const Group& group, SharedSpace& space);
 
-  /// Begins a new call: messages name it, and its time limit (timeout_s) begins anew.
+  /// Begins a new call: messages name this call, and its time limit (timeout_s) starts again.
   void start(const CallSignature& call);
 
-  /// Returns whether a rank has arrived at the point where this rank waits for the others.
+  /// Returns whether a rank has arrived at the point where this rank waits for the other ranks.
   using Arrived = absl::FunctionRef<bool(int rank)>;
   /// Sleeps until all have arrived, in slices of 50 ms. After each slice it checks whether the missing ranks still
-  /// live, have left or failed, and whether time is up. An error is a reason to give up; no other rank has been told of
-  /// it.
+  /// live, have left or failed, and whether the time limit has passed. An error is a reason to give up. No other rank
+  /// has been told of it yet.
   absl::Status wait(Arrived arrived);
-  /// Wakes the ranks that sleep. Call it after an arrival that others may wait for.
+  /// Wakes the ranks that sleep. Call it after an arrival that other ranks may wait for.
   void wake();
   bool anyone_sleeps() const { return group_block_.sleepers.load() > 0; }
 
-  /// Returns why a peer gave up. REQUIRES: a peer gave up; it has said why, or is about to say so.
+  /// Returns the reason for which a peer gave up. REQUIRES: a peer gave up, and it has given its reason or is about to
+  /// give it.
   absl::Status reason_of_loss();
 
   /// Allows this rank to read and write its peers' buffers until end_access. A peer that fails meanwhile waits for
-  /// end_access before it returns to its caller, who may then free the buffers. (A rank that is a process does not
-  /// wait, since its peers keep their mappings.) begin_access fails, and nothing may be accessed, if the group has
+  /// end_access before it returns to its caller. The caller may then free the buffers. (A rank that is a process does
+  /// not wait, since its peers keep their mappings.) begin_access fails, and nothing may be accessed, if the group has
   /// failed.
   absl::Status begin_access();
   void end_access();
-  /// Call it before this rank frees buffers that peers may be about to read. Peers do not begin to read them then; they
-  /// fail with the error that ends this rank.
+  /// Call it before this rank frees buffers that peers may be about to read. Peers do not begin to read the buffers
+  /// then. They fail with the error that ends this rank.
   void withdraw();
 
-  /// Ends this rank with `reason`, and lets all ranks know. Returns the failure that counts, which is the first.
+  /// Ends this rank with `reason`, and lets all ranks know. Returns the first failure, which is the one that counts.
   absl::Status fail(const absl::Status& reason);
   absl::Status status() const;
   /// Returns OK, or the first failure.
@@ -61,7 +62,7 @@ class Peers {
 
   int rank() const { return group_.rank; }
   int size() const { return group_.size(); }
-  /// Returns whether ranks outnumber the cores that this one may use.
+  /// Returns whether there are more ranks than cores that this rank may use.
   bool outnumber_cores() const { return outnumber_cores_; }
   /// Returns a text such as "rank 1/4 blocks.3 reduce_scatter #412: "
   std::string prefix() const;

@@ -25,7 +25,7 @@ ProcessHandle::~ProcessHandle() {
   if (fd_ >= 0) close(fd_);
 }
 
-// Kernels without pidfds (before 5.3) cannot tell zombies this way; a lost rank is then found by the time limit.
+// Kernels without pidfds (before 5.3) cannot recognise zombies this way. The time limit then shows that a rank is lost.
 bool ProcessHandle::alive() const {
   if (gone_) return false;
   if (fd_ < 0) return kill(pid_, 0) == 0 || errno != ESRCH;

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// Says whether another process of this machine still runs. A zombie does not run in this sense. It holds a pidfd, so
-/// it does not mistake a later process with the same number for it. It is move-only.
+/// Says whether another process of this machine is still running. A zombie does not count as running. It holds a pidfd,
+/// so it cannot mistake a later process with the same number for the first one. It is move-only.
 class ProcessHandle {
  public:
   ProcessHandle() = default;

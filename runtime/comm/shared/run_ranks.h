@@ -12,14 +12,16 @@ namespace tessera {
 struct ThreadRanks {
   int ranks = 1;
   int hosts = 1;  ///< number of pretended hosts (Topology::host, local_rank); groups across hosts are hierarchical
-  /// Ranks on each pretended host, where they are unequal; they add up to `ranks`, and `hosts` then has no effect.
+  /// Number of ranks on each pretended host, if the numbers are unequal. They add up to `ranks`, and `hosts` then has
+  /// no effect.
   std::vector<int> ranks_of_hosts = {};
   double timeout_s = 60.0;
-  /// If given, this makes a factory out of each rank's own factory, and the rank makes its groups with the result.
+  /// If given, this function makes a factory out of each rank's own factory, and the rank makes its groups with the new
+  /// factory.
   std::function<std::shared_ptr<GroupFactory>(std::shared_ptr<GroupFactory>)> wrap_groups = {};
 };
-/// Runs `body` once per rank, each on its own thread, and joins them all. A rank that throws aborts the others; the
-/// exception of the rank that failed first is rethrown here.
+/// Runs `body` once per rank, each on its own thread, and joins them all. A rank that throws aborts the other ranks.
+/// The exception of the rank that failed first is then thrown here.
 void run_ranks(const ThreadRanks& options, const std::function<void(const Mesh&)>& body);
 
 }  // namespace tessera

@@ -10,14 +10,14 @@
 
 namespace tessera {
 
-/// The shared segments of a group as one rank maps them. Each segment has one part for each rank, which this rank maps,
-/// or the one part of common memory. It is thread-safe, because a CommBuffer may be freed on any thread.
+/// The shared segments of a group as one rank maps them. A segment has one part for each rank, and this rank maps all
+/// of them. Common memory has only one part. It is thread-safe, because a CommBuffer may be freed on any thread.
 class SegmentTable {
  public:
   explicit SegmentTable(int rank) : rank_(rank) {}
 
-  /// Adds a segment. `parts[q]` is this process's mapping of rank q's part; there is only one if `id` has the bit
-  /// Location::kCommon. `id` > 0 is the same on all ranks.
+  /// Adds a segment. `parts[q]` is this process's mapping of rank q's part. If `id` has the bit Location::kCommon,
+  /// there is only one part. `id` > 0 is the same on all ranks.
   void add(std::uint64_t id, std::vector<MemorySegment> parts);
   void remove(std::uint64_t id);
 

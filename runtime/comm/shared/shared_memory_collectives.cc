@@ -13,21 +13,21 @@
 // Collectives through shared memory. A call begins with a barrier that exchanges descriptors (`exchange_calls`). Small
 // calls go through the mailboxes with that one barrier (`in_one_round`). If all buffers are reachable, ranks access
 // peers' buffers directly and make a second barrier (`access_peers`). Otherwise data goes through the mailboxes window
-// by window (`in_rounds`), where one window is used while the next one is loaded. Each collective below has one
-// function that chooses among these ways.
+// by window (`in_rounds`): one window is used while the next window is loaded. Each collective below has one function
+// that chooses among these ways.
 
 namespace tessera {
 namespace {
 
 constexpr std::size_t kSmallBytes = 16 << 10;
 constexpr std::size_t kLine = 64;  // bytes: data written past the caches begins and ends with whole lines
-// Size of a part of a round: large enough that a copy keeps its speed, and small enough that memory serves one part
-// while another is under way.
+// Size of a part of a round. It is large enough that a copy keeps its speed, and small enough that memory handles one
+// part while another is under way.
 constexpr std::size_t kPartBytes = 2048, kPartElements = kPartBytes / sizeof(float);
 static_assert(kPartElements % SumVisitor::kAlignment == 0);
 
-// Returns `elements`, rounded down to where a visitor's next piece may begin: the largest round of a sum. A mailbox has
-// room for at least one piece of a visitor for each rank.
+// Returns `elements`, rounded down to a place where a visitor's next piece may begin. This is the largest round of a
+// sum. A mailbox has room for at least one piece of a visitor for each rank.
 std::size_t visited_window(std::size_t elements) { return elements / SumVisitor::kAlignment * SumVisitor::kAlignment; }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
@@ -68,7 +68,7 @@ struct SharedMemoryCollectives::Part {
   }
 };
 
-// Copies into this rank's mailbox, from byte `at` on; part by part, except in a call's first round.
+// Copies into this rank's mailbox, from byte `at` on. It copies part by part, except in a call's first round.
 void SharedMemoryCollectives::fill_mailbox(const Round& round, std::size_t at, const std::byte* from,
                                            std::size_t bytes) const {
   std::byte* const to = round.mailbox(rank()) + at;
@@ -77,9 +77,9 @@ void SharedMemoryCollectives::fill_mailbox(const Round& round, std::size_t at, c
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// Calls `first` and `second` in turn for parts of a round: `part` of its `units` bytes or elements at a time. A read of
-// memory and a write are thus under way at the same time; if the whole read came before the write, each would leave
-// half of the memory's bandwidth unused.
+// Calls `first` and `second` in turn for the parts of a round. Each part has `part` of the round's `units` bytes or
+// elements. A read of memory and a write are thus under way at the same time. If all reads came before all writes, each
+// of them would leave half of the memory's bandwidth unused.
 template <typename First, typename Second>
 void SharedMemoryCollectives::in_turn(std::size_t units, std::size_t part, First first, Second second) {
   for (std::size_t begin = 0; begin < units; begin += part) {
@@ -99,8 +99,9 @@ SharedMemoryCollectives::SharedMemoryCollectives(TransportKind kind, Group group
       exceptions_at_start_(std::uncaught_exceptions()),
       sources_(group_.size()) {}
 
-// If an exception destroys this object, peers should be told of the exception, not that the rank left. run_ranks
-// catches it on threads and tells them its message; between processes only this destructor can tell them.
+// If an exception destroys this object, its peers should learn of the exception, and not only that the rank left.
+// run_ranks catches the exception on threads and tells them its message. Between processes, only this destructor can
+// tell them.
 SharedMemoryCollectives::~SharedMemoryCollectives() {
   if (std::uncaught_exceptions() == exceptions_at_start_) {
     peers_.leave();
@@ -122,7 +123,7 @@ CallDescriptor SharedMemoryCollectives::describe(Operation operation, std::strin
   return call;
 }
 
-// Begins a call that blocks: waits first for all reductions under way. A failure of earlier calls is sticky, so the
+// Begins a call that blocks: it first waits for all reductions under way. A failure of earlier calls is sticky, so the
 // call finds it.
 CallDescriptor SharedMemoryCollectives::begin(Operation operation, std::string_view label, DType dtype,
                                               std::size_t count, int root) {
@@ -155,7 +156,7 @@ absl::Status SharedMemoryCollectives::exchange_calls(const CallDescriptor& call)
   return meeting_.disagreement(meeting_.phase());
 }
 
-// Checks that all ranks name the same place of common memory, so that no other place is touched.
+// Checks that all ranks name the same place in common memory, so that no other place is changed.
 absl::Status SharedMemoryCollectives::meet_about_common(const CallDescriptor& call,
                                                         Location (Meeting::*place_of)(int, std::uint64_t) const) {
   TESSERA_RETURN_IF_ERROR(exchange_calls(call));
@@ -180,9 +181,9 @@ absl::Status SharedMemoryCollectives::access_peers(Access access) {
   return meeting_.meet();
 }
 
-// Makes a call in rounds: `load(round, part)` fills this rank's mailbox, `use(round, part)` reads peers' mailboxes.
-// What peers loaded stays until the next round's barrier (invariant 2). So a round is used while the next one is
-// loaded, `part` bytes or elements of each round in turn. REQUIRES: a barrier exchanged the call's descriptors.
+// Makes a call in rounds: `load(round, part)` fills this rank's mailbox, `use(round, part)` reads peers' mailboxes. The
+// data that peers loaded stay until the next round's barrier (invariant 2). One round is therefore used while the next
+// one is loaded, `part` bytes or elements of each round in turn. REQUIRES: a barrier exchanged the call's descriptors.
 template <typename Load, typename Use>
 absl::Status SharedMemoryCollectives::in_rounds(std::size_t total, std::size_t window, std::size_t part, Load load,
                                                 Use use) {
@@ -215,14 +216,14 @@ absl::Status SharedMemoryCollectives::in_one_round(const CallDescriptor& call, s
   return absl::OkStatus();
 }
 
-// Returns a round. REQUIRES: the round is loaded for a barrier, and the barrier before that one is over.
+// Returns a round. REQUIRES: the round is loaded before a barrier, and the barrier before that one is over.
 SharedMemoryCollectives::Round SharedMemoryCollectives::round_of(std::size_t number, std::size_t total,
                                                                  std::size_t window) const {
   const std::size_t begin = number * window;
   return {number, begin, std::min(window, total - begin), space_.get(), next_parity(), way_.streams(number)};
 }
 
-// Makes a barrier after which all ranks see what was written past the caches.
+// Makes a barrier. After it all ranks see the data that were written past the caches.
 absl::Status SharedMemoryCollectives::meet_loaded() {
   end_stream();
   return meeting_.meet();
@@ -381,10 +382,10 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
                                              std::size_t numel) {
   const DType dtype = call.signature.dtype;
   if (small(numel * size_of(dtype))) {
-    // The data is so little that every rank sums everything: one barrier instead of three.
+    // There are so few data that every rank sums everything. This needs one barrier instead of three.
     const auto load = [&](const Round& round, const Part&) { fill_mailbox(round, 0, input, numel * size_of(dtype)); };
     const auto use = [&](const Round& round, const Part&) {
-      // This rank's own mailbox is read too: the input may be common memory, of which a peer's output is a part.
+      // This rank's own mailbox is read, too: the input may lie in common memory, and a peer's output may overlap it.
       pairwise_sum(mailboxes_from(round, 0, round.mailbox(rank())), dtype, output, numel);
     };
     return in_one_round(call, numel, load, use);
@@ -396,11 +397,11 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
 }
 
 // Makes an all-reduce one window at a time: peers' slices of the input go through one mailbox, and the sums of this
-// rank's slice through the other. A window's sums are taken while the next one's inputs are loaded.
+// rank's slice through the other. A window's sums are made while the next window's inputs are loaded.
 absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::byte* input, float* output,
                                                        std::size_t numel) {
-  // A slice's sums fit into a mailbox too: with two or more ranks a slice is half a window at most, and an element has
-  // at least 2 bytes.
+  // A slice's sums fit into a mailbox too. If there are two or more ranks, a slice is at most half a window, and an
+  // element has at least 2 bytes.
   const std::size_t element = size_of(dtype), window = space_->mailbox_bytes() / element,
                     own_numel = slice_of(numel, rank(), size()).numel, whole = own_numel * sizeof(float);
   const auto for_peers = [&](const Round& round, const Part& part, const auto& body) {
@@ -479,7 +480,7 @@ absl::Status SharedMemoryCollectives::spread(const CallDescriptor& call, std::by
       take_bytes(data + round.begin + some.begin, round.mailbox(root) + some.begin, some.numel, bytes);
   };
   if (small(bytes)) return in_one_round(call, bytes, load, use);
-  const std::size_t window = space_->mailbox_bytes();  // one part, since one rank loads and the others read
+  const std::size_t window = space_->mailbox_bytes();  // one part, since one rank loads and the other ranks read
   return in_rounds(bytes, window, window, load, use);
 }
 

@@ -17,29 +17,29 @@ namespace tessera {
 
 /// The collectives of ranks that can read each other's memory: the `thread` and the `host` transport.
 ///
-/// A call that blocks moves data in one of three ways, which every rank chooses by the same rule:
+/// A call that blocks moves data in one of three ways. Every rank chooses the way by the same rule:
 ///
 /// | way     | when                              | how                                     | barriers      |
 /// |---------|-----------------------------------|-----------------------------------------|---------------|
-/// | mailbox | at most 16 KiB a rank             | through the mailboxes                   | 1             |
-/// | direct  | larger, all buffers are reachable | peers' buffers are used where they lie  | 2             |
-/// | rounds  | larger, some buffer is not        | through the mailboxes, window by window | 2 and more    |
+/// | mailbox | at most 16 KiB per rank           | through the mailboxes                   | 1             |
+/// | direct  | larger, all buffers reachable     | peers' buffers are used where they lie  | 2             |
+/// | rounds  | larger, a buffer not reachable    | through the mailboxes, window by window | 2 and more    |
 ///
 /// A call in rounds loads one round's mailboxes from memory while it writes the data of the round before to memory.
 /// Mailboxes are written the way that costs less between the cores that ranks run on (MailboxWay).
 ///
 /// Invariants:
-///  1. The first barrier of every call exchanges its descriptors, and all ranks compare the same signatures: either all
-///     go on or all fail.
-///  2. A rank writes what it publishes for phase k (descriptor, mailbox) into slot k & 1. Peers read it between phases
-///     k and k+1, and it is next written after phase k+1: never while it is read.
+///  1. The first barrier of every call exchanges its descriptors, and all ranks compare the same signatures. Either all
+///     ranks continue or all fail.
+///  2. A rank writes its descriptor and mailbox for phase k into slot k & 1. Peers read them between phases k and k+1.
+///     The slot is next written after phase k+1, and so never while it is read.
 ///  3. A peer's buffer is read or written only between two barriers of one call, so a call's buffers are free when it
-///     returns. (After a failure, a process's peers may write its outputs a while longer.)
-///  4. No rank writes, between two barriers, what a peer may read or write then: each rank of an all_reduce reads its
-///     own slice of all inputs and writes that slice of all outputs.
+///     returns. (After a failure, the peers of a process may write to its outputs a while longer.)
+///  4. Between two barriers, no rank writes memory that a peer may read or write. Each rank of an all_reduce, for
+///     example, reads its own slice of all inputs and writes that slice of all outputs.
 ///
 /// Calls run on the caller's thread and are done when they return: Work::wait costs nothing. Reductions that the caller
-/// means to wait for later are separate (StartedReductions); a call that blocks waits for them first.
+/// means to wait for later are separate (StartedReductions). A call that blocks waits for them first.
 class SharedMemoryCollectives : public Collectives, private StartedReductions::Fallback {
  public:
   SharedMemoryCollectives(TransportKind kind, Group group, std::unique_ptr<SharedSpace> space);
@@ -81,7 +81,7 @@ class SharedMemoryCollectives : public Collectives, private StartedReductions::F
   int next_parity() const { return static_cast<int>((meeting_.phase() + 1) & 1); }
   int peer(int step) const { return (group_.rank + step) % group_.size(); }
   std::size_t peer_count() const { return std::max(1, size() - 1); }
-  /// Returns the index of the piece for `to` in `from`'s mailbox, which holds one piece for each of its peers.
+  /// Returns the index of the piece for `to` in `from`'s mailbox. The mailbox holds one piece for each peer.
   static std::size_t place_for(int to, int from) { return static_cast<std::size_t>(to < from ? to : to - 1); }
 
   template <typename Access>

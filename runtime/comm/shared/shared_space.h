@@ -13,32 +13,33 @@
 
 namespace tessera {
 
-/// The difference between ranks on threads and ranks in processes: where the control blocks are, how a peer's buffer is
-/// found, and whether a peer still lives. There is one per rank and group; `rank` counts within the group.
+/// The differences between ranks that are threads and ranks that are processes. They are where the control blocks are,
+/// how a peer's buffer is found, and whether a peer is still alive. There is one per rank and group; `rank` counts
+/// within the group.
 class SharedSpace {
  public:
   virtual ~SharedSpace() = default;
 
   virtual GroupBlock& group_block() = 0;
   virtual RankBlock& rank_block(int rank) = 0;
-  /// Two mailboxes a rank, readable by all ranks. Small messages and unreachable buffers travel in them.
+  /// Each rank has two mailboxes, which all ranks can read. Small messages and unreachable buffers travel in them.
   virtual std::byte* mailbox(int rank, int parity) = 0;
   virtual std::size_t mailbox_bytes() const = 0;
 
-  /// Returns how peers find [data, data + bytes) of this rank.
+  /// Returns the place of [data, data + bytes) of this rank in a form in which peers can find it.
   virtual Location locate(const void* data, std::size_t bytes) const = 0;
-  /// Returns this rank's view of a peer's buffer; null if this rank has freed its part of the segment. REQUIRES:
+  /// Returns this rank's view of a peer's buffer. It is null if this rank has freed its part of the segment. REQUIRES:
   /// location.reachable().
   virtual std::byte* view(int peer, const Location& location) const = 0;
 
-  /// Returns false once the peer can no longer answer. It may cost a system call.
+  /// Returns false after the peer can no longer answer. It may cost a system call.
   virtual bool alive(int peer) const = 0;
   /// Returns whether futexes must work between processes.
   virtual bool between_processes() const = 0;
 
-  /// Memory for one CommBuffer. It is made in three steps, each collective. This rank's part is made (rank 0 makes all
-  /// of common memory); all parts are made known by the caller, as `offers`, in rank order; and then they are opened.
-  /// `publish` returns this rank's offer, which is valid as long as the Allocation.
+  /// Memory for one CommBuffer. It is made in three steps, each collective. First, this rank's part is made (rank 0
+  /// makes all of common memory). Second, the caller makes all parts known, as `offers`, in rank order. Third, the
+  /// parts are opened. `publish` returns this rank's offer, which is valid as long as the Allocation exists.
   class Allocation {
    public:
     virtual ~Allocation() = default;

@@ -92,8 +92,8 @@ absl::Status StartedReductions::share_directly(const Reduction& reduction) {
   return absl::OkStatus();
 }
 
-// Ends the group for a Work that nobody waited for, or whose wait failed: its buffers may be freed at any moment. The
-// code that dropped the Work has to say why; most likely an exception is on its way.
+// Ends the group because of a Work that was never waited for, or whose wait failed: its buffers may be freed at any
+// moment. The code that dropped the Work has to report the reason, which most likely is an exception.
 void StartedReductions::release(Reduction& reduction) {
   reduction.held = false;
   if (reduction.number <= over_) return;

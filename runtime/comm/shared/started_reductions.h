@@ -8,17 +8,17 @@
 namespace tessera {
 
 /// Reductions that the ranks of a shared-memory group have started and not yet waited for. A rank that makes a gradient
-/// then need not wait for its peers at once, but only some gradients later.
+/// need not wait for its peers at once, but only some gradients later.
 ///
-/// No other thread works for a rank. The rank itself does its share of a sum (reduce-scatter: its part; all-reduce: its
-/// slice of all outputs) in Work::advance, once all have started the call (Lane::kStarted). When all have done their
-/// shares (Lane::kFinished) the sum is over, and its inputs are free; Work::wait waits for that. Shares and waits come
-/// in the order of the calls.
+/// No other thread works for a rank. The rank itself does its share of a sum in Work::advance, after all ranks have
+/// started the call (Lane::kStarted). Its share of a reduce-scatter is its part. Its share of an all-reduce is its
+/// slice of all outputs. The sum is over when all ranks have done their shares (Lane::kFinished). Its inputs are free
+/// then. Work::wait waits for that. Shares and waits come in the order of the calls.
 ///
 /// A rank that waits therefore relies on its peers to advance their calls as far as the same program does on this rank.
-/// If every rank advances and waits at the same places, the rank that is furthest behind can always go on.
+/// If every rank advances and waits at the same places, the rank that is furthest behind can always continue.
 ///
-/// One thread at a time uses it, as with Collectives.
+/// Only one thread at a time may use it, as with Collectives.
 class StartedReductions {
  public:
   /// Makes a call with buffers that peers cannot reach. All ranks do so at the same time, and the call blocks.

@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-/// The memory of a group of threads. It is value-initialised, so it is all zero, which is the state before the first
-/// call.
+/// The memory of a group of threads. It is value-initialised, so all its bytes are zero, which is the state before the
+/// first call.
 class ThreadGroupMemory {
  public:
   static constexpr std::size_t kMailboxBytes = 16 << 10;
@@ -90,7 +90,7 @@ class ThreadSpace : public SharedSpace {
     return reinterpret_cast<std::byte*>(location.offset);
   }
 
-  // A thread does not vanish: run_ranks marks those that end.
+  // A thread does not vanish: run_ranks marks threads that end.
   bool alive(int) const override { return true; }
   bool between_processes() const override { return false; }
 
@@ -109,7 +109,7 @@ class ThreadSpace : public SharedSpace {
     return std::unique_ptr<Allocation>(std::make_unique<PlainAllocation>(bytes));
   }
 
-  /// The first rank offers the address of its shared_ptr to the buffer; the others copy that pointer.
+  /// The first rank offers the address of its shared_ptr to the buffer. The other ranks copy this pointer.
   class CommonAllocation : public Allocation {
    public:
     CommonAllocation(std::shared_ptr<PlainBuffer> own, std::shared_ptr<CommonRanges> ranges)

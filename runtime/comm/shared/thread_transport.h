@@ -16,17 +16,18 @@ namespace tessera {
 
 class ThreadGroupMemory;  // the control blocks of one group
 
-/// Finds the groups of ranks that are threads of one process, by name and ranks. There is one per run, shared by all
-/// its ranks; it also ends the groups of a rank whose body is over. It is thread-safe.
+/// Finds the groups of ranks that are threads of one process, by name and ranks. There is one per run, and all ranks of
+/// the run share it. It also ends the groups of a rank whose body is over. It is thread-safe.
 class ThreadRun {
  public:
   explicit ThreadRun(const ThreadRanks& options);
   ~ThreadRun();
 
-  /// Returns this rank's side of a group; whichever rank comes first makes the memory.
+  /// Returns this rank's side of a group. The first rank that arrives makes the memory.
   absl::StatusOr<std::shared_ptr<Collectives>> join(const Group& group);
 
-  /// Ends every group of this world rank for its peers: with `reason`, or, if that is OK, because the rank has left.
+  /// Ends every group of this world rank for its peers, with `reason`. If `reason` is OK, the peers see that the rank
+  /// has left.
   void end(int world_rank, const absl::Status& reason);
 
   const ThreadRanks& options() const { return options_; }
@@ -40,8 +41,8 @@ class ThreadRun {
   std::map<int, absl::Status> ended_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// Returns the factory of the groups of one rank of a run. `topology` is that of the rank; pretended hosts are joined
-/// hierarchically.
+/// Returns the factory of the groups of one rank of a run. `topology` is the rank's topology. Groups across pretended
+/// hosts are hierarchical.
 std::shared_ptr<GroupFactory> thread_group_factory(std::shared_ptr<ThreadRun> run, const Topology& topology);
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
 #pragma once
 
-// TESSERA_CPU_CLONES before a function makes one copy of it for each instruction set; one is chosen when the program is
-// loaded. Sanitizers' run-times are not ready when that choice is made, so their builds have the portable copy only.
-// The functions that such a function calls must be inlined into it (TESSERA_INLINE); otherwise they would be compiled
-// for the portable set.
+// TESSERA_CPU_CLONES before a function makes one copy of the function for each instruction set. One copy is chosen when
+// the program is loaded. Sanitizers' run-times are not ready when the copy is chosen, so their builds have only the
+// portable copy. The functions that such a function calls must be inlined into it (TESSERA_INLINE). Otherwise they
+// would be compiled for the portable set.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define TESSERA_CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

@@ -30,7 +30,7 @@ TESSERA_INLINE float norm_of_squares(const float* values, std::size_t numel) {
   return static_cast<float>(std::sqrt(sums[0]));
 }
 
-/// Compares magnitudes by their bits; those of a NaN are the largest.
+/// Compares magnitudes by their bits. The bits of a NaN are the largest.
 TESSERA_INLINE float largest_magnitude(const float* values, std::size_t numel) {
   std::uint32_t largest = 0;
   for (std::size_t i = 0; i < numel; ++i)
@@ -55,7 +55,8 @@ TESSERA_INLINE void round_run(std::span<const float> run, float norm, std::int64
   }
 }
 
-/// The k-th code of a word is `kWords` codes behind the one before it, so that several words are made at the same time.
+/// The k-th code of a word is `kWords` codes behind the code before it, so that several words are made at the same
+/// time.
 template <std::size_t kBits>
 struct Packing {
   static constexpr std::size_t kInWord = 32 / kBits, kWords = kMessageRun / kInWord;

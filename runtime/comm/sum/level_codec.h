@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: unit.
-
 #include <cstddef>
 #include <cstdint>
 
@@ -10,11 +8,11 @@
 
 namespace tessera {
 
-/// A codec that writes gradients as a few levels, rounded stochastically, so that the mean of what is decoded is what
-/// was encoded. A run of kMessageRun elements is a word with the run's norm (fp32), then a code for each element, from
-/// -levels to levels: its value in units of the norm. The last run of a message may be shorter. A run with values that
-/// are not finite has a norm that is not finite, and all values decoded from it are not finite. Any thread may call
-/// these functions.
+/// A codec that writes gradients as a few levels. It rounds stochastically, so that the mean of the decoded values is
+/// the encoded value. A run of kMessageRun elements is written as a word with the run's norm (fp32), then a code for
+/// each element, from -levels to levels. The code is the element's value divided by norm / levels. The last run of a
+/// message may be shorter. A run with values that are not finite has a norm that is not finite. None of its decoded
+/// values is finite. Any thread may call these functions.
 inline constexpr std::int64_t kMostLevels = 127;
 
 /// The norm that is stored with each run.

@@ -10,8 +10,8 @@
 // The lossless codec. `pack` writes each whole block of 256 elements as one of four kinds. It splits the elements into
 // exponents, high and low halves (`split`), chooses the base exponent (`base_of`), and writes a 3-bit code for each
 // element. Exponents that a code cannot express follow in full. `unpack` reverses it and checks every length against
-// what is left, so a damaged message is refused. The rest of a message that is no whole block is copied. The loops over
-// a block have constant length, so that they vectorise.
+// the bytes that are left, so a damaged message is refused. If the last elements of a message are no whole block, they
+// are copied. The loops over a block have constant length, so that they vectorise.
 
 namespace tessera {
 namespace {
@@ -22,7 +22,7 @@ constexpr std::size_t kBlock = kLosslessBlock;
 enum Kind : std::uint8_t {
   kZeros,   ///< nothing follows: all bits are 0
   kCopied,  ///< the elements unchanged
-  kPacked,  ///< head (kHeadBytes), codes, signs and mantissas; the low halves of fp32; exponents in full
+  kPacked,  ///< head (kHeadBytes), codes, signs and mantissas; the low halves of fp32; exponents written in full
   kNarrow,  ///< fp32 only: like kPacked, but all low halves are 0 and left out
 };
 
@@ -69,8 +69,8 @@ TESSERA_INLINE Found split(const std::uint16_t* bits, Split& parts) {
   return {any, 0};
 }
 
-/// Returns the highest of the seven exponents that cover most elements. The base is not always the highest exponent:
-/// one outlier would force all others to be written in full.
+/// Returns the highest of the seven exponents that cover most elements. The base is not always the highest exponent,
+/// since one outlier would then force all other exponents to be written in full.
 TESSERA_INLINE std::uint8_t base_of(const std::array<std::uint8_t, kBlock>& exponents) {
   std::uint8_t highest = 0;
   for (const std::uint8_t exponent : exponents) highest = std::max(highest, exponent);
@@ -186,8 +186,8 @@ TESSERA_INLINE void join(const Split& parts, std::uint16_t* bits) {
   }
 }
 
-/// Reads a whole block that is kPacked or kNarrow, at most `left` bytes. Returns the block's length; 0 if the bytes are
-/// no such block.
+/// Reads a whole block of kind kPacked or kNarrow, from at most `left` bytes. Returns the block's length in bytes; 0 if
+/// the bytes are no such block.
 template <class Bits>
 TESSERA_INLINE std::size_t unpack_bits(const std::byte* from, std::size_t left, Bits* block) {
   const bool has_low = sizeof(Bits) == 4 && from[0] == std::byte{kPacked};

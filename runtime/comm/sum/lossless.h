@@ -7,15 +7,17 @@
 
 namespace tessera {
 
-/// Lossless codec: floating-point numbers in fewer bytes, with all their bits. Any thread may call these functions.
+/// The lossless codec stores floating-point numbers in fewer bytes, with all their bits. Any thread may call these
+/// functions.
 ///
 /// Signs and mantissas of gradients and weights are noise, and exponents are not. Half of the numbers of a normal
-/// distribution have one of two exponents, and all but a fiftieth have one of seven. A block of 256 elements is
-/// therefore written as its signs and mantissas unchanged, one exponent, and for each element 3 bits that say by how
+/// distribution have one of two exponents, and 98 % of them have one of seven. A block of 256 elements is therefore
+/// written as its signs and mantissas unchanged, and one exponent. For each element there are 3 bits that say by how
 /// much its own exponent is lower. The number 7 in these bits says that the element's exponent is written in full, at
-/// the end of the block. Gradients of a GPT take 0.85 of their bytes in fp32, and 0.70 in bf16. If all fp32 numbers of
-/// a block are exact in bf16 (as those of one microbatch in bf16 are), the low halves are left out. Blocks of zeros
-/// (rows of an embedding that no token had) are one byte. Blocks that would not get smaller are copied.
+/// the end of the block. Gradients of a GPT take 0.85 of their original bytes in fp32, and 0.70 in bf16. If all fp32
+/// numbers of a block are exact in bf16, the low halves are left out. This is the case for the gradients of one
+/// microbatch in bf16. A block of zeros (rows of an embedding that no token used) takes one byte. Blocks that would not
+/// get smaller are copied.
 inline constexpr std::size_t kLosslessBlock = 256;
 
 /// Returns whether numbers of `dtype` can be packed: fp32 and bf16.
@@ -29,7 +31,7 @@ std::size_t most_packed_bytes(DType dtype, std::size_t numel);
 /// written. REQUIRES: can_pack(dtype).
 std::size_t pack(DType dtype, const void* input, std::size_t numel, std::byte* packed);
 
-/// Reverses `pack`. Returns false if `packed` is not what `pack` writes for `numel` elements of `dtype`; the content of
+/// Reverses `pack`. Returns false if `packed` is no result of `pack` for `numel` elements of `dtype`. The content of
 /// `output` is then undefined. REQUIRES: can_pack(dtype).
 bool unpack(DType dtype, std::span<const std::byte> packed, void* output, std::size_t numel);
 

@@ -10,9 +10,9 @@
 namespace tessera {
 namespace {
 
-/// Number of partial sums of which a sum over a row is made; they are added up at the end.
+/// Number of partial sums in the sum over a row. They are added up at the end.
 constexpr std::size_t kLanes = 16;
-/// Columns of a factor that share one pass over a row.
+/// Number of columns of a factor that one loop over a row uses.
 constexpr std::size_t kTogether = 4;
 
 using Lanes [[gnu::vector_size(kLanes * sizeof(float)), gnu::aligned(4), gnu::may_alias]] = float;
@@ -60,7 +60,7 @@ TESSERA_INLINE void add_row(const float* row, const float* left, std::size_t str
   }
 }
 
-/// Sets or increases a row by the sum of `Count` columns of `right`, each multiplied by a number of its own.
+/// Sets or increases a row by the sum of `Count` columns of `right`, each multiplied by its own number.
 template <std::size_t Count>
 TESSERA_INLINE void combine(const float* left, std::size_t stride, const float* right, std::size_t columns, bool adds,
                             float* row) {

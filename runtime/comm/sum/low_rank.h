@@ -5,10 +5,10 @@
 
 namespace tessera {
 
-/// The shape of a matrix [rows, columns], fp32, row by row, as the product of two factors of `rank` columns each: left
-/// [rank, rows] and right [rank, columns]. Each column of a factor is contiguous. PowerSGD uses these loops.
+/// The shape of a matrix [rows, columns], fp32, stored row by row. It is the product of two factors of `rank` columns
+/// each: left [rank, rows] and right [rank, columns]. Each column of a factor is contiguous. PowerSGD uses these loops.
 ///
-/// No function here fuses multiply and add, and the order of additions depends on the sizes alone, so bits are the same
+/// No function here fuses multiply and add, and the order of additions depends only on the sizes, so bits are the same
 /// on all processors.
 struct LowRankShape {
   std::size_t rows = 0, columns = 0, rank = 0;
@@ -23,13 +23,13 @@ void project_back(const float* matrix, const float* left, float* right, const Lo
 /// Computes matrix = left x right^T and kept -= matrix * share.
 void expand(const float* left, const float* right, float share, float* matrix, float* kept, const LowRankShape& shape);
 
-/// Makes the columns of `factor` [rank, numel] orthonormal, one after the other (Gram-Schmidt, each twice, products in
-/// fp64). A column of which nothing is left becomes zeros; a column of which only rounding errors are left is
+/// Makes the columns of `factor` [rank, numel] orthonormal, one after the other (Gram-Schmidt, twice for each column,
+/// with products in fp64). A column that vanishes becomes zeros. A column of which only rounding errors are left is
 /// normalised like any other.
 void orthonormalize(float* factor, std::size_t rank, std::size_t numel);
 
-/// Fills the columns of `factor` [rank, numel] that are zeros with numbers between -1 and 1, which depend on `number`,
-/// the column and the index in the column alone.
+/// Fills the columns of `factor` [rank, numel] that are zeros with numbers between -1 and 1. These depend only on
+/// `number`, the column and the index in the column.
 void draw_missing(std::int64_t number, float* factor, std::size_t rank, std::size_t numel);
 
 }  // namespace tessera

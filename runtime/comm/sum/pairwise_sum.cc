@@ -16,7 +16,7 @@ namespace {
 constexpr int kFused = 8;             // number of sources that are summed in registers
 constexpr std::size_t kBlock = 1024;  // elements of partial sums, few enough for the first-level cache
 constexpr std::size_t kGroup = 64;    // elements between prefetches
-constexpr std::size_t kAhead = 2048;  // bytes: the hardware's prefetchers stop at the edge of a page
+constexpr std::size_t kAhead = 2048;  // in bytes: the hardware's prefetchers stop at the edge of a page
 
 struct BF16 {
   std::uint16_t bits;
@@ -29,8 +29,8 @@ TESSERA_INLINE float widen(float value) { return value; }
 
 TESSERA_INLINE float widen(BF16 value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16); }
 
-// Widens without branches, so that it vectorises. Exponent and mantissa move into place and the exponent is rebiased;
-// infinities and NaNs need the bias twice, and one exact subtraction normalises subnormals.
+// Widens without branches, so that it vectorises. Exponent and mantissa move into place and the exponent is rebiased.
+// Infinities and NaNs need the bias twice, and one exact subtraction normalises subnormals.
 TESSERA_INLINE float widen(F16 value) {
   constexpr std::uint32_t kExponent = 0x7c00u << 13, kRebias = (127u - 15u) << 23;
   constexpr float kSmallestNormal = std::bit_cast<float>(113u << 23);
@@ -61,7 +61,7 @@ TESSERA_INLINE void sum_fused(const void* const* sources, float* output, std::si
     for (int k = 0; k < Count; ++k)
       for (std::size_t j = 0; j < kGroup; j += 64 / sizeof(T))
         __builtin_prefetch(typed[k] + i + j + kAhead / sizeof(T));
-        // Each element is read before it is written, and by nothing else, so an output that is a source is harmless.
+        // Each element is read before it is written, and only once, so an output that is a source is harmless.
 #pragma GCC ivdep
     for (std::size_t j = 0; j < kGroup; ++j) output[i + j] = tree<0, Count>(typed, i + j);
   }
@@ -107,8 +107,8 @@ SumFew kernel_of(DType dtype) {
   return dtype == DType::kF32 ? sum_few_f32 : dtype == DType::kBF16 ? sum_few_bf16 : sum_few_f16;
 }
 
-// Sums more sources than fit registers: it sums both halves of the tree into blocks of their own, since the output may
-// be a source that the right half still reads.
+// Sums more sources than fit into registers. It sums each half of the tree into its own blocks, since the output may be
+// a source that the right half still reads.
 void sum_many(SumFew sum_few, const void* const* sources, int count, float* output, std::size_t numel) {
   if (count <= kFused) return sum_few(sources, count, output, numel);
   std::array<float, kBlock> left, right;

@@ -13,10 +13,11 @@ namespace {
 
 constexpr std::size_t kWordBits = 32;
 constexpr std::size_t kWords = kMessageRun / kWordBits;  // words of a run's bits
-/// Number of partial sums of which a sum over a run is made; they are added up at the end.
+/// Number of partial sums in the sum over a run. They are added up at the end.
 constexpr std::size_t kLanes = 16;
 constexpr std::uint32_t kSignBit = 0x80000000u, kInfinity = 0x7f800000u;
-/// Mask of the bits at odd places. Elements of value 0 at these places vote - if `turn`, the step's number, is even.
+/// Mask of the bits at odd places. Elements of value 0 at these places vote minus if `turn`, the step's number, is
+/// even.
 constexpr std::uint32_t kOddBits = 0xaaaaaaaau;
 
 TESSERA_INLINE std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }

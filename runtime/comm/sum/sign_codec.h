@@ -7,17 +7,17 @@
 
 namespace tessera {
 
-/// A codec that writes gradients as their signs, in runs of kMessageRun elements; the last run of a message may be
+/// A codec that writes gradients as their signs, in runs of kMessageRun elements. The last run of a message may be
 /// shorter. A message is words of 32 bits, in one of two forms:
 ///
-///    scaled  for each run: the mean of its magnitudes (fp32), then one bit an element: set if it is negative
-///    votes   one word that is not 0 if some value was not finite, then for each run the bits alone
+///    scaled  for each run: the mean of its magnitudes (fp32), then one bit per element, set if it is negative
+///    votes   one word that is not 0 if some value was not finite, then only the bits of each run
 ///
 /// A scaled message of values that are not finite has a scale that is not finite. The loops make the same bits with
 /// every instruction set.
 
-/// Writes `values` as a scaled message, and leaves in `values` what the message lacks. `more` [numel], unless null, is
-/// added to them first.
+/// Writes `values` as a scaled message, and leaves in `values` the rest that the message does not have. `more` [numel],
+/// unless null, is added to them first.
 void encode_signs(float* values, const float* more, std::size_t numel, std::uint32_t* message);
 
 /// Sets `output[i]` to the message's value.
@@ -25,11 +25,12 @@ void encode_signs(float* values, const float* more, std::size_t numel, std::uint
 void decode_signs(const std::uint32_t* message, std::size_t numel, float* output);
 void add_signs(const std::uint32_t* message, std::size_t numel, float* output);
 
-/// Writes the votes of `values`. A zero votes + if its index plus `turn` (the step's number) is even, and - otherwise.
+/// Writes the votes of `values`. A zero votes plus if its index plus `turn` (the step's number) is even, and minus
+/// otherwise.
 void cast_votes(const float* values, std::size_t numel, std::uint64_t turn, std::uint32_t* votes);
 
-/// Counts `voters` messages of `numel` elements each, one behind the other. The sign with the majority wins; a tie goes
-/// to the sign that a zero votes. `result` may not be among the messages.
+/// Counts the votes of `voters` messages of `numel` elements each, which lie one after the other. The sign with the
+/// majority wins. A tie gets the sign that a zero votes for. `result` may not be among the messages.
 void count_votes(const std::uint32_t* votes, std::size_t voters, std::size_t numel, std::uint64_t turn,
                  std::uint32_t* result);
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-// ThreadSanitizer and AddressSanitizer do not see what intrinsics write.
+// ThreadSanitizer and AddressSanitizer do not see memory that intrinsics write.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define TESSERA_STREAMS 1
 #include <immintrin.h>
@@ -16,9 +16,9 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kAhead = 1024;  // bytes: the hardware's prefetchers stop at the edge of a page
+constexpr std::size_t kAhead = 1024;  // in bytes: the hardware's prefetchers stop at the edge of a page
 
-// Streams whole lines. SSE2 is on every x86-64, and four stores fill a line's write-combining buffer as well as one
+// Streams whole lines. Every x86-64 has SSE2. Four of its stores fill a line's write-combining buffer as well as one
 // wider store would.
 void stream_lines(std::byte* to, const std::byte* from, std::size_t lines) {
   for (std::size_t i = 0; i < lines; ++i, to += kLine, from += kLine) {
@@ -28,8 +28,8 @@ void stream_lines(std::byte* to, const std::byte* from, std::size_t lines) {
   }
 }
 
-// Copies by a loop and not by memcpy, which may be one instruction for all (rep movs); that is slower if other cores
-// have copies of the lines.
+// Copies with a loop and not with memcpy. memcpy may use one instruction for all bytes (rep movs), which is slower if
+// other cores have copies of the lines.
 template <bool kAsks>
 void copy_lines(std::byte* to, const std::byte* from, std::size_t bytes) {
   constexpr std::size_t kLoadAhead = 2048;

@@ -10,12 +10,12 @@
 
 namespace tessera {
 
-/// A compressor that makes sums by calls of its own, with fewer bytes than the elements have.
+/// A compressor that makes sums with its own calls, with fewer bytes than the elements have.
 class SumMethod {
  public:
   /// Replaces `data[0, numel)` of this rank by the compressor's sum over the ranks of `group`, with the same bits on
-  /// all of them. Until it returns, the compressor makes the calls of `group`, the same calls on every rank. If
-  /// reductions go on in the background, the thread that makes them calls this function.
+  /// all of them. The compressor makes the calls of `group` until it returns. They are the same calls on every rank. If
+  /// reductions run in the background, the thread that makes them calls this function.
   virtual absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) = 0;
 
  protected:
@@ -23,7 +23,7 @@ class SumMethod {
 };
 
 /// Wraps `group` so that reductions of fp32 with ReduceOptions::method are made by that method, before the call
-/// returns; all other calls go to `group` as they are. It is meant for transports that send over a network, below
+/// returns. All other calls go to `group` unchanged. It is meant for transports that send over a network, below
 /// reducing_in_background. If a method fails, the group ends, since its peers would wait for this rank.
 std::shared_ptr<Collectives> summing_by_methods(std::shared_ptr<Collectives> group);
 

@@ -14,9 +14,9 @@ constexpr std::uint32_t kMagnitudeBits = 0x7fffffffu;
 TESSERA_INLINE std::uint32_t magnitude(float value) { return std::bit_cast<std::uint32_t>(value) & kMagnitudeBits; }
 
 /// Finds the smallest selected magnitude from its highest bits downwards. Each pass takes the magnitudes that begin
-/// with the bits found so far, and counts them by their next bits; the counts tell the next bits of the result.
+/// with the bits found so far, and counts them by their next bits. The counts give the next bits of the result.
 struct Threshold {
-  std::uint32_t bits = 0;  ///< bits of the smallest selected magnitude; zeros where they are not known yet
+  std::uint32_t bits = 0;  ///< bits of the smallest selected magnitude; unknown bits are zeros
   std::size_t equal = 0;   ///< number of selected elements that have these bits
 };
 

@@ -13,10 +13,10 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kPiece = 256;  // elements; few, so that memory is read and written at the same time
+constexpr std::size_t kPiece = 256;  // number of elements; small, so that reads and writes overlap
 static_assert(kPiece % SumVisitor::kAlignment == 0);
 
-// A vector that holds an entry for each rank, without the heap for up to 16 ranks.
+// A vector with one entry for each rank. It does not use the heap for up to 16 ranks.
 template <class T>
 using OfRanks = absl::InlinedVector<T, 16>;
 
@@ -24,14 +24,14 @@ bool contains(std::span<const void* const> sources, const void* output) {
   return std::find(sources.begin(), sources.end(), output) != sources.end();
 }
 
-/// The memory that a sum is written to.
+/// The memory to which a sum is written.
 struct Outputs {
   OfRanks<float*> streamed, kept;  ///< `streamed` is written past the caches, `kept` through them
 };
 
 /// Sums a piece where it stays in cache: in an output, or on the stack if some output is streamed. (An output that
-/// peers have read will not do: its lines come back from their caches one by one, and the piece's next reader would
-/// wait for them.)
+/// peers have read is no such place. Its lines come back from the peers' caches one by one, and the piece's next reader
+/// would wait for them.)
 void sum_pieces(std::span<const void* const> sources, DType dtype, const Outputs& outputs, std::size_t numel,
                 SumVisitor* visitor, std::size_t offset) {
   const auto& [streamed, kept] = outputs;
@@ -63,7 +63,7 @@ void visited_sum(std::span<const void* const> sources, DType dtype, std::span<fl
                  SumVisitor* visitor, std::size_t offset) {
   const bool large = numel * sizeof(float) * outputs.size() >= kStreamBytes;
   Outputs into;
-  // An output that is a source has just been read: its lines are in cache and cost nothing to write.
+  // An output that is a source has just been read: its lines are in cache, so writing them costs nothing more.
   for (float* output : outputs) (large && !contains(sources, output) ? into.streamed : into.kept).push_back(output);
   sum_pieces(sources, dtype, into, numel, visitor, offset);
   if (!into.streamed.empty()) end_stream();

@@ -33,7 +33,7 @@ constexpr std::size_t code_bytes(WireForm form, std::size_t numel) {
 }
 
 TESSERA_INLINE std::uint32_t largest_magnitude(const float* values, std::size_t numel) {
-  std::uint32_t largest = 0;  // the bits of a NaN are above those of an infinity, which are above all others
+  std::uint32_t largest = 0;  // the bits of a NaN are above those of an infinity, which are above all other numbers
   for (std::size_t i = 0; i < numel; ++i)
     largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & kMagnitude);
   return largest;
@@ -107,7 +107,8 @@ TESSERA_CPU_CLONES void subtract(const float* values, const float* decoded, floa
   for (std::size_t i = 0; i < numel; ++i) residual[i] = values[i] - decoded[i];
 }
 
-/// Rounds to the nearest, ties to even. A NaN stays a NaN: all NaNs of a codec have the highest bit of their mantissa.
+/// Rounds to the nearest, ties to even. A NaN stays a NaN: all NaNs of a codec have the highest bit of their mantissa
+/// set.
 TESSERA_CPU_CLONES void narrow_to_bf16(const float* values, std::byte* output, std::size_t numel) {
   for (std::size_t i = 0; i < numel; ++i) {
     const auto bits = std::bit_cast<std::uint32_t>(values[i]);

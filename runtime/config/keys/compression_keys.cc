@@ -58,7 +58,7 @@ StrategyField field_of(double Method::*member) {
   return number_field(in_method(member));
 }
 
-/// A key of a method, as rows of TESSERA_COMPRESSION_METHODS have it.
+/// A key of a method, with the fields that rows of TESSERA_COMPRESSION_METHODS give.
 #define TESSERA_METHOD_KEY(Config, member, ...) \
   { .pointer = "/compression/method/" #member, .field = field_of(&Config::member), __VA_ARGS__ }
 

@@ -33,7 +33,8 @@ Condition with_files() {
           [](const Strategy& s) { return s.offload.uses_files(); }};
 }
 
-/// Holds if the strategy chooses the size of records. Gradients are read and written a unit at a time.
+/// Holds if the strategy chooses the size of records. Gradients do not count, since they are read and written a unit at
+/// a time.
 Condition with_records_of_a_size() {
   return {"offload.parameters, masters or moments on a tier other than memory, or activations on nvme",
           {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},
@@ -55,7 +56,7 @@ Condition with_state_on_host() {
 }
 
 /// Holds if records are copied between their tier and the memory where they are used. State that the host's CPU updates
-/// stays where it lies.
+/// is not copied.
 Condition with_a_queue() {
   return {
       "an offload tier other than memory, but of gradients, of parameters on host, and of masters and moments on host "

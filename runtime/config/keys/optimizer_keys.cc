@@ -5,9 +5,9 @@
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
-// The rows of "optimizer", "ema", "lr_schedule" and of what a step does. Helpers come first: conditions ("only with
-// type sgd"), defaults that depend on the type, and the keys of a parameter group, which are rows of their own. The
-// functions at the end have one row for each key.
+// The rows of "optimizer", "ema", "lr_schedule" and of keys that describe a step. Helpers come first: conditions ("only
+// with type sgd"), defaults that depend on the type, and the keys of a parameter group, which are rows of their own.
+// The functions at the end have one row for each key.
 
 namespace tessera {
 namespace {
@@ -44,7 +44,7 @@ Condition with_warmup() {
       }};
 }
 
-/// In the other schedules the rate begins to fall where its rise ends, and these schedules count the rise in steps.
+/// In the other schedules the rate begins to fall where it stops rising, and these schedules count the rise in steps.
 Condition with_rise_over_samples() {
   using enum LrScheduleType;
   return with_schedule("constant, linear, cosine or wsd", {kConstant, kLinear, kCosine, kWsd});
@@ -78,7 +78,7 @@ RulesDefault lr_adjustment_of_rules() {
   };
 }
 
-// Ranges of an optimizer's numbers, and of the numbers of a group that replace them.
+// Ranges of an optimizer's numbers, and of the numbers of a parameter group that replace them.
 constexpr Range kDecayRange = {0, 1000}, kEpsRange = {1e-30, 1}, kBetaRange = {0, 1, false, true};
 
 /// Keys of one ParameterGroup.
@@ -191,7 +191,7 @@ ParameterGroup group_from(const nlohmann::json& object) {
   return group;
 }
 
-/// Writes what a group sets, and nothing that it leaves to the optimizer.
+/// Writes the values that a parameter group sets, and none that it takes from the optimizer.
 nlohmann::ordered_json json_of(const ParameterGroup& group) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
   if (!group.name.empty()) object["name"] = group.name;

@@ -44,7 +44,7 @@ StrategyRule refusal(std::string other, std::string text, std::string what, std:
           }};
 }
 
-/// Makes a rule for something that excludes all ways to train common parameters.
+/// Makes a check that a setting is not used together with any of the ways to train common parameters.
 StrategyRule never_with(std::string other, const std::string& what, std::function<bool(const Strategy&)> holds,
                         const char* why) {
   return refusal(
@@ -52,8 +52,8 @@ StrategyRule never_with(std::string other, const std::string& what, std::functio
       [holds = std::move(holds)](const Strategy& s) { return s.sync.has_common_parameters() && holds(s); }, why);
 }
 
-/// Makes two rules for something that goes neither with asynchronous training or Hogwild, nor with backups. `why` is
-/// the reason for asynchronous training and for Hogwild; the reason for backups is that nobody has tried the
+/// Makes two checks that a setting is used neither with asynchronous training or Hogwild, nor with backups. `why` is
+/// the reason for asynchronous training and for Hogwild. The reason for backups is that nobody has tried the
 /// combination.
 void add_untried(std::vector<StrategyRule>& rules, const std::string& other, const std::string& what,
                  const std::function<bool(const Strategy&)>& holds, const char* why) {
@@ -65,7 +65,7 @@ void add_untried(std::vector<StrategyRule>& rules, const std::string& other, con
       [holds](const Strategy& s) { return s.sync.type == SyncType::kBackups && holds(s); }, kNotTriedTogether));
 }
 
-/// Makes a rule for something that excludes Hogwild alone.
+/// Makes a check that a setting is not used together with Hogwild.
 StrategyRule never_wild_with(std::string other, const std::string& what, std::function<bool(const Strategy&)> holds,
                              const char* why) {
   return refusal(
@@ -73,7 +73,7 @@ StrategyRule never_wild_with(std::string other, const std::string& what, std::fu
       [holds = std::move(holds)](const Strategy& s) { return s.sync.is_hogwild() && holds(s); }, why);
 }
 
-/// Makes a rule for something that excludes workers that come and go.
+/// Makes a check that a setting is not used together with workers that come and go.
 StrategyRule never_elastic_with(std::string other, const std::string& what, std::function<bool(const Strategy&)> holds,
                                 const char* why) {
   return {{"/sync/elastic", std::move(other)},
@@ -84,7 +84,8 @@ StrategyRule never_elastic_with(std::string other, const std::string& what, std:
           }};
 }
 
-/// The file of record_order is emptied when writing begins, which may be before all ranks have read it as play_order.
+/// If both keys name one file, writing record_order would empty it, perhaps before all ranks have read it as
+/// play_order.
 StrategyRule orders_rule() {
   return {{"/sync/record_order", "/sync/play_order"},
           "sync.record_order and sync.play_order are different files.",

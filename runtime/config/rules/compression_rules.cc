@@ -11,7 +11,7 @@
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
-// The rules about what "compression" needs and excludes.
+// Checks of the settings that "compression" needs and of those that it excludes.
 
 namespace tessera {
 namespace {

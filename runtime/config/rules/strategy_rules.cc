@@ -19,8 +19,8 @@
 namespace tessera {
 namespace {
 
-/// Returns whether ranks have several microbatches in a step. "deal.microbatches" takes the place of
-/// gradient_accumulation, which is 1 then.
+/// Returns whether ranks have several microbatches in a step. "deal.microbatches" replaces gradient_accumulation, which
+/// is then 1.
 bool has_microbatches(const Strategy& s) { return s.gradient_accumulation > 1 || s.deal.microbatches > 0; }
 
 StrategyRule momentum_rule(const char* name, std::function<bool(const OptimizerConfig&)> is_given) {
@@ -57,7 +57,8 @@ std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
   return "";
 }
 
-/// Makes a rule for something that an update in backward cannot wait for, or cannot take back.
+/// Makes a check that optimizer.in_backward is not used with a setting for which an update in backward cannot wait, or
+/// which it cannot take back.
 StrategyRule in_backward_rule(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
                               const char* why) {
   return {{"/optimizer/in_backward", std::move(other)},

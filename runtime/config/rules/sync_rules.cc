@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kForms[] = "outer gradients go as they are, packed, or as int8 or int4";
 
-/// Makes a rule for something that outer steps exclude.
+/// Makes a check that a setting is not used together with outer steps.
 StrategyRule without(std::string other, std::string what, std::function<bool(const Strategy&)> holds, const char* why) {
   return {{"/sync/type", std::move(other)},
           fmt::format("A sync.type of outer steps goes without {}: {}.", what, why),

@@ -18,10 +18,10 @@ std::int64_t MemoryUse::total() const { return std::accumulate(bytes.begin(), by
 std::int64_t MemoryUse::limited() const { return total() - (*this)[MemoryCategory::kHostRecords]; }
 
 // Plans the memory of a rank. The constructor plans category after category. Each `plan_...` function adds bytes to
-// `use_`, and keeps what the engine needs to allocate them. The order is parameters and slots, gradients with buckets
-// and scratch (`plan_gradients`, whose lag `plan_lag` chooses), optimizer state, matrices, then what is kept beside
-// training (a checkpoint's copy, error feedback, activations, outer steps). Offloaded state is planned in
-// memory_plan_records.cc, and so is the image of a commit, which is made of the other categories.
+// `use_`, and keeps what the engine needs to allocate them. First come parameters and slots, then gradients with
+// buckets and scratch (`plan_gradients`, whose lag `plan_lag` chooses), then optimizer state and matrices. The last are
+// the copy of a checkpoint, error feedback, activations and outer steps. Offloaded state is planned in
+// memory_plan_records.cc. So is the image of a commit, which consists of the other categories.
 MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   // The root unit's gradients are in memory in any case.
   const auto trains = [](const UnitShape& unit) { return unit.trainable_numel() > 0; };
@@ -31,7 +31,7 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_first_pass();
   plan_parameters();
   plan_gradients();
-  // No record depends on whether values are published behind the update.
+  // The records are the same whether or not values are published after the update has returned.
   const std::vector<StepProgram> steps = step_programs(step_input(/*gathers_in_background=*/false));
   plan_parameter_records(steps);
   plan_optimizer(steps);
@@ -68,7 +68,7 @@ std::int64_t MemoryPlan::gathers_in_step(std::size_t index) const {
   if (!gathers()) return 0;
   const auto count = static_cast<std::int64_t>(input_.units.size()), i = static_cast<std::int64_t>(index);
   if (i == 0 || input_.placement.keep_gathered || count - 1 <= slots_.shared_slots) return 1;
-  // Forward leaves the last units gathered, and backward leaves the first ones.
+  // After forward the last units are still gathered, and after backward the first units are.
   const bool left_by_forward = i >= count - slots_.shared_slots, left_by_backward = i <= slots_.shared_slots;
   const std::int64_t rounds = input_.wire.accumulation;
   return 1 + (left_by_forward ? 0 : rounds) + (left_by_backward ? 0 : rounds - 1);
@@ -97,7 +97,8 @@ bool MemoryPlan::rounds_secondary(DType dtype) const {
   return input_.placement.secondary.is_rounded() && is_floating;
 }
 
-/// Codes of wire_codec.h: a byte an element, and a scale of fp32 for every 256 of them.
+/// Returns the bytes of a group's part of the second copy. Codes of wire_codec.h need one byte for each element, and an
+/// fp32 scale for every 256 elements.
 std::int64_t MemoryPlan::secondary_bytes_of(const GroupShape& group) const {
   constexpr std::int64_t kBlock = 256;
   const std::int64_t numel = group.layout.numel() / input_.placement.secondary.ranks;
@@ -141,13 +142,13 @@ void MemoryPlan::plan_gradients() {
   const bool last = input_.wire.sync == GradientSync::kLastMicrobatch, once = input_.wire.accumulation == 1 || last;
   const bool replicated = !(axes.shard && input_.placement.mesh.shard_size > 1) &&
                           !(axes.replicate && input_.placement.mesh.replicate_size > 1);
-  const bool has_place = !gradients_below();  // sums have a place of their own, which peers see
+  const bool has_place = !gradients_below();  // sums have a separate place, which peers can read
   if (has_place && (world == 1 || (replicated && input_.wire.reduce == DType::kF32 && once))) {
     sums_.bucket_mode = BucketMode::kInPlace;
   } else if ((input_.wire.accumulation > 1 || input_.wire.reproducible) && last) {
     sums_.bucket_mode = BucketMode::kAccumulator;
   }
-  std::int64_t largest_part = 0;  // largest part of a unit
+  std::int64_t largest_part = 0;  // largest part of any unit
   for (std::size_t i = 0; i < input_.units.size(); ++i) {
     const UnitShape& unit = input_.units[i];
     std::int64_t part = 0;
@@ -161,8 +162,8 @@ void MemoryPlan::plan_gradients() {
     if (i > 0) sums_.sum_bytes = std::max(sums_.sum_bytes, sum_bytes_of(unit));
     if (sums_.bucket_mode == BucketMode::kAccumulator) use_[MemoryCategory::kBuckets] += bucket_bytes_of(unit);
   }
-  // The result of a reduction goes to scratch memory first, if it is added to sums of earlier microbatches, or is
-  // reduced again over the replicate axis into a smaller part.
+  // The result of a reduction is first written to scratch memory if it is added to sums of earlier microbatches. The
+  // same holds if it is reduced again over the replicate axis into a smaller part.
   const bool adds = sums_.bucket_mode == BucketMode::kShared && input_.wire.accumulation > 1;
   const bool narrows = axes.replicate && input_.placement.mesh.replicate_size > 1;
   plan_tree();
@@ -196,10 +197,11 @@ MicrobatchOrder MemoryPlan::order() const {
   return order;
 }
 
-/// Plans the sums of "reproducible" that wait, and the sums that ranks send if their runs of microbatches are not whole
-/// subtrees.
+/// For "reproducible": plans the sums that wait to be added, and the sums that ranks send if their runs of microbatches
+/// are not whole subtrees.
 void MemoryPlan::plan_tree() {
-  constexpr std::int64_t kMostSent = 1 << 18, kAlignment = 256;  // fp32 elements; the second is SumVisitor::kAlignment
+  constexpr std::int64_t kMostSent = 1 << 18, kAlignment = 256;  // numbers of fp32 elements; the second is
+                                                                 // SumVisitor::kAlignment
   if (!input_.wire.reproducible) return;
   const MicrobatchOrder order = this->order();
   const int places = SumCounter(input_.wire.accumulation).places();
@@ -261,7 +263,7 @@ std::int64_t MemoryPlan::sum_bytes_of(const UnitShape& unit) const {
 }
 
 void MemoryPlan::plan_sums() {
-  constexpr std::int64_t kWholeLine = 16;  // fp32 of a cache line
+  constexpr std::int64_t kWholeLine = 16;  // fp32 elements of a cache line
   sums_.notes_numel = rounded_up(sums_.notes_numel + kDigestBits + 2, kWholeLine);
   const auto others = static_cast<std::int64_t>(input_.units.size()) - 1;
   const std::int64_t filling = sums_.bucket_mode == BucketMode::kInPlace ? input_.wire.filling_buckets : 1;
@@ -270,14 +272,14 @@ void MemoryPlan::plan_sums() {
                                      sums_.units_under_way() * sums_.notes_numel * 4;
 }
 
-/// Returns for how many more units a unit's reduction can still be under way.
+/// Returns the largest number of further units during which a unit's reduction can still be under way.
 std::int64_t MemoryPlan::most_ahead() const {
   std::int64_t groups = 1;
   for (const UnitShape& unit : input_.units) {
     const auto trains = [](const GroupShape& group) { return group.trainable; };
     groups = std::max<std::int64_t>(groups, std::count_if(unit.groups.begin(), unit.groups.end(), trains));
   }
-  if (input_.update.in_backward) ++groups;  // the notes of ranks about a unit are a reduction too
+  if (input_.update.in_backward) ++groups;  // the notes of ranks about a unit are also sent by a reduction
   return std::max(kMostUnderWay / groups, std::int64_t{1}) - 1;
 }
 
@@ -292,7 +294,7 @@ std::int64_t MemoryPlan::bytes_ahead() const {
 void MemoryPlan::plan_lag() {
   constexpr std::int64_t kMostBought = 3, kRoom = 8 << 20;
   const bool two_axes = input_.placement.mesh.replicate_size > 1;
-  if (input_.placement.mesh.world_size() == 1 || sums_.block_sums > 0) return;  // blocks are sent and joined at once
+  if (input_.placement.mesh.world_size() == 1 || sums_.block_sums > 0) return;  // blocks are sent without delay
   if (input_.placement.is_queued) {
     sums_.reduction_lag = two_axes || sums_on_host() ? 1 : 0;
     sums_.end_lag = sums_.reduction_lag + 1;
@@ -306,7 +308,7 @@ void MemoryPlan::plan_lag() {
     sums_.reduction_lag = begins_later ? 1 : sums_.end_lag;
     return;
   }
-  if (two_axes) return;  // the sum over the replicate axis follows that over the shard axis at once, so a rank waits
+  if (two_axes) return;  // the sum over the replicate axis directly follows that over the shard axis, so a rank waits
   if (input_.wire.reductions_ahead) {
     sums_.end_lag = std::min(*input_.wire.reductions_ahead, most);
     sums_.reduction_lag = (sums_.end_lag + 1) / 2;
@@ -317,8 +319,8 @@ void MemoryPlan::plan_lag() {
 }
 
 // A step reads and writes its states side by side. If three streams lie a multiple of 128 MiB apart, give or take a
-// page, the step takes 2.8 times as long on processors of AMD's family 25; 8 KiB more between the streams avoid that.
-// Large pieces therefore have a length that is an odd multiple of kApart.
+// page, the step takes 2.8 times as long on processors of AMD's family 25. Another 8 KiB between the streams avoid
+// that. Large pieces therefore have a length that is an odd multiple of kApart.
 constexpr std::int64_t kLargePiece = std::int64_t{32} << 20, kApart = 16 << 10;
 
 StatePiece state_piece(StateDType dtype, std::int64_t numel) {
@@ -339,7 +341,7 @@ void MemoryPlan::plan_optimizer(Steps steps) {
       records.bytes.push_back(layout.record(chunk).bytes);
     records.end_owner();
   });
-  // Parameters are read more often than states, so they get the cache first.
+  // Parameters get the cache first, since they are read more often than states.
   const Cache cache{input_.tiers.cache_bytes - records_.parameters.cached * records_.parameters.record_bytes};
   records_.states = input_.placement.is_queued ? plan_streamed_pool(records.bytes, cache)
                                                : plan_pool(records.bytes, cache, slots_of_queue());
@@ -412,13 +414,13 @@ void MemoryPlan::plan_feedback() {
   use_[MemoryCategory::kHostRecords] += gathers_on_host().bytes() + replica_gathers_on_host().bytes();
 }
 
-/// Returns whether a GPU's host makes the sums on some axis. The host makes the sums that are compressed.
+/// Returns whether a GPU's host makes the sums on some axis. It does if these sums are compressed.
 bool MemoryPlan::sums_on_host() const {
   return input_.placement.is_queued &&
          (input_.wire.compressed_shard_part > 0 || input_.wire.compressed_replicate_part > 0);
 }
 
-/// Returns the most reductions of groups over one axis that are under way at once.
+/// Returns the largest number of reductions of groups over one axis that are under way at once.
 std::int64_t MemoryPlan::reductions_under_way() const {
   std::int64_t most = 0;
   for (const UnitShape& unit : input_.units)
@@ -428,12 +430,12 @@ std::int64_t MemoryPlan::reductions_under_way() const {
 
 namespace {
 
-/// Returns the bytes of `numel` elements, in whole cache lines.
+/// Returns the bytes of `numel` elements, rounded up to whole cache lines.
 std::int64_t bytes_in_lines(DType dtype, std::int64_t numel) {
   return in_cache_lines(numel * static_cast<std::int64_t>(size_of(dtype)));
 }
 
-/// Returns the bytes for a sum of `numel` elements of `dtype`. A sum in fp32 takes the place of its contribution.
+/// Returns the bytes for a sum of `numel` elements of `dtype`. An fp32 sum is written over its contribution.
 std::int64_t slot_bytes_of(DType dtype, std::int64_t numel, std::int64_t sum_numel) {
   const std::int64_t contribution = bytes_in_lines(dtype, numel);
   return dtype == DType::kF32 ? contribution : contribution + bytes_in_lines(DType::kF32, sum_numel);
@@ -518,7 +520,7 @@ void MemoryPlan::plan_outer() {
   const bool has_common_values = outer.has_common_parameters() && !outer.is_hogwild() && !outer.has_servers();
   const bool has_mean_squares = has_common_values && outer.asynchronous.delay_compensation.adaptive;
   const std::int64_t copies = outer.has_outer_optimizer() || has_mean_squares ? 2 : has_common_values ? 1 : 0;
-  // A Hogwild rank that keeps optimizer states of its own keeps them for the other ranks' parts, too.
+  // If each Hogwild rank keeps its own optimizer states, it keeps them also for the other ranks' parts.
   const bool has_all_states = outer.is_hogwild() && outer.asynchronous.states == StateSharing::kOwn;
   const std::int64_t more = has_all_states ? static_cast<std::int64_t>(input_.update.states.size()) * (all - part) : 0;
   passes_.outer = {part, copies * part + more, outer.has_common_parameters() ? 0 : largest,

@@ -2,10 +2,10 @@
 // tiers.
 //
 // Each kind of state (parameters, masters and states, tensor states, sums of gradients) becomes a list of records, one
-// for each offloaded chunk. A pool then says how many records are cached, how many slots the other records share, and
-// how much of the pool's memory is on a GPU or on its host. A simulation of the step's programs (step_programs) on
-// these lists (record_traffic.h) counts what is read and written. The image of a commit is planned last: it consists of
-// the state that the pools keep in memory.
+// for each offloaded chunk. A pool then has three numbers: the records that are cached, the slots that the other
+// records share, and the bytes of the pool on a GPU or its host. A simulation of the step's programs (step_programs) on
+// these lists (record_traffic.h) counts the bytes that are read and written. The image of a commit is planned last: it
+// consists of the state that the pools keep in memory.
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +28,7 @@ std::int64_t sum(std::span<const std::int64_t> bytes) {
 }  // namespace
 
 std::int64_t MemoryPlan::most_records_of_a_unit() const {
-  // parameters in pinned memory are updated where they lie, so their records are not counted
+  // parameters in pinned memory are updated in place, so their records are not counted
   const bool has_parameters = input_.tiers.parameters.tier == Tier::kNvme;
   std::int64_t most = 0;
   for (const UnitShape& unit : input_.units) {
@@ -45,7 +45,7 @@ std::int64_t MemoryPlan::most_records_of_a_unit() const {
 
 std::int64_t MemoryPlan::chosen_queue_depth() const {
   if (input_.tiers.queue_depth) return *input_.tiers.queue_depth;
-  // If units come from a GPU's host, the queue depth is kQueueDepth, however much memory there is.
+  // If units are brought from a GPU's host, the queue depth is kQueueDepth, even if there is more memory.
   const bool gives_way = input_.placement.is_queued && parameters_below();
   if (!input_.update.in_backward || gives_way) return kQueueDepth;
   return std::clamp(most_records_of_a_unit(), kQueueDepth, kMostQueueDepth / 2);
@@ -80,8 +80,8 @@ RecordPool pinned_pool(const std::vector<std::int64_t>& bytes) {
 
 }  // namespace
 
-/// Plans a pool of records that lie in files and are used by a GPU, `held` of them at once. Their slots are memory of
-/// its host; `more` slots are for records that are read ahead and written behind.
+/// Plans a pool of records that lie in files and are used by a GPU, `held` of them at once. Their slots lie in memory
+/// of the GPU's host; `more` slots are for records that are read ahead and written in the background.
 RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes, Cache cache, std::int64_t held,
                                          std::int64_t more) {
   RecordPool pool = plan_pool(bytes, cache, more + held);
@@ -90,9 +90,9 @@ RecordPool MemoryPlan::plan_files_of_gpu(const std::vector<std::int64_t>& bytes,
   return pool;
 }
 
-/// Plans a pool of records that go through a GPU. These records have slots on the GPU, through which they are copied
-/// from its host's memory and back. Records in files have slots on the host too, while they are on the GPU, read ahead,
-/// or written behind.
+/// Plans a pool of records that a GPU updates. These records have slots on the GPU, to which they are copied from its
+/// host's memory, and from which they are copied back. Records in files also have slots on the host, while they are on
+/// the GPU, are read ahead, or are written in the background.
 RecordPool MemoryPlan::plan_streamed_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (bytes.empty()) return {};
   const bool on_host = states_on_host(), stays = states_stay_on_host();
@@ -243,7 +243,7 @@ void MemoryPlan::plan_parameter_records(Steps steps) {
   }
   const std::vector<std::int64_t>& bytes = records.bytes;
   if (bytes.empty()) return;
-  // Records of trainable groups come first in the cache, since the update reads and writes them too.
+  // Records of trainable groups are cached first, since the update reads and writes them too.
   const Cache cache{input_.tiers.cache_bytes, static_cast<std::int64_t>(records.first.back())};
   if (input_.placement.is_queued) {
     for (std::size_t i = 0; i < bytes.size(); ++i) slots_.uploaded_bytes += gathers[i] * bytes[i];
@@ -263,11 +263,11 @@ std::int64_t MemoryPlan::tensor_state_record_bytes_of(const GroupShape& group) c
   return in_pages(4 * tensor_state_part_of(group).numel);
 }
 
-/// Tensor states move batch by batch. Each unit owns records; it owns none where its states stay in memory.
+/// Tensor states move batch by batch. Each unit owns records, or none if its states stay in memory.
 void MemoryPlan::plan_tensor_states(Steps steps) {
   std::vector<std::int64_t> bytes;  // bytes for each group that has tensor states
   RecordList records;
-  std::vector<std::size_t> units;  // theirs
+  std::vector<std::size_t> units;  // unit of each of these groups
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
     for (const GroupShape& group : input_.units[unit].groups) {
       const std::int64_t numel = group.trainable ? tensor_state_part_of(group).numel : 0;
@@ -311,7 +311,7 @@ void MemoryPlan::plan_tensor_states(Steps steps) {
   count(steps, RecordKind::kTensorStates, records, pool);
 }
 
-/// Plans a pool of records that gathers copy to a GPU. Updates change them where they lie, on the host.
+/// Plans a pool of records that gathers copy to a GPU. Updates change these records in place, on the host.
 RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (input_.tiers.parameters.tier == Tier::kHost) {
     const RecordPool pool = pinned_pool(bytes);
@@ -380,8 +380,8 @@ bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
   });
 }
 
-/// Each microbatch copies all sums of gradients to the host, and each microbatch but the first copies them to the GPU
-/// before. The update copies those sums to the GPU that the GPU needs.
+/// Each microbatch copies all sums of gradients to the host; each microbatch except the first copies them to the GPU
+/// before that. The update copies to the GPU the sums that it needs there.
 void MemoryPlan::plan_gradient_copies() {
   for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
     const std::int64_t bytes = sum_bytes_of(unit);
@@ -415,8 +415,8 @@ void MemoryPlan::plan_image() {
   records_.disk.durable_bytes += 2 * records_.disk.written_in_commit;
 }
 
-/// Plans the slots of activations in files. Activations on a GPU's host take memory when they are offloaded, and no
-/// plan knows how much memory.
+/// Plans the slots of activations in files. Memory for activations on a GPU's host is allocated when they are
+/// offloaded. Its size is not known to a plan.
 void MemoryPlan::plan_activations() {
   const OffloadConfig& offload = input_.tiers;
   if (offload.activations != Tier::kNvme) return;

@@ -14,36 +14,38 @@
 
 namespace tessera {
 
-/// A microbatch that two ranks have made ("deal.backups"): its owner, and another rank, which has ended the microbatch
-/// first. `turn`: how many such microbatches `rank` has made before it in the step.
+/// A microbatch that two ranks have computed ("deal.backups"): its owner, and another rank, which has completed it
+/// first. `turn`: the number of such microbatches that `rank` has completed before it in the step.
 struct MadeAgain {
   std::int64_t microbatch = 0;
   int rank = 0;
   std::int64_t turn = 0;
 };
 
-/// Says which of a step's microbatches a rank computes. Microbatches are numbered over all ranks, in the order in which
+/// The assignment of a step's microbatches to ranks. Microbatches are numbered over all ranks, in the order in which
 /// TokenBatches deals samples. The leaves of the tree of "reproducible" have the same order.
 struct MicrobatchOrder {
   int ranks = 1;
   std::int64_t each = 1;  ///< microbatches of a step for each rank, on average: gradient_accumulation
-  /// True: a rank has neighbouring microbatches. Rank r has those from r * each on, or those that it was dealt. False:
-  /// in round i the ranks together have the microbatches from i * ranks on.
+  /// True: a rank has neighbouring microbatches. Rank r has the microbatches from r * each on, or those that it was
+  /// dealt. False: in round i the ranks together have the microbatches from i * ranks on.
   bool has_runs = false;
-  std::int64_t longest = 0;               ///< above 0: runs are dealt ("deal" by speed), and none is longer than this
-  std::vector<std::int64_t> begins = {};  ///< [rank]: where dealt runs begin; empty: each rank has `each`
-  std::int64_t backups = 0;               ///< most microbatches of other ranks that a rank makes again
-  /// The microbatches of the present step that other ranks made again, and for which those ranks' gradients are used.
-  /// They come in the order of their numbers, and are set once ranks know them. They are the last microbatches of their
-  /// owners' runs.
+  std::int64_t longest = 0;               ///< above 0: runs are dealt ("deal" by speed), and no run is longer than this
+  std::vector<std::int64_t> begins = {};  ///< [rank]: first microbatch of the dealt run; empty: each rank has `each`
+                                          ///< microbatches
+  std::int64_t backups = 0;               ///< largest number of other ranks' microbatches that a rank computes
+  /// The microbatches of the present step that other ranks than their owners have completed, so that those ranks'
+  /// gradients are used. They are in the order of their numbers, and are set when ranks know them. They are the last
+  /// microbatches of their owners' runs.
   std::vector<MadeAgain> made_again = {};
-  /// Above 0: the microbatches of a step ("deal.microbatches"), which `ranks` need not divide; `each` is rounded up.
+  /// Above 0: the number of microbatches of a step ("deal.microbatches"). It need not be a multiple of `ranks`; `each`
+  /// is rounded up.
   std::int64_t total = 0;
 
   std::int64_t all() const { return total > 0 ? total : ranks * each; }
   std::int64_t longest_run() const { return longest > 0 ? longest : each; }
-  /// The most rounds of a rank in a step: those of the longest run, and then those of microbatches that the rank makes
-  /// again.
+  /// Returns the largest number of rounds of a rank in a step: one for each microbatch of the longest run, and one for
+  /// each backup microbatch.
   std::int64_t most_rounds() const { return longest_run() + backups; }
   /// Returns the run of a rank. REQUIRES: has_runs.
   TreeBlock run_of(int rank) const {
@@ -51,20 +53,21 @@ struct MicrobatchOrder {
     const auto place = static_cast<std::size_t>(rank);
     return {begins[place], rank + 1 < ranks ? begins[place + 1] : all()};
   }
-  /// Returns the part of a rank's run that no other rank has made again.
+  /// Returns the part of a rank's run that no other rank has completed.
   TreeBlock kept_of(int rank) const {
     TreeBlock kept = run_of(rank);
     const auto first = std::ranges::lower_bound(made_again, kept.begin, {}, &MadeAgain::microbatch);
     if (first != made_again.end()) kept.end = std::min(kept.end, first->microbatch);
     return kept;
   }
-  /// Returns how many microbatches of a step a rank computes.
+  /// Returns the number of microbatches of a step that a rank computes.
   std::int64_t count_of(int rank) const { return has_runs ? run_of(rank).numel() : each; }
   /// Returns the number, within the step, of a rank's microbatch `round`.
   std::int64_t index(int rank, std::int64_t round) const {
     return has_runs ? run_of(rank).begin + round : round * ranks + rank;
   }
-  /// Returns the rank that computes microbatch `index` of the step (rank_of), and in which of its rounds (round_of).
+  /// These return the rank that computes microbatch `index` of the step (rank_of), and the round in which it does so
+  /// (round_of).
   int rank_of(std::int64_t index) const {
     if (const MadeAgain* const again = again_of(index)) return again->rank;
     return owner_of(index);
@@ -78,16 +81,17 @@ struct MicrobatchOrder {
     if (begins.empty()) return static_cast<int>(has_runs ? ((index + 1) * ranks - 1) / all() : index % ranks);
     return static_cast<int>(std::ranges::upper_bound(begins, index) - begins.begin()) - 1;
   }
-  /// Returns which rank has made the microbatch again; null if the rank that was given the microbatch has made it.
+  /// Returns the entry of `made_again` for microbatch `index`; null if the rank that was given the microbatch has
+  /// completed it.
   const MadeAgain* again_of(std::int64_t index) const {
     const auto found = std::ranges::lower_bound(made_again, index, {}, &MadeAgain::microbatch);
     return found != made_again.end() && found->microbatch == index ? &*found : nullptr;
   }
 };
 
-/// Returns whether the runs of ranks (or the joined runs of replicas that add up theirs first) are not whole subtrees
-/// of the tree over a step's microbatches. If so, ranks send each other the sums of all nodes that their runs consist
-/// of. Otherwise each rank sends one sum, and the tree continues over the ranks' sums.
+/// Returns whether the runs of ranks are not whole subtrees of the tree over a step's microbatches. (If replicas first
+/// add up their runs, the joined runs are meant.) If the result is true, ranks send each other the sums of all nodes of
+/// which their runs consist. Otherwise each rank sends one sum, and the tree continues over the ranks' sums.
 inline bool cuts_subtrees(const MicrobatchOrder& order, const MeshPosition& mesh) {
   const auto is_power_of_two = [](std::int64_t number) {
     return std::has_single_bit(static_cast<std::uint64_t>(number));
@@ -97,7 +101,7 @@ inline bool cuts_subtrees(const MicrobatchOrder& order, const MeshPosition& mesh
   return !is_power_of_two(order.each) || (mesh.replicate_size > 1 && !is_power_of_two(mesh.shard_size));
 }
 
-/// Returns the order under `strategy` on `ranks` ranks. Where microbatches are dealt, this is the order of the first
+/// Returns the order under `strategy` on `ranks` ranks. If microbatches are dealt, this is the order of the first
 /// steps.
 inline MicrobatchOrder microbatch_order(const Strategy& strategy, int ranks) {
   const std::int64_t total = strategy.deal.by == DealBy::kSpeed ? strategy.deal.microbatches : 0;

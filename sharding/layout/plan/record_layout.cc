@@ -7,8 +7,8 @@ namespace {
 
 constexpr std::int64_t kCacheLine = 64;
 
-/// Returns the number of elements, in whole blocks, whose record needs at most `state.record_bytes` if everything is
-/// offloaded.
+/// Returns the number of elements, in whole blocks, whose record has at most `state.record_bytes` bytes if all their
+/// state is offloaded.
 std::int64_t elements_of(const TieredState& state) {
   std::int64_t bytes = kStateBlock * state.master_bytes;
   for (const StateDType dtype : state.states) bytes += state_bytes(dtype, kStateBlock).total();

@@ -8,23 +8,24 @@
 
 namespace tessera {
 
-/// The state that a rank keeps for each element that its optimizer updates, and the share of this state that is
+/// The state that a rank keeps for each element that its optimizer updates, and the fraction of this state that is
 /// offloaded.
 struct TieredState {
-  std::int64_t master_bytes = 0;  ///< bytes of an element's master outside the parameter: 0, 2 (low halves) or 4
+  std::int64_t master_bytes = 0;  ///< bytes of an element's master that are not in the parameter: 0, 2 (low halves) or
+                                  ///< 4
   StateFormats states = {};       ///< formats of the numbers that the optimizer keeps
-  double masters_below = 0, states_below = 0;  ///< the shares that are offloaded, 0 to 1
+  double masters_below = 0, states_below = 0;  ///< the fractions that are offloaded, 0 to 1
   std::int64_t record_bytes = 2 << 20;         ///< a record's upper limit in bytes; at least a page
 };
 
-/// Says how the masters and optimizer states of one group's optimizer part are cut into records, so that a step reads
-/// and writes each record with one operation. It consists of integers.
+/// The division of the masters and optimizer states of one group's optimizer part into records. A step reads or writes
+/// each record with one operation. It consists of integers.
 ///
 /// The first chunks of each kind of state are in memory, and the rest are offloaded. An offloaded chunk has the record
 ///
 ///   [masters | numbers of state 0 | scales of state 0 | numbers of state 1 | ...]
 ///
-/// which holds only what is offloaded. Each of these pieces begins on a cache line, and the record is filled up to
+/// The record has only the pieces that are offloaded. Each piece begins on a cache line, and the record is padded to
 /// whole pages.
 class RecordLayout : public Chunks {
  public:
@@ -32,7 +33,7 @@ class RecordLayout : public Chunks {
   RecordLayout(std::int64_t numel, const TieredState& state);
 
   const TieredState& state() const { return state_; }
-  /// Returns how many elements, counted from the part's first, have their masters (or their states) in memory.
+  /// These return the number of elements, counted from the part's first, whose masters (or states) are in memory.
   std::int64_t masters_in_memory() const { return numel_before(first_master_); }
   std::int64_t states_in_memory() const { return numel_before(first_state_); }
 
@@ -40,7 +41,7 @@ class RecordLayout : public Chunks {
   bool are_whole() const;
 
   /// A piece of a record: its masters, or the numbers or the scales of one state. `bytes` is 0 if the chunk keeps this
-  /// state in memory, or does not have it.
+  /// state in memory, or does not have this state.
   struct Piece {
     std::int64_t offset = 0, bytes = 0;
   };

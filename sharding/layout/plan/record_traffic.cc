@@ -35,7 +35,8 @@ std::int64_t RecordSlots::use(std::size_t record) {
 std::int64_t RecordSlots::go_through(std::span<const Stretch> stretches) {
   std::size_t all = 0, passed = 0;
   for (const Stretch& stretch : stretches) all += stretch.end - stretch.begin;
-  const std::size_t last = all - std::min(all, slots_);  // the slots keep every record from here on until the end
+  const std::size_t last = all - std::min(all, slots_);  // the slots keep all records from this one on until the end of
+                                                         // the pass
   std::int64_t read = 0;
   for (const Stretch& stretch : stretches) {
     const std::size_t length = stretch.end - stretch.begin;
@@ -85,7 +86,7 @@ class StepPlayer {
     }
   }
 
-  /// The visits of all units are one pass if no record is visited twice.
+  /// Simulates updates in backward. If no record is visited twice, the visits of all units are one pass.
   void update_in_backward(const StepProgram& program, const StepOp& op) {
     if (!program.announces_units) return visit(program.visits_of(op));
     for (std::size_t unit = program.unit_ops.size(); unit-- > 0;) {
@@ -97,8 +98,8 @@ class StepPlayer {
     }
   }
 
-  /// Goes over sums of gradients, beginning with the last unit. A step's first microbatch overwrites them; the
-  /// microbatches from the second on are all alike.
+  /// Goes over sums of gradients, beginning with the last unit. A step's first microbatch overwrites them; all later
+  /// microbatches move the same bytes.
   void go_backward(std::int64_t rounds) {
     if (kind_ != RecordKind::kGradients) return;
     for (std::int64_t left = rounds; left > 0;) {

@@ -12,41 +12,41 @@
 
 namespace tessera {
 
-/// Counts, for MemoryPlan, the bytes that steps read from and write to records in files, by going through the steps'
-/// programs.
+/// These functions count, for MemoryPlan, the bytes that steps read from and write to records in files. They go through
+/// the programs of steps.
 
-/// Kinds of records.
+/// The kinds of records.
 enum class RecordKind : std::uint8_t { kParameters, kStates, kTensorStates, kGradients };
 
-/// Records of one kind.
+/// The records of one kind.
 struct RecordList {
   std::vector<std::int64_t> bytes;  ///< size of each record
   /// [owners + 1]: the first record of each owner. An owner is a group that trains; for gradients and tensor states, it
   /// is a unit. The last entry is the number of records, so no visit goes beyond it.
   std::vector<std::size_t> first = {0};
 
-  /// Closes an owner: all records that were added since the last call belong to it.
+  /// Completes an owner: all records that were added since the last call belong to this owner.
   void end_owner() { first.push_back(bytes.size()); }
   /// Returns the list of the records that do not stay in memory.
   RecordList without(const EvenSpread& cached) const;
 };
 
-/// A range of records, in order, or backward from the last to the first.
+/// A range of records, which are used in order, or backward from the last to the first.
 struct Stretch {
   std::size_t begin = 0, end = 0;
   bool backward = false;
 };
 
-/// Slots that keep the records used last, as the slots of a FileTier do.
+/// The slots of a FileTier, which keep the records that were used last.
 class RecordSlots {
  public:
   /// `bytes`: the size of each record.
   RecordSlots(std::span<const std::int64_t> bytes, std::int64_t slots);
 
-  /// Uses the records of the stretches, in which no record comes twice, and returns the bytes of those records that
-  /// were in no slot. When a pass begins, the slots can hold only its first records; when it ends, they hold its last
-  /// ones. The search therefore looks at these records alone. It compares slots^2 numbers at most, however many records
-  /// there are.
+  /// Uses the records of the stretches, in which no record occurs twice. Returns the bytes of the records that were in
+  /// no slot. When a pass begins, the slots can hold only the first records of the pass; when it ends, they hold its
+  /// last records. The search therefore looks only at these records. It compares at most slots^2 numbers, however many
+  /// records there are.
   std::int64_t go_through(std::span<const Stretch> stretches);
   /// Returns the bytes of the records [begin, end) together.
   std::int64_t bytes_of(std::size_t begin, std::size_t end) const { return before_[end] - before_[begin]; }
@@ -54,7 +54,7 @@ class RecordSlots {
  private:
   std::int64_t use(std::size_t record);
 
-  std::vector<std::int64_t> before_;  ///< [records + 1]: total bytes of all records in front of each one
+  std::vector<std::int64_t> before_;  ///< [records + 1]: total bytes of all records before each record
   const std::size_t slots_;
   std::vector<std::size_t> kept_;  ///< records in the slots; the one used last is at the end
 };
@@ -64,8 +64,8 @@ struct RecordMoves {
   std::int64_t read = 0, written = 0;  ///< bytes
 };
 
-/// Returns the bytes that two steps in a row move when many steps have gone before. `programs`: the result of
-/// step_programs. With 0 `slots`, no record is found in memory.
+/// Returns the bytes that two steps in a row move after many earlier steps. `programs`: the result of step_programs. If
+/// `slots` is 0, no record is found in memory.
 RecordMoves moves_in_two_steps(std::span<const StepProgram> programs, RecordKind kind, const RecordList& records,
                                std::int64_t slots);
 

@@ -5,9 +5,9 @@
 namespace tessera {
 namespace {
 
-/// Returns whether a pass goes in the opposite direction of the pass before, whose last records are still in memory. On
-/// a CPU, passes also alternate if the step waits for published values. Otherwise passes go in the order in which the
-/// next forward needs the values.
+/// Returns whether each pass goes in the opposite direction of the pass before it, whose last records are still in
+/// memory. On a CPU, passes also alternate if the step waits for published values. In all other cases passes go in the
+/// order in which the next forward needs the values.
 bool alternates(const StepInput& input) {
   if (!input.executor.queued) return input.parameters.exist || input.states.exist || !input.publishes_behind;
   return !input.executor.host_updates && !input.gradients_below &&
@@ -94,10 +94,11 @@ class ProgramWriter {
     add(StepOpKind::kDecide);
   }
 
-  /// Returns whether the pass that updates matrices begins where the pass before it ended, and so goes backward.
+  /// Returns whether the pass that updates matrices goes backward, from the point at which the pass before it ended.
   bool comes_back() const { return !input_.executor.queued || alternates(input_); }
-  /// A GPU's host may have to wait for records, and other ranks wait for the exchange. So on a GPU Muon's exchange is
-  /// queued first. Elsewhere the records come while matrices are exchanged.
+  /// Appends the announcement of records and the exchange of matrices. A GPU's host may have to wait for records, while
+  /// other ranks wait for the exchange. So on a GPU, Muon's exchange is queued first. In all other cases records are
+  /// brought while matrices are exchanged.
   void announce_and_exchange(std::vector<StepOp>& ops, std::int64_t begin) const {
     const bool is_muon = input_.first_work == VisitWork::kDirections, queued = input_.executor.queued;
     if (is_muon && queued) ops.push_back({StepOpKind::kExchange});
@@ -118,8 +119,8 @@ class ProgramWriter {
     finish();
   }
 
-  /// Units come in the order in which their gradients are complete. Ranks agree on that order while they train; usually
-  /// it is the order of this program, the last unit first.
+  /// Adds updates in backward. Units are updated in the order in which their gradients are complete. Ranks agree on
+  /// that order while they train. Usually it is the order of this program: the last unit comes first.
   void update_in_backward() {
     program_.announces_units = input_.first_work != VisitWork::kUpdate;
     std::int64_t announced = 0;
@@ -154,7 +155,7 @@ class ProgramWriter {
     return {{StepOpKind::kVisit, first, next()}};
   }
 
-  /// Returns the two passes over one unit; they do the same as the two passes over all units.
+  /// Returns the two passes over one unit. They do the same work as the two passes over all units.
   std::vector<StepOp> update_layers_of(std::size_t begin, std::size_t end) {
     const std::int64_t first = next();
     append(begin, end, input_.first_work, /*backward=*/false);
@@ -169,7 +170,8 @@ class ProgramWriter {
             {StepOpKind::kEndPass}};
   }
 
-  /// Groups without matrices are updated in the first pass, before the unit's matrices are exchanged.
+  /// Returns the operations for one unit with matrices. Groups without matrices are updated in the first pass, before
+  /// the unit's matrices are exchanged.
   std::vector<StepOp> update_matrices_of(std::size_t begin, std::size_t end) {
     const auto of_matrices = [&](std::size_t group) { return input_.groups[group].of_matrices; };
     const bool is_muon = input_.first_work == VisitWork::kDirections;
@@ -197,7 +199,8 @@ class ProgramWriter {
     return ops;
   }
 
-  /// The pass that measures norms goes forward, since norms are added up in that order.
+  /// Adds the two passes of layerwise rules. The pass that measures norms goes forward, since norms are added up in
+  /// that order.
   void update_layers() {
     append(Which::kAll, input_.first_work, /*backward=*/false);
     const std::int64_t first = next();
@@ -211,8 +214,9 @@ class ProgramWriter {
     finish();
   }
 
-  /// The first pass goes forward over elements, and over directions or masters of matrices; the second pass updates
-  /// matrices. The program of every second step updates elements last, in the second pass, and goes over them backward.
+  /// Adds the two passes of rules with matrices. The first pass goes forward over elements, and over directions or
+  /// masters of matrices. The second pass updates matrices. The program of every second step updates elements last, in
+  /// the second pass, and goes over them backward.
   void update_with_matrices() {
     const bool is_muon = input_.first_work == VisitWork::kDirections;
     if (!turned_) append(Which::kElements, VisitWork::kUpdate, /*backward=*/false);
@@ -235,16 +239,18 @@ class ProgramWriter {
   StepProgram program_;
 };
 
-/// Returns whether two programs take turns. Steps that measure norms always go forward in their first pass. Backward
-/// leaves the offloaded gradients of the first units in memory, so steps with such gradients begin with these units
-/// too. On a CPU, the order of elements and matrices is reversed in each step, whether they are offloaded or not.
+/// Returns whether steps alternate between two programs. Steps that measure norms always go forward in their first
+/// pass. After backward the offloaded gradients of the first units are still in memory, so steps with such gradients
+/// begin with these units too. On a CPU, the order of elements and matrices is reversed in each step, whether they are
+/// offloaded or not.
 bool takes_turns(const StepInput& input) {
   if (input.updates_in_backward) return false;
   if (has_matrices(input)) return !input.executor.queued || alternates(input);
   return input.first_work == VisitWork::kUpdate && !input.gradients_below && alternates(input);
 }
 
-/// Returns whether a step's first pass goes backward: a GPU host's CPU takes groups as their gradients come.
+/// Returns whether a step's first pass goes backward. If a GPU host's CPU updates groups, it does so in the order in
+/// which their gradients arrive.
 bool begins_backward(const StepInput& input) { return input.executor.host_updates && !input.gradients_below; }
 
 }  // namespace

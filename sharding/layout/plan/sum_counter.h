@@ -7,14 +7,14 @@
 
 namespace tessera {
 
-/// Neighbours [begin, end) among a step's microbatches: a rank's run, or a node of the tree over all microbatches.
+/// The neighbouring microbatches [begin, end) of a step: a rank's run, or a node of the tree over all microbatches.
 struct TreeBlock {
   std::int64_t begin = 0, end = 0;
   std::int64_t numel() const { return end - begin; }
   friend bool operator==(const TreeBlock&, const TreeBlock&) = default;
 };
 
-/// Returns the largest node of the pairwise tree over `all` leaves (collectives.h, rule 3) that `run` begins with. A
+/// Returns the largest node of the pairwise tree over `all` leaves (collectives.h, rule 3) with which `run` begins. A
 /// node has 2^k leaves and begins at a multiple of 2^k; the last node of a level may be cut off by the end of the
 /// leaves. REQUIRES: 0 <= run.begin < run.end <= all.
 inline TreeBlock first_block(TreeBlock run, std::int64_t all) {
@@ -24,33 +24,34 @@ inline TreeBlock first_block(TreeBlock run, std::int64_t all) {
   return {run.begin, run.begin + std::min(most, power)};
 }
 
-/// Returns the fewest nodes of the tree over `all` leaves that `run` consists of, in order: at most 2 log2(all).
+/// Returns the smallest list of nodes of the tree over `all` leaves of which `run` consists, in order. There are at
+/// most 2 log2(all) nodes.
 inline std::vector<TreeBlock> blocks_of(TreeBlock run, std::int64_t all) {
   std::vector<TreeBlock> blocks;
   while (run.begin < run.end) run.begin = blocks.emplace_back(first_block(run, all)).end;
   return blocks;
 }
 
-/// Says how a rank adds up its run of microbatches, which come one after the other, in the pairwise tree (collectives.h
-/// rule 3) over all microbatches of the step. Sums wait in places (buffers) numbered 0, 1, ...: each place holds the
-/// sum of one node, and earlier nodes have lower numbers. A new sum joins the last sum that waits, as long as the two
-/// together make one node, and then waits behind the sums that are left. After the last microbatch of the run, one sum
-/// waits for each node in `blocks_of` the run. Only the total waits if the run is a node, such as all microbatches of a
-/// step.
+/// The order in which a rank adds up the microbatches of its run in the pairwise tree (collectives.h, rule 3) over all
+/// microbatches of the step. Sums wait in places (buffers) with the numbers 0, 1, ... Each place holds the sum of one
+/// node, and earlier nodes have lower numbers. A new sum is added to the last sum that waits, as long as the two form a
+/// node. Then it waits behind the sums that are left. After the last microbatch of the run, one sum waits for each node
+/// in `blocks_of` the run. Only the total waits if the run is a node, such as all microbatches of a step.
 ///
 /// MemoryPlan plans the memory of the places, and Reducer adds the sums. The last sum of a run stays where its
 /// microbatch's gradients are, so it needs no place. REQUIRES: the run is not empty.
 class SumCounter {
  public:
-  /// The most sums that one sum joins, since a run has at most 10^6 microbatches (gradient_accumulation).
+  /// The largest number of sums to which one sum is added, since a run has at most 10^6 microbatches
+  /// (gradient_accumulation).
   static constexpr int kMostJoined = 20;
 
   /// Makes the counter of a run of `rounds` microbatches that is a whole tree, or a subtree.
   explicit SumCounter(std::int64_t rounds) : SumCounter({0, rounds}, rounds) {}
   SumCounter(TreeBlock run, std::int64_t all) : run_(run), all_(all) {}
 
-  /// What happens to one microbatch's sum: it joins the sums in the places from `place + joined - 1` down to `place`,
-  /// in this order, and then waits in `place`. The run's last sum stays where it is.
+  /// The treatment of one microbatch's sum. The sum is added to the sums in the places from `place + joined - 1` down
+  /// to `place`, in this order, and then waits in `place`. The run's last sum stays where it is.
   struct Turn {
     int place = 0, joined = 0;
     bool is_last = false;
@@ -59,11 +60,11 @@ class SumCounter {
     const int before = blocks_before(round), after = blocks_before(round + 1);
     return {after - 1, before + 1 - after, round + 1 == rounds()};
   }
-  /// Microbatches of the run.
+  /// Returns the number of microbatches of the run.
   std::int64_t rounds() const { return run_.numel(); }
-  /// The number of nodes that are left when the run is over.
+  /// Returns the number of nodes that are left when the run has ended.
   int blocks() const { return blocks_before(rounds()); }
-  /// Returns how many places the sums of the run need. For a run that is a subtree, the number is log2 of the
+  /// Returns the number of places that the sums of the run need. For a run that is a subtree, the number is log2 of the
   /// microbatches, rounded down: 0 for one microbatch.
   int places() const {
     int most = 0, index = 0;
@@ -87,9 +88,9 @@ class SumCounter {
   std::int64_t all_;
 };
 
-/// The most nodes (SumCounter::blocks) and places (SumCounter::places) of any run of at most `longest` microbatches.
-/// The tree may have any size, and the run any position in it. Nodes become larger towards the middle of a run and then
-/// smaller again; at most two have the same size.
+/// These return the largest numbers of nodes (SumCounter::blocks) and places (SumCounter::places) of any run of at most
+/// `longest` microbatches. The tree may have any size, and the run any position in it. Nodes become larger towards the
+/// middle of a run and then smaller again; at most two have the same size.
 inline int most_blocks(std::int64_t longest) {
   int sizes = 0;  // nodes of 1, 2, ..., 2^(sizes - 1) leaves and back, with one of 2^sizes between them if it fits
   while (2 * ((std::int64_t{2} << sizes) - 1) <= longest) ++sizes;

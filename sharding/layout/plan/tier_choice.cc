@@ -10,8 +10,8 @@ constexpr int kSteps = 256;
 
 bool fits(const PlanInput& input, std::int64_t limit) { return MemoryPlan(input).use().limited() <= limit; }
 
-/// Offloads to `below` the smallest share of `states` (parts of `input`) with which the plan fits; all of them if no
-/// share is enough.
+/// Offloads to `below` the smallest fraction of `states` (members of `input`) with which the plan fits; all of it if no
+/// fraction is enough.
 void choose(PlanInput& input, std::initializer_list<OffloadedState*> states, std::int64_t limit, Tier below) {
   const auto set = [&](Tier tier, int share) {
     for (OffloadedState* state : states) *state = {tier, static_cast<double>(share) / kSteps};
@@ -37,7 +37,7 @@ PlanInput with_tiers_chosen(PlanInput input, std::int64_t limit, Tier below) {
   OffloadedState& masters = input.tiers.masters;
   OffloadedState& moments = input.tiers.moments;
   OffloadedState& parameters = input.tiers.parameters;
-  // A state whose tier is chosen later counts as in memory at first.
+  // A state whose tier is chosen later is at first counted as in memory.
   const auto is_open = [](OffloadedState& state) {
     return std::exchange(state.tier, state.tier == Tier::kAuto ? Tier::kMemory : state.tier) == Tier::kAuto;
   };

@@ -4,9 +4,10 @@
 
 With --commands, rows of tessera-train that change no variable are started by starter.py.
 
-A row is bad if the program crashes, hangs, ends with another exit code, says "internal error", prints without bound,
-does not name what is wrong, or changes a file that it must keep. It is poor if the exit code is right but nothing says
-what to do; poor rows are marked in the table, and at most MOST_POOR of them are allowed.
+A row is bad if the program crashes or hangs, ends with another exit code, says "internal error", or prints without
+bound. It is also bad if the program does not name the mistake, or changes a file that it must not change. A row is poor
+if the exit code is right but the message has no remedy. Poor rows are marked in the table, and at most MOST_POOR of
+them are allowed.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from free_port import free_port  # noqa: E402
 from patience import patient  # noqa: E402
 
 FEWEST_ROWS, MOST_POOR = 271, 10
-HANGS_AFTER_S = 60  # seconds on a machine without other load (tests/support/patience.py); no row alone takes 5
+HANGS_AFTER_S = 60  # seconds on an idle machine (tests/support/patience.py); no single row takes 5
 MOST_BYTES = 20_000
 NOBODY = 65534
 FORKED = {"train", "replay", "serve", "sample", "tokenize", "plan", "simulate", "checkpoint"}  # commands of tessera-train
@@ -39,7 +40,7 @@ HINT = re.compile(r"hint:|did you mean|must be|must not|--help|Commands:|--overw
 
 
 def clean_environment():
-    """Returns the environment without variables that a launcher of this test may have set."""
+    """Returns the environment without variables that the launcher of this test may have set."""
     names = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|OMPI_|PMI|MV2_|TESSERA_|TORCHELASTIC_|OMP_NUM_THREADS")
     return {name: value for name, value in os.environ.items() if not names.search(name)} | {"OMP_NUM_THREADS": "1"}
 
@@ -64,7 +65,7 @@ def contents(paths):
 
 
 def judge(row, code, out, err):
-    """Returns a list of what is bad about the result, and whether the row is poor."""
+    """Returns a list of everything that is bad about the result, and whether the row is poor."""
     bad = []
     if code is None:
         return [f"hung for {patient(HANGS_AFTER_S):.0f} s"], False
@@ -106,7 +107,7 @@ def try_row(tessera, forks, row, work):
         bad, poor = judge(row, code, out, err)
         bad += [f"changed {path.name}" for path in kept if not path.is_file() or path.read_bytes() != before[path]]
         bad += [f"left {path}" for path in row.absent if os.path.lexists(folder / path)]
-        for locked in folder.rglob("*"):  # this lets the folder be removed
+        for locked in folder.rglob("*"):  # this makes it possible to remove the folder
             if locked.is_dir() and not locked.is_symlink():
                 locked.chmod(0o755)
     if poor and not row.poor:

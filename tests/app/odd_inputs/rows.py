@@ -1,7 +1,7 @@
-"""Odd inputs of the `tessera` command. Each row has an input and the required result.
+"""Odd inputs of the `tessera` command. Each row has an input and the result that the program must give.
 
-A row runs in a folder of its own that holds `model.json`, `strategy.json`, `text`, `held_out`, `weights.pt` and what the
-row puts there. Options that are given twice count the last time, so rows append to a command line that works.
+A row runs in its own folder, which has `model.json`, `strategy.json`, `text`, `held_out`, `weights.pt` and the files
+that the row adds. If an option is given twice, the last one counts, so rows append to a command line that works.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Row:
     command: list
     code: int
     says: list = dataclasses.field(default_factory=list)  # texts that stderr must contain, or stdout if the exit code is 0
-    files: dict = dataclasses.field(default_factory=dict)  # name -> text or bytes
+    files: dict = dataclasses.field(default_factory=dict)  # maps names to text or bytes
     environment: dict = dataclasses.field(default_factory=dict)
     prepare: Optional[Callable] = None  # a function that is called with the folder
     keeps: list = dataclasses.field(default_factory=list)  # paths whose contents must be the same afterwards
@@ -39,7 +39,7 @@ class Row:
 
 
 long = bool(os.environ.get("TESSERA_LONG_TESTS"))  # if false, some() takes half as many values
-everything = False  # True tries all values with all keys; False tries a few values with each key, in turn
+everything = False  # True tries all values with all keys; False tries a few with each key, in turn
 _turn = 0
 
 

@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Starter:
-    """A Starter is made before this process has threads; then any thread may call `run`."""
+    """A Starter must be made before this process has threads. Any thread may call `run` afterwards."""
 
     def __init__(self, library):
         self.requests, served = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,12 +53,12 @@ def _end_with_parent():
 
 
 def _serve(library, requests):
-    """Forks a process for each request; that process starts the command and tells how it ended. This loop ends with the
-    process that sends the requests."""
+    """Forks a process for each request. That process starts the command and reports how it ended. This loop ends with
+    the process that sends the requests."""
     try:
         _end_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        os.environ["OMP_NUM_THREADS"] = "1"  # the value of every row; OpenMP reads it when it is loaded
+        os.environ["OMP_NUM_THREADS"] = "1"  # the value for every row; OpenMP reads it when it is loaded
         commands = ctypes.CDLL(str(library))
         commands.tessera_command.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
         while True:
@@ -87,7 +87,7 @@ def _watch(commands, request, out, err, told):
 
 
 def _become(commands, request, out, err):
-    """Runs in the forked process, which becomes the command."""
+    """Runs in the forked process, and turns it into the command."""
     words, folder, environment, user = request
     code = 199
     try:

@@ -1,4 +1,4 @@
-// Tests that sums which come one after the other are added in the order of the pairwise tree.
+// Tests that sums that come one after the other are added in the order of the pairwise tree.
 
 #include "runtime/comm/sum/joined_sum.h"
 
@@ -27,8 +27,8 @@ std::vector<float> random_floats(std::size_t numel, int seed) {
 
 using Leaves = std::vector<std::vector<float>>;
 
-/// Adds up the leaves of a run by a SumCounter, as Reducer does, and checks that no more sums wait than the counter
-/// says. Returns the sums that are left.
+/// Adds up the leaves of a run with a SumCounter, as Reducer does. Checks that no more sums wait than the counter says.
+/// Returns the sums that are left.
 Leaves counted_up(const Leaves& leaves, TreeBlock run) {
   const SumCounter counter(run, static_cast<std::int64_t>(leaves.size()));
   const std::size_t numel = leaves[0].size();
@@ -110,7 +110,7 @@ TEST(SumCounterTest, KeepsAsManySumsAsTheLogarithmOfItsNumber) {
   EXPECT_EQ(SumCounter(1000000).places(), 19);
 }
 
-/// Returns the sum of a node of the tree over `leaves`, as pairwise_sum makes it.
+/// Returns the sum of a node of the tree over `leaves`, in the same order as pairwise_sum.
 std::vector<float> sum_of(const Leaves& leaves, TreeBlock node) {
   std::vector<const void*> sources;
   for (std::int64_t i = node.begin; i < node.end; ++i) sources.push_back(leaves[static_cast<std::size_t>(i)].data());
@@ -139,7 +139,7 @@ TEST(SumCounterTest, AnyRunLeavesTheSumsOfItsBlocks) {
 
 TEST(SumCounterTest, NoRunHasMoreBlocksOrPlacesThanTheMostOfItsLength) {
   constexpr std::int64_t kMost = 40;
-  std::vector<int> blocks(kMost + 1), places(kMost + 1);  // [longest run]: its most blocks, places
+  std::vector<int> blocks(kMost + 1), places(kMost + 1);  // [longest run]: most blocks, and places
   for (std::int64_t all = 1; all <= 3 * kMost; ++all) {
     for (std::int64_t begin = 0; begin < all; ++begin) {
       for (std::int64_t end = begin + 1; end <= std::min(all, begin + kMost); ++end) {

@@ -1,4 +1,4 @@
-// Tests the lossless compressor of floating-point numbers: every bit comes back, and damaged input does no harm.
+// Tests the lossless compressor of floating-point numbers: every bit is restored, and damaged input does no harm.
 
 #include "runtime/comm/sum/lossless.h"
 
@@ -43,12 +43,12 @@ std::vector<std::uint16_t> upper_halves(const std::vector<float>& values) {
 
 Bytes packed(DType dtype, const Bytes& numbers) {
   const std::size_t numel = numbers.size() / size_of(dtype);
-  Bytes out(most_packed_bytes(dtype, numel));  // the exact size, so that a sanitizer sees writes past it
+  Bytes out(most_packed_bytes(dtype, numel));  // exact size, so that a sanitizer sees writes past the end
   out.resize(pack(dtype, numbers.data(), numel, out.data()));
   return out;
 }
 
-/// Packs and unpacks the numbers, checks that no bit changes, and returns the packed size.
+/// Packs and unpacks the numbers, and checks that no bit changes. Returns the packed size.
 std::size_t expect_all_bits(DType dtype, const Bytes& numbers, const std::string& what) {
   const Bytes wire = packed(dtype, numbers);
   Bytes back(numbers.size(), std::byte{0x5a});
@@ -124,8 +124,8 @@ TEST(Lossless, EveryLengthAndSpecialValuesKeepTheirBits) {
   }
 }
 
-// Bytes that come over a wire may be anything: it is refused, or read within its bounds (a sanitizer finds reads beyond
-// them).
+// Bytes that arrive over a wire may be anything. They are refused, or read within their bounds (a sanitizer finds reads
+// beyond them).
 TEST(Lossless, DamageIsRefusedOrReadWithinBounds) {
   std::mt19937 random(11);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {

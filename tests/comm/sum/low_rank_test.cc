@@ -63,7 +63,7 @@ TEST(LowRank, ColumnsBecomeOrthonormal) {
     factor[1 * kNumel + i] = factor[i] + 1e-4f * factor[1 * kNumel + i];  // this row nearly equals the first one
     // this row is a sum of other rows, apart from rounding
     factor[3 * kNumel + i] = 2 * factor[i] - 0.5f * factor[2 * kNumel + i];
-    factor[4 * kNumel + i] = 1e-18f * factor[4 * kNumel + i];  // short
+    factor[4 * kNumel + i] = 1e-18f * factor[4 * kNumel + i];  // short column
   }
   orthonormalize(factor.data(), kRank, kNumel);
   for (std::size_t a = 0; a < kRank; ++a) {
@@ -93,7 +93,7 @@ TEST(LowRank, EmptyColumnsBecomeZerosAndAreDrawnAgain) {
   EXPECT_LT(std::fabs(dot(&again[0], &again[kNumel], kNumel)), 0.8 * dot(&again[0], &again[0], kNumel));
 }
 
-// A step whose gradients are not finite is skipped, so the sum must show a value that is not finite.
+// A step whose gradients are not finite is skipped. The sum must therefore have a value that is not finite.
 TEST(LowRank, NonFiniteGradientShowsInTheSum) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     const LowRankShape shape{6, 20, 2};

@@ -1,4 +1,4 @@
-// Tests the loops of compressors that send momentum in place of gradients.
+// Tests the loops of compressors that send momentum instead of gradients.
 
 #include "runtime/comm/sum/momentum.h"
 
@@ -34,7 +34,7 @@ TEST(Momentum, EveryProductIsRoundedByItself) {
   }
 }
 
-// Gradients go in, and their sum comes out. The momentum of that sum is the sum of all ranks' shares.
+// Gradients are put in, and their sum comes out. The momentum of that sum is the sum of all ranks' shares.
 TEST(Momentum, SumComesBackAndSharesAddUpToItsMomentum) {
   constexpr int kRanks = 3;
   constexpr std::size_t kNumel = 133;

@@ -1,4 +1,4 @@
-// Tests the pairwise sum over sources: its bits are those of one fixed tree.
+// Tests the pairwise sum over sources. Its bits are those of one fixed tree.
 
 #include "runtime/comm/sum/pairwise_sum.h"
 

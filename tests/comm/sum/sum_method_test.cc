@@ -1,4 +1,4 @@
-// Tests the layer that gives reductions to compressors.
+// Tests the layer that passes reductions on to compressors.
 
 #include "runtime/comm/sum/sum_method.h"
 
@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// Sums with the group's all_reduce and adds 100, so that its sums differ from those of the group.
+/// Makes sums with the group's all_reduce and adds 100, so that they differ from the group's own sums.
 struct PlusHundred : SumMethod {
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
     TESSERA_RETURN_IF_ERROR(group.all_reduce(label, data, DType::kF32, data, numel).wait());

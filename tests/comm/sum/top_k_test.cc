@@ -41,7 +41,7 @@ TEST(SelectLargest, SelectsWhatSortingSelects) {
     std::vector<float> fine(numel), coarse(numel), few(numel, 0.0f), close(numel);
     for (std::size_t i = 0; i < numel; ++i) {
       fine[i] = normal(generator) * std::pow(10.0f, normal(generator));
-      coarse[i] = std::round(normal(generator));  // most values are equal to others
+      coarse[i] = std::round(normal(generator));  // most values occur several times
       if (i % 7 == 0) few[i] = -1e-42f;           // most values are zeros
       close[i] = std::nextafter(1.0f, i % 3 == 0 ? 2.0f : i % 3 == 1 ? 0.0f : 1.0f);
     }

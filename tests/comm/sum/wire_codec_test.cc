@@ -16,7 +16,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// Computes in the simplest way what `encode` and then `decode` must make of a run of at most 256 values.
+/// Computes, in the simplest way, the values that `encode` and then `decode` must give for a run of at most 256 values.
 std::vector<float> rounded_slowly(WireForm form, const std::vector<float>& values) {
   const float most = form == WireForm::kInt8 ? 127 : 7;
   float largest = 0;
@@ -49,7 +49,7 @@ Bytes bytes_of(const std::vector<float>& values) {
   return data;
 }
 
-/// Returns the value of `dtype` nearest to a finite `value`. If two values are equally near, it is the even one.
+/// Returns the value of `dtype` nearest to a finite `value`. If two values are equally near, returns the even one.
 float nearest_slowly(float value, DType dtype) {
   if (dtype == DType::kF32) return value;
   const std::uint16_t infinity = dtype == DType::kBF16 ? 0x7f80 : 0x7c00;
@@ -60,7 +60,7 @@ float nearest_slowly(float value, DType dtype) {
   }
   const double low = widen_slowly(dtype, below);
   double high = widen_slowly(dtype, above);
-  // Infinity counts as the number that would follow the largest finite one.
+  // Infinity counts as the number that would follow the largest finite number.
   if (above == infinity) high = 2 * low - widen_slowly(dtype, static_cast<std::uint16_t>(below - 1));
   const double middle = (low + high) / 2;
   const bool goes_up = std::fabs(value) > middle || (std::fabs(value) == middle && below % 2 == 1);
@@ -152,7 +152,7 @@ TEST_P(WireCodec, RoundingResidualsAddUpToTheExactSum) {
       wanted[i] += values[i];
     }
   }
-  // The residual is what was not sent, up to rounding in fp32.
+  // The residual is the part that was not sent, up to rounding in fp32.
   float largest = 0;
   for (float value : values) largest = std::max(largest, std::fabs(value));
   for (std::size_t i = 0; i < kNumel; ++i) ASSERT_NEAR(sent[i] + residual[i], wanted[i], largest * kTimes * 1e-6) << i;

@@ -1,5 +1,5 @@
-// Tests compression on an emulated GPU, whose host makes the sums that are compressed. Training has the bits of the
-// CPU's ranks over Gloo, memory is as planned, and a checkpoint saved on one device loads on the other.
+// Tests compression on an emulated GPU. The GPU's host makes the compressed sums. Training has the bits of CPU ranks
+// over Gloo, memory is as planned, and a checkpoint saved on one device can be loaded on the other.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,8 +36,8 @@ ThreadRanks gloo(int ranks) { return over_gloo({.ranks = ranks}); }
 
 using OnGpus = std::function<void(const ThreadRanks& joined, const std::string& what)>;
 
-/// Runs `body` for ranks with GPUs that are as late as they may be. Runs it again on one GPU, over a backend, or with
-/// copies that read at once: in turn, or, in long tests, in all of these ways.
+/// Runs `body` for ranks with GPUs that are as late as possible. Runs it again on one GPU, over a backend, or with
+/// copies that read at once. These ways alternate; long tests use all of them.
 void on_gpus_over_gloo(int ranks, const OnGpus& body) {
   static int turn = 0;
   ++turn;
@@ -70,8 +70,7 @@ void expect_same_course(const Course& got, const Course& wanted, const std::stri
   EXPECT_EQ(got.reduced_bytes, wanted.reduced_bytes) << what;
 }
 
-/// Checks that memory is as planned, to the byte, and that a GPU's memory for compression lies only in its host's
-/// memory.
+/// Checks that memory is as planned, to the byte, and that a GPU has memory for compression only on its host.
 void expect_planned(const Engine& engine, const std::string& what) {
   const MemoryUse use = engine.allocated();
   EXPECT_EQ(use, engine.plan().use) << what;
@@ -79,7 +78,7 @@ void expect_planned(const Engine& engine, const std::string& what) {
   EXPECT_TRUE(!is_gpu || use[MemoryCategory::kFeedback] == 0) << what;
 }
 
-/// Makes six steps. Between them one step is skipped, since its loss is no number, and gradients are dropped.
+/// Makes six steps. Between them one step is skipped, since its loss is NaN, and gradients are dropped.
 Course course(const Mesh& mesh, const Strategy& strategy, const std::string& what) {
   Session session(mesh, strategy, kTwoBlocks);
   std::vector<StepResult> steps = train(session, 0, 2);
@@ -97,7 +96,7 @@ Course course(const Mesh& mesh, const Strategy& strategy, const std::string& wha
   return {told_by(session, std::move(steps)), traffic.reductions, traffic.reduced_bytes};
 }
 
-/// Checks that GPUs do under `strategy` what the CPU does over Gloo.
+/// Checks that `strategy` gives the same results on GPUs as on the CPU over Gloo.
 void expect_as_over_gloo(int ranks, const Strategy& strategy, const std::string& what) {
   const auto body = [&](const std::string& where) {
     return [&strategy, where](const Mesh& mesh) { return course(mesh, strategy, where); };
@@ -106,7 +105,7 @@ void expect_as_over_gloo(int ranks, const Strategy& strategy, const std::string&
   in_memory.offload = {};
   const Course wanted =
       course_on(gloo(ranks), [&](const Mesh& mesh) { return course(mesh, in_memory, what + ", CPU"); });
-  // Parameters in records are padded to whole records, and the padding travels too.
+  // Parameters in records are padded to whole records, and the padding is sent too.
   const bool has_records = strategy.offload.parameters.tier != Tier::kMemory;
   on_gpus_over_gloo(ranks, [&](const ThreadRanks& joined, const std::string& how) {
     Course got = course_on(joined, body(what + how));
@@ -130,7 +129,7 @@ const Method kMethods[] = {{"PowerSGD", power_sgd(2)},
                            {"QSGD", with_method(QsgdConfig())},
                            {"TernGrad", with_method(TernGradConfig())}};
 
-/// Settings that change how gradients are moved.
+/// Settings that change the way in which gradients are sent.
 const Method kSettings[] = {
     {"each microbatch", [](Strategy& s) { s.gradient_accumulation = 2; }},
     {"last microbatch",
@@ -143,7 +142,7 @@ const Method kSettings[] = {
     {"later", [](Strategy& s) { s.compression.start_step = 2; }},
     {"gradients below memory", [](Strategy& s) { s.offload.gradients = Tier::kHost; }}};
 
-// These strategies compare no values between ranks on the way, since the host would wait for that.
+// These strategies do not compare values between ranks on the way, since the host would have to wait for that.
 TEST(DeviceCompression, MethodsHaveTheCpusBits) {
   constexpr DType kDTypes[] = {DType::kF32, DType::kBF16};
   for (const auto& [method, setting, kind, dtype] : pairwise_of(kMethods, kSettings, kWhole, kDTypes)) {
@@ -204,7 +203,7 @@ TEST(DeviceCompression, BothAxesHaveTheCpusBits) {
   }
 }
 
-/// There are replicas of two ranks, which train by themselves. All of a fragment's sums are under way at once.
+/// There are replicas of two ranks. The replicas train by themselves. All sums of a fragment are under way at once.
 TEST(DeviceCompression, OuterGradientsHaveTheCpusBits) {
   constexpr Form kOuter[] = {{"int8", WireForm::kInt8, WireForm::kPlain, false},
                              {"int4, sums too", WireForm::kInt4, WireForm::kInt8, false},
@@ -276,7 +275,7 @@ TEST(DeviceCompression, AHookHasTheCpusBits) {
   }
 }
 
-/// Returns the kept gradients of all ranks in a checkpoint, by name, rank and place.
+/// Returns all ranks' residuals of gradients in a checkpoint, by name, rank and place.
 std::map<std::string, std::vector<std::byte>> kept_in(const TestFolder& folder, int ranks) {
   std::map<std::string, std::vector<std::byte>> kept;
   const auto checkpoint = SavedCheckpoint::open(*find_checkpoint(folder.path(), "test"), "test");
@@ -405,7 +404,7 @@ TEST(DeviceCompression, GathersHaveTheCpusBits) {
   }
 }
 
-/// Updated values go over a second axis too, and where replicas train apart, each replica gathers by itself.
+/// Updated values are sent over a second axis too. If replicas train apart, each replica gathers by itself.
 TEST(DeviceCompression, GathersOfTwoAxesHaveTheCpusBits) {
   const Method settings[] = {{"int4", [](Strategy& s) { s.compression.gathers = WireForm::kInt4; }},
                              {"over the world",
@@ -416,7 +415,7 @@ TEST(DeviceCompression, GathersOfTwoAxesHaveTheCpusBits) {
                              {"over replicas first",
                               [](Strategy& s) {
                                 s.compression.gathers = WireForm::kLossless;
-                                s.strategy = ShardingStrategy::kFullShard;  // a default counts as left out
+                                s.strategy = ShardingStrategy::kFullShard;  // a default counts as not given
                                 s.placement.parameters = CutAxes{};
                                 s.placement.gradients = CutAxes{.host = true};
                                 s.placement.optimizer = CutAxes{.host = true, .rank = true};

@@ -1,5 +1,5 @@
-// Tests "durable" on an emulated GPU. A run that ended goes on from its last commit with the bits of a run that was not
-// disturbed, wherever its state lies; and training goes on beside a commit.
+// Tests "durable" on an emulated GPU. A run that ended continues from its last commit with the bits of a run that was
+// not disturbed, on whichever tiers its state lies. Training continues while a commit is written.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace device_durable_test {
 
 using ::testing::HasSubstr;
 
-/// The tier of parameters and the tier of states, each with the share that lies there; and the device that makes steps.
+/// The tiers of parameters and of states, each with the share that lies on it, and the device that makes steps.
 struct Lying {
   const char* name;
   OffloadedState parameters, states;
@@ -68,7 +68,7 @@ TEST(DeviceDurable, RunResumesFromItsLastCommitWithTheSameBits) {
   }
 }
 
-/// Adafactor's states have shapes of their own.
+/// Adafactor's states have their own shapes.
 TEST(DeviceDurable, AdafactorRunResumesWithTheSameBits) {
   const EmulatedGpus gpus;
   for (const ShardingStrategy kind : kThree) {
@@ -103,7 +103,7 @@ TEST(DeviceDurable, TrainingGoesOnBesideCommits) {
   }
 }
 
-/// Weights that were moved for the averages must be back before the commit.
+/// Weights that were replaced by their averages must be back before the commit.
 TEST(DeviceDurable, CommitRightAfterShowingAveragesHoldsTheWeights) {
   const EmulatedGpus gpus;
   for (const Lying& lying : kLying) {

@@ -1,5 +1,4 @@
-// Tests how the Engine trains on a GPU, with an emulated one: it has the same bits as on the CPU, however late the
-// device is.
+// Tests training on an emulated GPU: it has the same bits as on the CPU, however late the device is.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -107,7 +106,7 @@ void put_activations_on(Tier tier, Strategy& strategy) {
   if (is_in_files) strategy.offload.paths = {std::filesystem::temp_directory_path().string()};
 }
 
-/// Copies of activations to the host and back end as late as they may, and device memory is used again meanwhile.
+/// Copies of activations to the host and back end as late as possible, and device memory is used again meanwhile.
 TEST(DeviceEngine, OffloadedActivationsChangeNoBits) {
   constexpr std::int64_t kQueueDepths[] = {1, 4, 32};
   MadeOnce<Trained> on_cpu;
@@ -132,7 +131,7 @@ TEST(DeviceEngine, OffloadedActivationsChangeNoBits) {
   }
 }
 
-/// One forward has two losses, and a graph outlives its Engine.
+/// One forward has two losses, and a graph lives longer than its Engine.
 TEST(DeviceEngine, OffloadedActivationsLiveAsLongAsTheirGraph) {
   const auto train = [](Tier tier) {
     std::vector<at::Tensor> seen;
@@ -209,7 +208,7 @@ TEST(DeviceEngine, RiseOverSamplesGivesTheCpusRatesAndBits) {
   expect_same_on_gpus({.ranks = 2}, strategy, options, "a rise over samples");
 }
 
-/// Several uploads are under way at a time, and their tensors are used in another order; host memory is used again at
+/// Several uploads are under way at a time, and their tensors are used in another order. Host memory is used again at
 /// once.
 TEST(DeviceEngine, UploadsGiveTheRequestedTensorsInAnyOrder) {
   const EmulatedGpus gpus;
@@ -244,7 +243,7 @@ TEST(DeviceEngine, ResultIsReadOnlyAfterItsWait) {
     StepResult first = session.train(0), second = session.train(1);
     EXPECT_FALSE(first.is_known());
     EXPECT_TRUE(std::isnan(second.loss));
-    EXPECT_EQ(session.engine.steps_applied(), 2);  // waits
+    EXPECT_EQ(session.engine.steps_applied(), 2);  // this waits
     second.wait();
     EXPECT_TRUE(second.is_known());
     EXPECT_GT(second.loss, 0);
@@ -312,8 +311,8 @@ TEST(DeviceEngine, WeightAveragesGiveTheCpusBits) {
   }
 }
 
-/// The emulated device takes a second for each stretch in which compute waits: for 3 units' gathers in forward, two of
-/// them again in backward, 3 reductions, and the agreement.
+/// On the emulated device, each interval in which compute waits takes a second. It waits for the gathers of 3 units in
+/// forward, for two of them again in backward, for 3 reductions, and for the agreement.
 TEST(DeviceEngine, ExposedCommunicationIsReported) {
   const EmulatedGpus gpus;
   run_ranks(late({.ranks = 2}), [](const Mesh& mesh) {
@@ -359,7 +358,7 @@ TEST(DeviceEngine, EachGatherAndReductionOfAUnitIsTimedByTheDevice) {
   }
 }
 
-/// A forward without backward gathers units ahead that nobody uses.
+/// A forward without backward gathers units in advance that are then not used.
 TEST(DeviceEngine, EngineEndsAfterAnEvaluationWithPrefetches) {
   const EmulatedGpus gpus;
   for (const bool one_gpu : {false, true}) {
@@ -428,7 +427,7 @@ TEST(DeviceEngine, RawPointerWriteIsFoundByCheckValues) {
   }
 }
 
-/// Results that a device computed after a failed collective are not used, and no thread waits for them for ever.
+/// If a collective has failed, later results of the device are not used, and no thread waits for them for ever.
 TEST(DeviceEngine, CollectiveThatFailsOnTheDeviceEndsTheStep) {
   const EmulatedGpus gpus;
   using Fault = LateBackend::Fault;
@@ -494,7 +493,7 @@ TEST(DeviceEngine, OutOfMemoryIsExplainedWithTheCheaperStrategy) {
   }
 }
 
-/// Trains more steps than may be in flight, then trains other parameters, and so on.
+/// Trains more steps than may be in flight, then trains other parameters, and so on in turn.
 Told trained_in_turns(const Mesh& mesh, const Strategy& strategy) {
   Session session(mesh, strategy, kTwoBlocks);
   std::vector<StepResult> steps;
@@ -559,7 +558,7 @@ TEST(DeviceEngine, RatesSetByHandStayAfterReplanning) {
   });
 }
 
-/// Returns three groups of parameters: vectors without decay, the head with other numbers, and the rest.
+/// Returns three groups of parameters: vectors without decay, the head with other numbers, and all other parameters.
 std::vector<ParameterGroup> three_kinds() {
   ParameterGroup vectors{.name = "vectors", .max_dim = 1, .weight_decay = 0.0};
   ParameterGroup head{.name = "head", .match = {"head*"}, .lr_ratio = 0.1, .weight_decay = 0.3, .eps = 1e-2};
@@ -674,7 +673,7 @@ TEST(DeviceEngine, CheckpointsEqualTheCpus) {
   expect_checkpoints_as_on_the_cpu(2, strategy, "8-bit states, saved beside training");
 }
 
-/// Parameters that were frozen in the checkpoint train here. They have trained in this Engine before the load, too.
+/// Parameters that were frozen in the checkpoint train here. They have also trained in this Engine before the load.
 TEST(DeviceEngine, StatesMissingInACheckpointAreCleared) {
   const TestFolder folder;
   Strategy strategy = scheduled(ShardingStrategy::kFullShard, DType::kBF16);
@@ -692,7 +691,8 @@ TEST(DeviceEngine, StatesMissingInACheckpointAreCleared) {
           [&](const ThreadRanks& joined, const std::string& how) { expect_same(told_on(joined, body), wanted, how); });
 }
 
-// Ranks have different weights; one loss has weight 0, a rank has no batch, and a window ends early.
+// Ranks have different weights. One loss has weight 0, a rank has no batch, and a step ends before it has all its
+// microbatches.
 TEST(DeviceEngine, WeightedMicrobatchesGiveTheCpusBits) {
   struct How {
     std::int64_t accumulation;
@@ -737,7 +737,7 @@ TEST(DeviceEngine, WeightedMicrobatchesGiveTheCpusBits) {
   }
 }
 
-// A rank without any batch learns from the others which calls ranks make together.
+// A rank without any batch learns from the other ranks which calls they make.
 TEST(DeviceEngine, RankWithoutAnyBatchTakesPart) {
   for (const ShardingStrategy kind : kThree) {
     const Strategy strategy = strategy_of(kind, DType::kF32, 1);
@@ -785,7 +785,7 @@ TEST(DeviceEngine, ImportedSafetensorsGiveTheCpusBits) {
 
 // ---- "reproducible" ----------------------------------------------------------------------------------------------
 
-/// Ranks, and how many microbatches each of them makes.
+/// Numbers of ranks, and the number of microbatches that each of them makes.
 struct Dealt {
   int ranks;
   std::int64_t each;
@@ -800,7 +800,7 @@ Strategy reproducible(ShardingStrategy kind, DType dtype, OptimizerType type, st
   return strategy;
 }
 
-/// Runs of one and of four microbatches are subtrees of the step's tree, and runs of three are not.
+/// Runs of one and of four microbatches are subtrees of the tree of sums, and runs of three are not.
 TEST(DeviceReproducible, AnyNumberOfRanksGivesTheBitsOfOneOnTheCpu) {
   constexpr Dealt kDealt[] = {{1, 6}, {2, 3}, {3, 4}, {4, 1}};
   MadeOnce<Trained> alone;
@@ -823,8 +823,8 @@ TEST(DeviceReproducible, AnyNumberOfRanksGivesTheBitsOfOneOnTheCpu) {
   }
 }
 
-/// If each rank has one microbatch, gradients are summed over one axis and then over the other. Where ranks have runs
-/// of three microbatches, their sums go to all ranks at once.
+/// If each rank has one microbatch, gradients are summed over one axis and then over the other. If ranks have runs of
+/// three microbatches, their sums are sent to all ranks at once.
 TEST(DeviceReproducible, TwoAxesGiveTheBitsOfOneOnTheCpu) {
   for (const Dealt& dealt : {Dealt{4, 1}, Dealt{4, 3}}) {
     const auto of = [](ShardingStrategy kind, std::int64_t each) {
@@ -838,7 +838,7 @@ TEST(DeviceReproducible, TwoAxesGiveTheBitsOfOneOnTheCpu) {
   }
 }
 
-/// The CPU of the host gets a unit's sum when the gradients of the step's microbatches are joined, and not before.
+/// The host's CPU gets a unit's sum only when the gradients of the step's microbatches have been added up.
 TEST(DeviceReproducible, StatesThatTheHostUpdatesGiveTheBitsOfOneOnTheCpu) {
   for (const Dealt& dealt : {Dealt{1, 4}, Dealt{2, 3}}) {
     const auto of = [](std::int64_t each) {

@@ -1,5 +1,6 @@
 // Tests offloading the sums of a GPU's gradients to its host's memory and to disk, on an emulated GPU. Training has the
-// bits of the CPU with all state in memory, wherever the rest of the state lies; memory and traffic are as planned.
+// bits of the CPU with all state in memory, on whichever tiers the rest of the state lies. Memory and traffic are as
+// planned.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +29,7 @@ namespace device_gradients_test {
 
 using ::testing::HasSubstr;
 
-/// Says where gradients lie, where masters and states lie, and where parameters lie.
+/// The tiers on which gradients lie, on which masters and states lie, and on which parameters lie.
 struct Lying {
   const char* name;
   Tier gradients;
@@ -109,7 +110,7 @@ TEST(DeviceGradients, ReplicasGiveTheCpusBits) {
     expect_the_bits_of(on_cpu, ranks, strategy, lying, read, options, "hybrid");
 }
 
-/// The modules have gradients that come late, tied and unused parameters, and frozen units.
+/// The modules have gradients that arrive late, tied and unused parameters, and frozen units.
 TEST(DeviceGradients, TiedUnusedAndFrozenParametersGiveTheCpusBits) {
   TrainOptions shared = run_of_four_blocks(kWide);
   shared.model.recompute = shared.model.shared_block = true;
@@ -232,7 +233,8 @@ TEST(DeviceGradients, FailedDiskEndsAllRanksAndNamesTheUnit) {
       });
       FAIL() << nth << ": no error";
     } catch (const std::exception& error) {
-      // A rank that learns of the failure inside an operator gets a c10::Error with the same text, and no exit code.
+      // A rank that learns of the failure inside an operator gets a c10::Error with the same text and without an exit
+      // code.
       const auto* const ours = dynamic_cast<const Error*>(&error);
       EXPECT_TRUE(ours == nullptr || ours->exit_code() == ExitCode::kIo) << error.what();
       EXPECT_THAT(std::string(error.what()), ::testing::AllOf(HasSubstr("rank "), HasSubstr("Input/output error"),

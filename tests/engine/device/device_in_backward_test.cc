@@ -1,6 +1,6 @@
-// Tests "optimizer.in_backward" on an emulated GPU: training has the bits of the CPU's update after backward, however
-// late the device is and wherever masters, states and parameters lie. Calls that are impossible with updates in
-// backward end in an error.
+// Tests "optimizer.in_backward" on an emulated GPU. Training has the bits of the CPU's update after backward, however
+// late the device is, and on whichever tiers masters, states and parameters lie. Calls that are impossible with updates
+// in backward give an error.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceInBackward,
                            return std::string(name_of(info.param.dtype)) + "_ranks" + std::to_string(info.param.ranks);
                          });
 
-/// Each group has several records, and one or a few of them are on their way at once.
+/// Each group has several records. One record or a few of them are under way at once.
 TEST(DeviceInBackward, OffloadedStateChangesNoBits) {
   struct Lying {
     const char* name;
@@ -231,7 +231,7 @@ const Rule kAdafactor{"adafactor", {.type = OptimizerType::kAdafactor, .lr = 1e-
 const Rule kOwnMatrix{"own_matrix", {.type = OptimizerType::kOwnMatrix, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
 const Rule* const kRules[] = {&kLamb, &kLars, &kMuon, &kAdafactor, &kOwnMatrix};
 
-/// Gives the strategy the rule, with vectors that have no decay and whose rates no norm changes.
+/// Gives the strategy the rule, with vectors that have no decay and whose rates do not depend on norms.
 Strategy with_rule(Strategy strategy, const Rule& rule) {
   const StateDType states = strategy.optimizer.state_dtype;
   strategy.optimizer = rule.config;
@@ -297,7 +297,7 @@ TEST_P(DeviceRulesInBackward, CallsAroundStepsGiveTheCpusBits) {
   });
 }
 
-/// Ranks exchange the norms of layers once for each unit: on a GPU each of these waits is measured.
+/// Ranks exchange the norms of layers once for each unit. Each of these waits is measured on a GPU.
 TEST(DeviceRulesInBackward, ExchangeOfAUnitsNormsCountsAsExposed) {
   const EmulatedGpus gpus;
   double seconds[2] = {};
@@ -329,7 +329,7 @@ TEST_P(DeviceRulesInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
               AllOf(HasSubstr("the gradient of unit "), HasSubstr("infinite or NaN"), HasSubstr("cannot be skipped")));
 }
 
-/// The rank whose part of the gradient is not finite ends the run before it sends that part to the owner, which may be
+/// The rank whose part of the gradient is not finite ends the run before it sends that part to its owner, which may be
 /// another rank.
 TEST(DeviceRulesInBackward, RuleOfTheProgramGetsNoBadPartOfAnotherRank) {
   struct Watchful final : MatrixOptimizer {
@@ -360,7 +360,7 @@ TEST(DeviceRulesInBackward, RuleOfTheProgramGetsNoBadPartOfAnotherRank) {
   EXPECT_FALSE(rule->got_bad_values.load());
 }
 
-/// The device updates nothing from the first unit with a nonfinite gradient on; the host learns of that gradient when
+/// The device updates nothing from the first unit with a nonfinite gradient on. The host learns of that gradient when
 /// it waits for the result.
 TEST(DeviceInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
   for (const Placed& placed : kStrategies) {
@@ -379,7 +379,7 @@ TEST(DeviceInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
   }
 }
 
-/// The units have the same size and a backend moves any bytes that it is given, so no transport notices the wrong
+/// The units have the same size, and a backend sends any bytes that it is given, so no transport notices the wrong
 /// order.
 TEST(DeviceInBackward, DifferentGatherOrdersEndTheRun) {
   const EmulatedGpus gpus;
@@ -403,8 +403,8 @@ std::string error_of_wait(StepResult& step) {
   return error_of(ExitCode::kCorruptData, [&] { step.wait(); });
 }
 
-/// One element of one rank's gradient is not finite, so that one rank's part of the sum has it. Every rank that asks
-/// learns of it, also when it asks about a later step.
+/// One element of one rank's gradient is not finite, so only one rank's part of the sum has it. Every rank that asks
+/// learns of it, even if it asks only about a later step.
 TEST(DeviceInBackward, NonFiniteElementIsReportedByAllRanksEvenLater) {
   const EmulatedGpus gpus;
   for (const bool asks_later : {false, true}) {
@@ -428,8 +428,8 @@ TEST(DeviceInBackward, NonFiniteElementIsReportedByAllRanksEvenLater) {
   }
 }
 
-/// Units of different layouts take turns in the same memory. Elements that belong to no parameter share blocks of 256
-/// with elements that do.
+/// Units of different layouts use the same memory in turn. Elements that belong to no parameter are in the same blocks
+/// of 256 as elements that do.
 TEST(DeviceInBackward, PaddingOfAUnitHoldsNothingOfAnother) {
   constexpr TinyOptions kOdd{.vocab = 7, .width = 10, .hidden = 14, .blocks = 3};
   for (const auto& [states, ranks, cap_mb] : pairwise_of(std::array{StateDType::k8Bit, StateDType::kF32},
@@ -444,7 +444,7 @@ TEST(DeviceInBackward, PaddingOfAUnitHoldsNothingOfAnother) {
   }
 }
 
-/// Parameters stay as they were before the first unit was updated.
+/// Parameters are as they were before the first unit was updated.
 TEST(DeviceInBackward, NothingIsUpdatedAfterANonFiniteGradient) {
   const EmulatedGpus gpus;
   run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) {

@@ -33,7 +33,7 @@ const Rule kLars{"lars",
 const Rule kLarsWithoutMomentum{
     "lars without momentum", {.type = OptimizerType::kLars, .lr = 0.5, .weight_decay = 0.1, .trust_coefficient = 0.02}};
 
-/// Gives the strategy the rule, with clipping, and with vectors in a group that is not adapted.
+/// Gives the strategy the rule, with clipping, and with vectors in a group whose rates do not depend on norms.
 Strategy with_rule(Strategy strategy, const Rule& rule) {
   const StateDType states = strategy.optimizer.state_dtype;
   strategy.optimizer = rule.config;

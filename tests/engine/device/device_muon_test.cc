@@ -1,5 +1,5 @@
-// Tests Muon on an emulated GPU: it has the CPU's bits, however late the device is, because LibTorch computes the
-// matrix products on the CPU in both cases.
+// Tests Muon on an emulated GPU: it has the CPU's bits, however late the device is. LibTorch computes the matrix
+// products on the CPU in both cases.
 
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ TEST_P(DeviceMuon, GivesTheCpusBitsUnderEveryStrategy) {
   };
   TrainOptions awkward = short_run();
   awkward.model = kOfEveryKind;
-  // The two models take turns, from case to case too; in long tests each strategy has both.
+  // The two models alternate, from case to case too. In long tests each strategy has both.
   std::int64_t turn = ranks + accumulation;
   for (const Placed& placed : kStrategies) {
     const bool is_awkwards_turn = turn++ % 2 == 1;
@@ -77,7 +77,7 @@ TEST(DeviceMuon, GroupsOfEveryKindGiveTheCpusBits) {
   expect_same_on_gpus({.ranks = 2}, strategy, short_run(), "without momentum");
 }
 
-/// Two batches of matrices are exchanged, there and back.
+/// Two batches of matrices are sent to other ranks, and sent back.
 TEST(DeviceMuon, ExchangesOfMatricesCountAsExposed) {
   const EmulatedGpus gpus;
   double seconds[2] = {};

@@ -1,5 +1,5 @@
-// Tests "noise_scale" on an emulated GPU, which squares a rank's own gradients and solves for the noise by itself: it
-// has the CPU's bits.
+// Tests "noise_scale" on an emulated GPU. The GPU squares a rank's own gradients and solves for the noise by itself,
+// with the CPU's bits.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ Strategy measuring(const Placed& placed, DType dtype, const How& how) {
   return strategy;
 }
 
-/// Checks that `body` returns on GPUs what it returns on the CPU.
+/// Checks that `body` returns the same on GPUs as on the CPU.
 Told expect_as_on_the_cpu(int ranks, const std::function<Told(const Mesh&)>& body, const std::string& what) {
   const Told wanted = told_on({.ranks = ranks}, body);
   on_gpus(ranks, [&](const ThreadRanks& joined, const std::string& how) {
@@ -71,7 +71,7 @@ TEST(DeviceNoise, ResultsAreTheCpusUnderEveryStrategy) {
   }
 }
 
-/// Tests steps that overflow, microbatches that are dropped, and a microbatch of weight 0.
+/// Tests steps that overflow, microbatches that are dropped, and a microbatch with weight 0.
 TEST(DeviceNoise, SkippedDroppedAndWeightlessMicrobatchesCountAsOnTheCpu) {
   for (const auto& [kind, dtype, sync] :
        pairwise_of(kThree, std::array{DType::kF16, DType::kF32},

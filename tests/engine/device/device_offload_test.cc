@@ -1,7 +1,7 @@
 // Tests offloading a GPU's masters and optimizer states to its host's memory and to disk, on an emulated GPU. Training
-// has the bits of the CPU with all state in memory, however late copies come, and whichever device updates what lies in
-// the host's memory. Memory and traffic are as planned, and what a program does around a step finds the state wherever
-// it lies.
+// has the bits of the CPU with all state in memory, however late copies arrive, and whichever device updates the state
+// in the host's memory. Memory and traffic are as planned, and calls before and after a step find the state on its
+// tier.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,13 +44,13 @@ namespace device_offload_test {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
-/// Says where a GPU's state lies.
+/// The tiers on which a GPU's state lies.
 struct Tiered {
   Tier tier;
   double masters, moments;  ///< share of each kind that is offloaded
   std::int64_t queue_depth;
   std::int64_t record_bytes = 4096;
-  std::int64_t cache_bytes = 0;  ///< memory for records in files
+  std::int64_t cache_bytes = 0;  ///< memory for a cache of records in files
   OffloadedStep step = OffloadedStep::kGpu;
   bool is_by_cpu() const { return step == OffloadedStep::kCpu; }
 };
@@ -194,7 +194,7 @@ TEST(DeviceOffload, SkippedOverflowsLeaveTheStateUnchanged) {
   expect_the_cpus_bits({.ranks = 2}, strategy, kTiered, options, "overflows");
 }
 
-/// Runs are cut inside records, and some parameters are never updated.
+/// Runs of elements begin and end inside records, and some parameters are never updated.
 TEST(DeviceOffload, UnusedFrozenAndTiedParametersGiveTheCpusBits) {
   MadeOnce<Trained> on_cpu;
   for (const auto& [kind, dtype, tiered] :
@@ -232,7 +232,8 @@ TEST(DeviceOffload, OffloadedActivationsBesideItGiveTheCpusBits) {
   }
 }
 
-/// The device's memory has slots and the state that stays there; the host's memory has all records, or those under way.
+/// The device's memory has slots and the state that stays there. The host's memory has all records, or only those that
+/// are under way.
 TEST(DeviceOffload, MemoryAndTrafficEqualThePlan) {
   const EmulatedGpus gpus;
   for (const Kept& kept : kOneOfEachKind) {
@@ -286,7 +287,7 @@ TEST(DeviceOffload, LogTellsTheStreamingSpeedOfRecords) {
               ContainsRegex("are streamed at [0-9.]+ .?i?B/s each way, measured now: a step takes [0-9.]+ s for "));
 }
 
-/// The copies of all gradients to the host, and no other copies, have begun when backward has ended: parameters may be
+/// When backward has ended, the copies of all gradients to the host have begun, and no other copies: parameters may be
 /// written until the step.
 TEST(DeviceOffload, GradientsMoveToTheHostDuringBackward) {
   const EmulatedGpus gpus;
@@ -344,7 +345,7 @@ TEST(DeviceOffload, ParametersWrittenBetweenBackwardAndStepAreUpdated) {
   }
 }
 
-/// Results have the same bits whichever device is chosen.
+/// Results have the same bits, whichever device is chosen.
 TEST(DeviceOffload, ChoiceOfDeviceIsMeasuredAndLogged) {
   const Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
   const Trained on_cpu = train_on_threads({.ranks = 2}, strategy, wide_run());
@@ -375,7 +376,7 @@ TEST(DeviceOffload, ChoiceOfDeviceIsMeasuredAndLogged) {
               HasSubstr("are updated by the CPU there, since memory.limit leaves no room for them on the GPU"));
 }
 
-/// A plan chooses as the Engine would. A plan measures nothing, so memory alone decides.
+/// A plan makes the same choice as the Engine. A plan measures nothing, so only memory decides.
 TEST(DeviceOffload, AutoPlansCpuUpdatesWhereOnlyTheyFit) {
   Strategy strategy = below(strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1), kAllByCpu);
   strategy.comm.transport = TransportChoice::kCudaHost;
@@ -399,7 +400,7 @@ TEST(DeviceOffload, AutoPlansCpuUpdatesWhereOnlyTheyFit) {
   EXPECT_LT(plan(OffloadedStep::kAuto, limit).use[MemoryCategory::kHostRecords], on_cpu[MemoryCategory::kHostRecords]);
 }
 
-/// The strategy has rates of groups, a rate set by hand, and a limit on gradients' values.
+/// The strategy has rates of groups, a rate that the program sets, and a limit on gradients' values.
 TEST(DeviceOffload, GroupsAndRatesSetByHandGiveTheCpusBits) {
   Strategy strategy = strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1);
   strategy.gradient_clipping = 0;
@@ -427,7 +428,7 @@ TEST(DeviceOffload, GroupsAndRatesSetByHandGiveTheCpusBits) {
   }
 }
 
-/// New parameters go to the GPU while the next ones are updated. Everything else is done in sequence.
+/// New parameters are copied to the GPU while the next parameters are updated. Everything else is done in sequence.
 TEST(DeviceOffload, EstimatedSecondsCoverTransfersAndUpdates) {
   constexpr std::int64_t kNumel = 1 << 20;
   PlanInput input;
@@ -560,7 +561,7 @@ TEST(DeviceOffload, WeightAveragesGiveTheCpusBits) {
   }
 }
 
-/// Returns a strategy with a memory limit: half of the state that may go to the host does not fit on the GPU.
+/// Returns a strategy with a memory limit. Half of the state that may go to the host does not fit on the GPU.
 Strategy with_too_little_room(const Strategy& strategy) {
   const auto limited = [&](const Strategy& given) { return limited_bytes({.ranks = 2}, given, kWide); };
   Strategy open = below(strategy, kAllOnHost);
@@ -570,8 +571,7 @@ Strategy with_too_little_room(const Strategy& strategy) {
   return open;
 }
 
-/// Checks that what programs do around steps leaves the same values on the CPU with all state in memory and on GPUs
-/// with each tier.
+/// Checks that calls around steps leave the same values on the CPU with all state in memory as on GPUs with each tier.
 void expect_values_as_on_the_cpu(const std::function<Values(const Mesh&, const Strategy&)>& body) {
   const auto run = [&](const ThreadRanks& ranks, const Strategy& own) {
     return told_on(ranks, [&](const Mesh& mesh) { return Told{{}, body(mesh, own), {}}; });
@@ -667,7 +667,7 @@ TEST(DeviceOffload, ImportedSafetensorsGiveTheCpusBits) {
   }
 }
 
-/// The disk fails in set-up, in a step, and when a record that the GPU gave back is written.
+/// The disk fails in set-up, in a step, and when a record that the GPU has returned is written.
 TEST(DeviceOffload, FailedDiskEndsAllRanksAndNamesTheParameter) {
   const EmulatedGpus gpus;
   for (const std::int64_t nth : {2, 30, 75, 120}) {
@@ -790,7 +790,7 @@ TEST(SlotCarrier, RecordsGoBackWhicheverLeaseEndsFirst) {
   }
 }
 
-// The host keeps the old values, and later records can take the slots, if a failure comes while work is queued.
+// If a failure comes while work is queued, the host keeps the old values, and later records can use the slots.
 TEST(SlotCarrier, DroppedRecordKeepsItsValuesOnTheHost) {
   for (const CopiesRead read : {CopiesRead::kLate, CopiesRead::kAtOnce}) {
     const Carried carried(read);
@@ -807,7 +807,7 @@ TEST(SlotCarrier, DroppedRecordKeepsItsValuesOnTheHost) {
   }
 }
 
-/// Makes four records in files, of which three may be held, in pinned memory.
+/// Makes four records in files. Three of them may be held at a time, in pinned memory.
 std::shared_ptr<TierCarrier> in_files(const TestFolder& folder, DeviceKernels& kernels) {
   FileTierOptions options;
   options.records = 4;
@@ -820,8 +820,8 @@ std::shared_ptr<TierCarrier> in_files(const TestFolder& folder, DeviceKernels& k
   return std::make_shared<TierCarrier>(FileTier::create(options).value());
 }
 
-/// Acquires two records of `carrier` to read them, then changes the first one nevertheless, and returns what the tier
-/// wrote.
+/// Acquires two records of `carrier` to read them, and then changes the first one although it was acquired only to be
+/// read. Returns the bytes that the tier wrote.
 std::int64_t written_after_late_change(Carrier& carrier, TierCarrier& tier) {
   Lease changed = carrier.acquire(1, LeaseUse::kRead);
   Lease read = carrier.acquire(2, LeaseUse::kRead);
@@ -835,7 +835,7 @@ std::int64_t written_after_late_change(Carrier& carrier, TierCarrier& tier) {
   return tier.counters().writes;
 }
 
-// A lease that was taken to read a record may be changed to one that writes the record (Lease::change).
+// A lease that was taken to read a record may be changed into a lease that writes the record (Lease::change).
 TEST(CarriersToADevice, RecordInAFileThatALeaseChangedAfterAllIsWritten) {
   const std::unique_ptr<DeviceKernels> kernels = emulated_kernels(CopiesRead::kAtOnce);
   {

@@ -1,5 +1,5 @@
-// Tests a program's own rule for elements on an emulated GPU. It has the bits of the CPU, however late the device is,
-// because LibTorch runs the rule's operators on the CPU in both cases.
+// Tests a program's own rule for elements on an emulated GPU. Training has the bits of the CPU, however late the device
+// is, because LibTorch runs the rule's operators on the CPU in both cases.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ namespace device_own_test {
 using ::testing::HasSubstr;
 using Elements = ElementwiseOptimizer::Elements;
 
-/// A rule without states. It returns a part of a larger tensor, so kernels find it at an odd address.
+/// A rule without states. It returns a part of a larger tensor, so kernels get an odd address.
 struct SignDescent final : ElementwiseOptimizer {
   std::vector<std::string> states() const override { return {}; }
   void update(Elements& e) const override {
@@ -33,7 +33,7 @@ struct SignDescent final : ElementwiseOptimizer {
   }
 };
 
-/// Gives the strategy the rule, and groups with rates and decay of their own.
+/// Gives the strategy the rule, and groups with their own rates and decay.
 Strategy with_own(Strategy strategy) {
   strategy.optimizer = {.type = OptimizerType::kOwn, .lr = 1e-2, .weight_decay = 0.1};
   strategy.optimizer.groups = {{.name = "vectors", .max_dim = 1, .lr_ratio = 2, .weight_decay = 0.0},
@@ -78,7 +78,7 @@ TEST(DeviceOwn, GivesTheCpusBitsUnderEveryStrategy) {
   }
 }
 
-/// The rule is called for the parts of a large parameter one after the other.
+/// The rule is called for the parts of a large parameter, one after the other.
 TEST(DeviceOwn, LargeParameterIsUpdatedInPortions) {
   TrainOptions options = short_run();
   options.steps = 2;
@@ -97,7 +97,7 @@ TEST(DeviceOwn, CallsAroundStepsGiveTheCpusBits) {
   expect_led_as_on_the_cpu(with_own, "own", OwnRules::of(std::make_shared<OwnAdamW>()));
 }
 
-/// Returns the error that an Engine with `rule` on a GPU throws, when it is made or in a step.
+/// Returns the error that an Engine with `rule` throws on a GPU, either when it is made or in a step.
 std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule) {
   const EmulatedGpus gpus;
   return error_of([&] {

@@ -1,6 +1,6 @@
 // Tests offloading a GPU's parameters to its host's memory and to disk, on an emulated GPU. Training has the bits of
-// the CPU with all state in memory, whichever device updates them and wherever masters and states lie. Memory and
-// traffic are as planned, and calls around a step find parameters where they lie.
+// the CPU with all state in memory, whichever device updates the parameters and on whichever tiers masters and states
+// lie. Memory and traffic are as planned, and calls around a step find parameters on their tier.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -83,7 +83,7 @@ TEST(DeviceParameters, PrefetchAndAccumulationChangeNothing) {
   }
 }
 
-/// The bits are the same however ranks are joined.
+/// The bits are the same for every transport that joins the ranks.
 TEST(DeviceParameters, EveryTransportGivesTheCpusBits) {
   const Strategy strategy = strategy_of(kKept[2], ShardingStrategy::kFullShard);
   const TrainOptions options = run_of(kWide);
@@ -136,8 +136,8 @@ TEST(DeviceParameters, MemoryAndTrafficEqualThePlan) {
   }
 }
 
-/// Programs write parameters under Gathered, give them to a second Engine, freeze them for a while, and save them on
-/// one tier and load them on another.
+/// Programs write parameters under Gathered, give them to a second Engine, and freeze them for a while. They also save
+/// them on one tier and load them on another.
 TEST(DeviceParameters, CallsAroundAStepFindOffloadedParameters) {
   using Body = std::function<Values(const Mesh&, const Strategy&)>;
   const Body bodies[] = {&written_under_gathered, &trained_by_two_engines, &trained_with_weights_frozen_for_a_while,
@@ -239,7 +239,7 @@ TEST(DeviceParameters, FailedDiskEndsAllRanksAndNamesTheParameter) {
         trained(mesh, below(strategy_of(ShardingStrategy::kFullShard, DType::kBF16, 1), kFilesAlone), 8, kWide);
       });
       FAIL() << nth << ": no error";
-    } catch (const std::exception& error) {  // a c10::Error where an operator wanted the unit
+    } catch (const std::exception& error) {  // a c10::Error if an operator needed the unit
       const auto names_it = ::testing::AnyOf(HasSubstr("(parameter "), HasSubstr("(padding of unit "));
       EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("rank "), HasSubstr("Input/output error"), names_it)) << nth;
     }

@@ -1,6 +1,7 @@
-// Tests rules that go over state twice, rules of whole tensors, and a program's own rules, with a GPU's state offloaded
-// to its host's memory and to disk, on an emulated GPU. Training has the bits of the CPU with all state in memory;
-// memory and traffic are as planned; and calls around a step find the state where it lies.
+// Tests three kinds of rules on an emulated GPU whose state is offloaded to its host's memory and to disk. They are
+// rules that read state twice, rules of whole tensors, and a program's own rules. Training gives the same bits as
+// training on the CPU with all state in memory. Memory and traffic are as planned. Calls before and after a step find
+// the state on its tier.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,7 +41,7 @@ struct Rule {
   const char* name;
   OptimizerConfig config;
   bool is_own() const { return config.type == OptimizerType::kOwn; }
-  /// Returns whether the rule updates whole tensors; such a rule has fp32 states.
+  /// Returns whether the rule updates whole tensors. Such a rule has fp32 states.
   bool is_of_tensors() const {
     return config.type == OptimizerType::kAdafactor || config.type == OptimizerType::kOwnMatrix;
   }
@@ -54,7 +55,7 @@ const Rule kAdafactor{"adafactor", {.type = OptimizerType::kAdafactor, .lr = 1e-
 const Rule kOwnMatrix{"own_matrix", {.type = OptimizerType::kOwnMatrix, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1}};
 const Rule* const kRules[] = {&kMuon, &kLamb, &kLars, &kOwn, &kAdafactor, &kOwnMatrix};
 
-/// Gives the strategy the rule, with vectors in a group of their own.
+/// Gives the strategy the rule, with vectors in a separate group.
 Strategy with_rule(Strategy strategy, const Rule& rule) {
   const bool is_f32 = rule.is_own() || rule.is_of_tensors();
   const StateDType states = is_f32 ? StateDType::kF32 : strategy.optimizer.state_dtype;
@@ -75,7 +76,8 @@ TrainOptions run_of(const TinyOptions& model, const Rule& rule) {
   return options;
 }
 
-/// Returns all cases of where state lies: with only a rule's state offloaded, and with parameters offloaded too.
+/// Returns all combinations of tiers: those with only a rule's state offloaded, and those with parameters offloaded
+/// too.
 std::vector<Lying> all_lying() {
   constexpr Lying kStatesOnHost{kInDevice, {Tier::kHost, 1}}, kSomeOnHost{kInDevice, {Tier::kHost, 0.4}, 8192, 2},
       kStatesInFiles{kInDevice, {Tier::kNvme, 1}}, kSomeInFiles{kInDevice, {Tier::kNvme, 0.6}, 4096, 2, 8192},
@@ -113,7 +115,7 @@ struct Way {
 const Way kWays[] = {{"alone", 1, kWide, CopiesRead::kLate},
                      {"awkward", 2, kAwkward, CopiesRead::kLate},
                      {"awkward, read at once", 2, kAwkward, CopiesRead::kAtOnce},
-                     {"on 3 ranks", 3, kWide, CopiesRead::kLate}};  // this case runs in long tests alone
+                     {"on 3 ranks", 3, kWide, CopiesRead::kLate}};  // this case runs only in long tests
 
 TEST_P(DeviceRulesBelow, TrainingGivesTheCpusBits) {
   MadeOnce<Trained> on_cpu;
@@ -151,7 +153,7 @@ TEST_P(DeviceRulesBelow, EveryStrategyGivesTheCpusBits) {
   const auto exists = [](const Rule* rule, const Where& where, const Lying& lying) {
     return may_lie(*rule, where.placed.kind, lying);
   };
-  // Each rule is trained in each case of where state lies.
+  // Each rule is trained with each combination of tiers.
   for (const auto& [rule, where, lying] : pairwise_where<2>(exists, kRules, all, all_lying())) {
     if (rule != GetParam()) continue;
     const Kept kept{DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32};
@@ -170,8 +172,8 @@ TEST_P(DeviceRulesBelow, EveryStrategyGivesTheCpusBits) {
   }
 }
 
-/// Two passes move as many bytes as the plan says, and on the disk as many as on the CPU. Records that are still in
-/// slots when one pass ends and the next one begins are not moved again.
+/// Two passes move as many bytes as the plan says. On the disk they move as many as on the CPU. Records that are still
+/// in slots when one pass ends and the next one begins are not moved again.
 TEST_P(DeviceRulesBelow, MemoryAndTrafficEqualThePlan) {
   const EmulatedGpus gpus;
   const auto exists = [](const Lying& lying, const Kept&, const Rule* rule) {
@@ -281,7 +283,7 @@ TEST(DeviceOwnBelow, OffloadedGradientsGiveTheCpusBits) {
   }
 }
 
-/// Returns the rule's strategy without clipping, which is possible only with updates after backward.
+/// Returns the rule's strategy without clipping, since clipping is possible only with updates after backward.
 Strategy without_clipping(const Kept& kept, const Rule& rule) {
   Strategy strategy = with_rule(strategy_of(kept, ShardingStrategy::kFullShard), rule);
   strategy.gradient_clipping = 0;
@@ -309,7 +311,7 @@ TEST_P(DeviceRulesBelow, UpdatesInBackwardGiveTheCpusBits) {
   }
 }
 
-/// Each unit's passes move what the plan says, during the backward of the next unit.
+/// Each unit's passes move the bytes that the plan says, during the backward of the next unit.
 TEST_P(DeviceRulesBelow, MemoryAndTrafficInBackwardEqualThePlan) {
   const EmulatedGpus gpus;
   for (const Lying& lying : {kHostMixed, kFilesAll}) {
@@ -329,7 +331,7 @@ TEST_P(DeviceRulesBelow, MemoryAndTrafficInBackwardEqualThePlan) {
   }
 }
 
-/// Records are on their way to the GPU when the rule throws, and none has come back yet.
+/// Records are being copied to the GPU when the rule throws, and none has been copied back yet.
 TEST(DeviceMatricesBelow, FirstStepThrowsTheRulesOwnException) {
   struct Throws final : MatrixOptimizer {
     std::vector<State> states(std::int64_t rows, std::int64_t columns) const override {
@@ -353,7 +355,7 @@ std::string error_of_engine(const Strategy& strategy) {
   return error_of([&] { run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) { Session(mesh, strategy, kWide); }); });
 }
 
-/// Weights in records are copied if their norms are needed; a record of moments alone needs no copy.
+/// Weights in records are copied if their norms are needed. A record that has only moments needs no copy.
 TEST(DeviceRulesOnTheHost, OnlyOffloadedWeightsAreCopiedForTheirNorms) {
   const auto scratch = [](const Kept& kept, const Lying& lying) {
     std::int64_t bytes = 0;

@@ -16,8 +16,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Chooses between two ways in a fixed order without a period, so that no value of a test's loop is always tested in
-/// the same way.
+/// Gives a fixed sequence of yes and no that does not repeat, so that each value of a test's loop is tested with both.
 class Turns {
  public:
   bool is_seconds_turn() { return std::popcount(count_++) % 2 == 1; }
@@ -114,13 +113,13 @@ void expect_same_on_gpus(const ThreadRanks& ranks, const Trained& on_cpu, const 
   const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
     const Trained trained = train_on_threads(joined, strategy, options);
     expect_same_bits(trained, on_cpu, what + how);
-    // Units that update in backward wait for the unused unit, until ranks have agreed on the order.
+    // Units with updates in backward wait for the unused unit, until ranks have agreed on the order.
     if (strategy.optimizer.in_backward && options.model.unused_block) return;
     EXPECT_EQ(trained.steps.back().planned, trained.allocated_at_end) << what << how;
   };
   expect(late(ranks), "");
   if (ranks.ranks == 1) return;
-  // A backend adds in the dtype of the wire.
+  // A backend adds in the dtype that is sent.
   const bool may_have_backend = strategy.mixed_precision.reduce == DType::kF32;
   const bool is_backends_turn = may_have_backend && turns.is_seconds_turn();
   if (!is_backends_turn || tests_are_long()) expect(on_one_gpu(ranks), " on one GPU");

@@ -24,13 +24,14 @@ inline constexpr TinyOptions kTwoBlocks{.blocks = 2, .frozen_first_block = true}
 inline constexpr TinyOptions kOfEveryKind{
     .blocks = 3, .tied_head = true, .frozen_first_block = true, .unused_block = true, .recompute = true};
 
-/// Returns a run of more steps than may be in flight.
+/// Returns a run with more steps than may be in flight.
 TrainOptions short_run();
 
 /// Returns a strategy with clipping.
 Strategy strategy_of(const Placed& placed, DType dtype, std::int64_t accumulation);
 
-/// Returns a strategy with a learning-rate schedule, so that the number of steps made matters; fp16 skips some steps.
+/// Returns a strategy with a learning-rate schedule, so that the number of steps made matters. With fp16 some steps are
+/// skipped.
 Strategy scheduled(ShardingStrategy kind, DType dtype);
 
 /// The values after a run, and the results of its steps.
@@ -44,32 +45,35 @@ void expect_same(const Told& got, const Told& wanted, const std::string& what);
 /// Runs `body` on all ranks and returns the result of rank 0.
 Told told_on(const ThreadRanks& ranks, const std::function<Told(const Mesh&)>& body);
 
-/// Runs `body` for ranks with GPUs, in each of the ways in which they can be joined. `what` names the case.
+/// Runs `body` for ranks with GPUs, once with each way of joining them. `what` names the case.
 void on_gpus(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body);
 
-/// Does what on_gpus does, but in one of these ways, which alternate from call to call; long tests use all of them.
+/// Does the same as on_gpus, but with only one way of joining the ranks. The ways alternate from call to call; long
+/// tests use all of them.
 void on_gpus_in_turn(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body);
 
-/// Checks that training under `strategy` on ranks with GPUs ends as `on_cpu` did (or as the CPU does under the same
-/// strategy), and takes the memory that the plan says. Ranks are joined by late collectives, and in one more of the
+/// Checks that training under `strategy` on ranks with GPUs ends like `on_cpu` (or like the CPU under the same
+/// strategy), and needs the memory that the plan says. Ranks are joined by late collectives, and by one more of the
 /// ways that give the same bits. These other ways alternate from call to call; in long tests all of them are used.
 void expect_same_on_gpus(const ThreadRanks& ranks, const Trained& on_cpu, const Strategy& strategy,
                          const TrainOptions& options, const std::string& what);
 void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
                          const std::string& what);
 
-/// Trains with rates by schedule, or by hand for all groups and for the last one. On the way it shows averages, thaws a
-/// unit, freezes another and saves, and some steps later it loads what was saved in the same Engine.
+/// Trains with rates from a schedule, or with rates that the program sets, first for all groups and then for the last
+/// one. During the run it shows averages, unfreezes a unit, freezes another and saves. Some steps later it loads the
+/// checkpoint in the same Engine.
 Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                             const OwnRules& own_rules = {});
 
-/// Checks that led_through_everything gives on two GPUs what it gives on the CPU: under three strategies, in bf16 and
-/// fp16, with rates by schedule and by hand, with averages. The ways to join GPUs alternate from call to call.
-/// `with_rule` gives a strategy its optimizer.
+/// Checks that led_through_everything gives the same on two GPUs as on the CPU. It runs under three strategies, in bf16
+/// and fp16, with rates from a schedule and from the program, and with averages. The ways to join GPUs alternate from
+/// call to call. `with_rule` gives a strategy its optimizer.
 void expect_led_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
                               const OwnRules& own_rules = {});
 
-/// Checks a block that forward leaves out now and then: its averages go on, and its steps are counted, as on the CPU.
+/// Checks a block that forward leaves out now and then. Its averages must continue, and its steps must be counted, as
+/// on the CPU.
 void expect_left_out_as_on_the_cpu(const std::function<Strategy(Strategy)>& with_rule, const std::string& what,
                                    const OwnRules& own_rules = {});
 
@@ -92,12 +96,12 @@ std::vector<StepResult> train(Session& session, std::size_t begin, std::size_t e
 /// Trains, and saves after 6 steps.
 Told saved_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                           const OwnRules& own_rules = {});
-/// Loads the checkpoint of saved_and_trained_on in an Engine that has trained something else, and goes on. `inexact`:
+/// Loads the checkpoint of saved_and_trained_on in an Engine that has trained something else, and trains on. `inexact`:
 /// rank 0's LoadedCheckpoint::inexact.
 Told loaded_and_trained_on(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                            std::vector<std::string>& inexact, const OwnRules& own_rules = {});
-/// Checks that training on GPUs resumes from checkpoints of the CPU, and training on the CPU from checkpoints of GPUs.
-/// Every second call joins ranks on one GPU too; in long tests each does.
+/// Checks that training on GPUs resumes from checkpoints of the CPU, and that training on the CPU resumes from
+/// checkpoints of GPUs. Every second call also joins ranks on one GPU; in long tests each call does.
 void expect_checkpoints_as_on_the_cpu(int ranks, const Strategy& strategy, const std::string& what,
                                       const OwnRules& own_rules = {});
 

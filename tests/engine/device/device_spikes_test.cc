@@ -1,5 +1,5 @@
-// Tests loss spikes on an emulated GPU, which decides about them by itself. It must skip the steps that the CPU skips,
-// and have the CPU's bits.
+// Tests loss spikes on an emulated GPU. The GPU decides about them by itself. It must skip the steps that the CPU
+// skips, and have the CPU's bits.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ Strategy watching(ShardingStrategy kind, DType dtype, std::int64_t window) {
   return strategy;
 }
 
-/// Makes a step for each height. On the last rank the loss is multiplied by the height. `save_after`: the step after
+/// Makes a step for each height. The loss on the last rank is multiplied by the height. `save_after`: the step after
 /// which a checkpoint is saved; 0: none.
 Told course(const Mesh& mesh, const Strategy& strategy, const std::vector<double>& heights, std::size_t save_after = 0,
             const std::string& folder = "") {
@@ -46,8 +46,8 @@ std::size_t spikes_in(const Told& told) {
   return static_cast<std::size_t>(std::ranges::count_if(told.steps, &StepResult::spike));
 }
 
-/// Losses with one spike alone, then several in a row, then so many in a row that the higher loss counts as normal, and
-/// one spike above that loss.
+/// The losses have a single spike, and then several in a row. Then there are so many in a row that the higher loss
+/// counts as normal, and one spike above that loss.
 const std::vector<double> kHeights = {1, 1, 1, 1, 40, 1, 1, 90, 90, 90, 90, 90, 90, 2000, 90, 90};
 
 TEST(DeviceSpikes, SkippedStepsAreTheCpus) {

@@ -1,4 +1,5 @@
-// Tests outer steps ("sync") on an emulated GPU: replicas that train by themselves have the CPU's bits when they meet.
+// Tests outer steps ("sync") on an emulated GPU: replicas that train by themselves have the CPU's bits after each outer
+// step.
 
 #include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
@@ -66,10 +67,10 @@ std::string text_of(const Shape& shape, const Strategy& strategy) {
          std::to_string(static_cast<int>(strategy.mixed_precision.master)) + ", ";
 }
 
-/// The run of one rank. `folder` belongs to this run alone.
+/// The run of one rank. Only this run uses `folder`.
 using Body = std::function<Told(const Mesh&, const std::string& folder)>;
 
-/// Returns the result of each rank's `body` [rank].
+/// Returns the result of `body` on each rank [rank].
 std::vector<Told> told_by_all(const ThreadRanks& ranks, const Body& body) {
   const TestFolder folder;
   std::vector<Told> told(static_cast<std::size_t>(ranks.ranks));
@@ -80,8 +81,8 @@ std::vector<Told> told_by_all(const ThreadRanks& ranks, const Body& body) {
 }
 
 /// Checks that `body` returns the same on every rank with a GPU as on the CPU. Returns the results of the CPU. Each
-/// rank has a replica of its own, so every rank is compared. Ranks are joined over a backend, and also in one of the
-/// ways of on_gpus_in_turn.
+/// rank is a replica, so every rank is compared. Ranks are joined over a backend, and also in one of the ways of
+/// on_gpus_in_turn.
 std::vector<Told> expect_as_on_the_cpu(int ranks, const Body& body, const std::string& what) {
   const std::vector<Told> wanted = told_by_all({.ranks = ranks}, body);
   const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
@@ -171,8 +172,8 @@ TEST(DeviceSync, RulesOfEveryKindGiveTheCpusBits) {
   }
 }
 
-/// A save averages states over replicas. It comes between two outer steps, and with post_local_sgd once before local
-/// steps begin. The CPU goes on from what a GPU saved, and a GPU from what the CPU saved.
+/// A save averages states over replicas. It is made between two outer steps. With post_local_sgd, it is also made once
+/// before local steps begin. The CPU continues from a checkpoint of a GPU, and a GPU from one of the CPU.
 TEST(DeviceSync, CheckpointsInTheMiddleGoOnAsOnTheCpuAndThere) {
   for (const SyncType type : kTypes) {
     for (const Shape& shape : {kShapes[3], kShapes[6]}) {
@@ -185,7 +186,7 @@ TEST(DeviceSync, CheckpointsInTheMiddleGoOnAsOnTheCpuAndThere) {
   }
 }
 
-/// Replica 1 skips its steps, so its counts and states are left out when those of the others are averaged.
+/// Replica 1 skips its steps, so its counts and states are left out of the average.
 TEST(DeviceSync, AReplicaThatMadeNoUpdatesSaysNothingOfStatesAsOnTheCpu) {
   for (const Shape& shape : {kShapes[0], kShapes[6]}) {
     Strategy strategy = with_sync(shape, SyncType::kLocalSgd);

@@ -1,6 +1,6 @@
-// Tests rules of whole tensors, Adafactor and a program's own, on an emulated GPU: they have the CPU's bits, however
-// late the device is. Adafactor's kernels have these bits on any GPU. LibTorch runs a program's operators on the CPU,
-// with an emulated GPU too.
+// Tests rules of whole tensors on an emulated GPU: Adafactor, and a program's own rule. They have the CPU's bits,
+// however late the device is. Adafactor's kernels have these bits on any GPU. LibTorch runs a program's operators on
+// the CPU, even with an emulated GPU.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ namespace device_tensor_rules_test {
 
 using ::testing::HasSubstr;
 
-/// Gives the strategy the rule, and groups with rates and decay of their own.
+/// Gives the strategy the rule, and groups with their own rates and decay.
 Strategy with_rule(OptimizerType type, Strategy strategy) {
   strategy.optimizer = {.type = type, .lr = 1e-2, .weight_decay = 0.1};
   if (type == OptimizerType::kOwnMatrix) strategy.optimizer.eps = 1e-3;

@@ -18,8 +18,8 @@
 namespace tessera::testing {
 namespace {
 
-/// Collectives that start a call only when it is waited for. All ranks wait in the same order, so all start in the same
-/// order.
+/// Collectives that start a call only when it is waited for. All ranks wait in the same order, so all ranks start calls
+/// in the same order.
 class LateCollectives : public Collectives {
  public:
   explicit LateCollectives(std::shared_ptr<Collectives> group) : group_(std::move(group)) {}
@@ -72,7 +72,7 @@ class LateCollectives : public Collectives {
   const std::shared_ptr<Collectives> group_;
 };
 
-/// Wraps each group of more than one rank with `wrap`, except for groups in the hosts' memory.
+/// Wraps each group of more than one rank with `wrap`, except for groups that use the hosts' memory.
 class WrappedGroups : public GroupFactory {
  public:
   using Made = absl::StatusOr<std::shared_ptr<Collectives>>;

@@ -1,5 +1,5 @@
-// The kernels of the emulated GPU: those of optim/cuda, compiled for the host, behind the interface by which the engine
-// launches kernels (DeviceKernels). They check that the memory that they are given belongs to the device.
+// The kernels of the emulated GPU. They are those of optim/cuda, compiled for the host, behind the interface through
+// which the engine launches kernels (DeviceKernels). They check that their memory belongs to the device.
 
 #include <algorithm>
 #include <cstring>
@@ -70,8 +70,8 @@ void expect_pinned(const void* host, bool is_wanted, const char* what) {
   }
 }
 
-/// Checks that a kernel's memory belongs to the device. Kernels reach pinned memory only at the speed of the bus, so
-/// only parameters, which may be the masters, may lie there.
+/// Checks that a kernel's memory belongs to the device. Kernels reach pinned memory only at the speed of the bus. Only
+/// parameters, which may be the masters, may therefore lie there.
 void expect_on_device(const DeviceRun& run) {
   const StepArguments& a = run.arguments;
   if (a.numel == 0) return;
@@ -168,14 +168,14 @@ class EmulatedKernels : public DeviceKernels {
   }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override { return pinned().take(bytes); }
-  /// A copy that happens as late as it may: when computation is ordered after the copy, or this thread is.
+  /// A copy that happens as late as possible: when computation, or this thread, waits for it.
   struct LateMark : Mark {
     bool passed() override { return done; }
     void wait() override { done = true; }
     void join() override {}
     bool done = false;
   };
-  /// A copy to the host that later computation is ordered after. Its bytes reach the host's memory when the host waits.
+  /// A copy to the host. Later computation is ordered after it. Its bytes reach the host's memory when the host waits.
   struct Arrival {
     Arrival(std::byte* host, const void* device, std::size_t bytes) : to(host), from(device), arrived(bytes) {}
     void read() {
@@ -245,7 +245,7 @@ class EmulatedKernels : public DeviceKernels {
     if (const auto* const download = dynamic_cast<const LateDownload*>(after)) {
       return upload_behind(pieces, download->up_to_this());
     }
-    // A mark of the current stream lies behind the copies that were joined to that stream.
+    // A mark of the current stream comes after the copies that were joined to that stream.
     Arrivals before;
     for (const auto& weak : after ? downloads : std::vector<std::weak_ptr<Arrival>>()) {
       const auto arrival = weak.lock();

@@ -10,7 +10,7 @@
 
 namespace tessera::testing {
 
-/// Says where a GPU's parameters, masters and states lie.
+/// The tiers on which a GPU's parameters, masters and states lie.
 struct Lying {
   OffloadedState parameters, states;
   std::int64_t record_bytes = 4096, queue_depth = 1, cache_bytes = 0;

@@ -1,5 +1,5 @@
-// Tests "checkpoint": {"async": true}: a thread writes the files while training goes on, and other saves make training
-// wait. A save that failed is an error of the next step on all ranks, and training goes on after it.
+// Tests "checkpoint": {"async": true}. A thread writes the files while training continues, and other saves make
+// training wait. A save that failed is an error of the next step on all ranks. Training continues after it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ void expect_alike(int ranks, Strategy strategy, const TinyOptions& model, const 
             [&](const Mesh& mesh) { train_save_train(mesh, strategy, model, waiting.path(), wanted); });
   save_beside_training(strategy);
   {
-    // The files are written while steps change the state that was copied.
+    // The files are written while steps change the state from which they were copied.
     const ScopedFaults slow(
         {{.site = FaultSite::kWrite, .path = "rank-", .every = 1, .action = FaultAction::kDelay, .number = 3}});
     run_ranks({.ranks = ranks}, [&](const Mesh& mesh) { train_save_train(mesh, strategy, model, beside.path(), got); });
@@ -108,9 +108,9 @@ TEST(AsyncCheckpoint, CopyOfTheStateIsInThePlan) {
         const CheckpointProgress progress = *checkpoint_progress(session.engine);
         const MemoryUse use = session.engine.plan().use;
         const std::int64_t room = use[MemoryCategory::kCheckpoint];
-        // A generator's state is 5 KiB. Where ranks divide common state, some ranks have one block more.
+        // A generator's state is 5 KiB. If ranks divide state that is common to them, some ranks have one more block.
         EXPECT_LE(progress.bytes, room + 8192) << name_of(kept) << ", " << name_of(placed);
-        // Where each rank's part has whole pages, the parts are padded, and the padding is not written.
+        // If each rank's part has whole pages, the parts are padded, and the padding is not written.
         EXPECT_GE(progress.bytes, room / (placed.on_disk ? 4 : 2)) << name_of(kept) << ", " << name_of(placed);
         EXPECT_EQ(session.engine.allocated()[MemoryCategory::kCheckpoint], room);
         MemoryUse rest = use;
@@ -138,7 +138,7 @@ std::string train_until_told(Session& session, std::size_t first, std::int64_t& 
 }
 
 // Faults F22 and F23 (docs/faults.md): each file operation of a save by two ranks fails once. All ranks learn of the
-// failure in the same step, nothing is left over, what was saved before stays the latest, and training goes on.
+// failure in the same step, nothing is left over, the previous checkpoint stays the latest, and training continues.
 TEST(AsyncCheckpoint, EveryFailedOperationIsAnErrorOfOneStepOnAllRanks) {
   for (const FaultSite site :
        {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename, FaultSite::kMkdir}) {
@@ -250,7 +250,7 @@ TEST(AsyncCheckpoint, TwoEnginesSaveAtTheSameTime) {
   });
 }
 
-// The model has several MiB, so that training has ended before the writer is done.
+// The model has several MiB, so that training ends before the writer is done.
 TEST(AsyncCheckpoint, ExceptionDoesNotWaitForTheDisk) {
   constexpr TinyOptions kLarge{.vocab = 100000, .width = 16, .hidden = 16, .blocks = 1};
   const TestFolder folder;

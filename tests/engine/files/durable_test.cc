@@ -1,5 +1,5 @@
-// Tests "durable": a run that ended at any moment goes on from its last commit with the bits of a run that was not
-// disturbed, wherever its state lies. A faulty commit is an error on all ranks, never other numbers.
+// Tests "durable". A run that ended at any moment continues from its last commit with the bits of a run that was not
+// disturbed, on whichever tiers its state lies. A faulty commit is an error on all ranks, and never changes numbers.
 // tests/app/durable_test.cc kills processes.
 
 #include "tessera/durable.h"
@@ -96,7 +96,7 @@ TEST(Durable, DiskUseEqualsThePlanAndFrozenWeightsAreWrittenOnce) {
   }
 }
 
-// A rank that dies before its commit is written leaves the others one step ahead.
+// If a rank dies before its commit is written, the commits of the other ranks are one step ahead.
 TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
   for (const Placed& placed : kOnePerPlacement) {
     const TestFolder folder;
@@ -123,8 +123,8 @@ TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
   }
 }
 
-// Each file operation of a commit fails once. All ranks get the same error. The next run resumes from the commit before
-// the failed one, or from the failed one if that was on all disks.
+// Each file operation of a commit fails once. All ranks get the same error. The next run resumes from the previous
+// commit, or from the failed one if that was on all disks.
 TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
   const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
@@ -143,7 +143,7 @@ TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
           Session session(mesh, durable);
           train_durably(session, 0, 1);
           session.train(1);
-          const Values all_have = session.values();  // from here on no rank is in its step any more
+          const Values all_have = session.values();  // no rank is in its step any more
           if (rank == 0)
             faults = new ScopedFaults({{.site = site, .nth = n, .action = FaultAction::kErrno, .number = ENOSPC}});
           const Values meet = session.values();  // the fault plan is installed before any rank begins to commit
@@ -172,7 +172,7 @@ TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
   }
 }
 
-// The commit's last operation takes a second. Forward and backward go on meanwhile, and the update waits.
+// The commit's last operation takes a second. Forward and backward continue meanwhile, and the update waits.
 TEST(Durable, CommitRunsBesideTheNextStep) {
   const TestFolder folder;
   const fs::path changed = folder.path() / "rank-00000.commit-1";
@@ -194,14 +194,14 @@ TEST(Durable, CommitRunsBesideTheNextStep) {
   });
 }
 
-/// Something that a program may do while a commit is under way.
+/// A change that a program may make while a commit is under way.
 struct Change {
   const char* what;
   std::function<void(Session&, const fs::path&)> make;
   Adjust adjust = nullptr;
 };
 
-// The image is written slowly, record by record, so the image would show a change that did not wait for the commit.
+// The image is written slowly, record by record, so that it would show a change that did not wait for the commit.
 TEST(Durable, ChangesOfTrainingStateWaitForTheCommitUnderWay) {
   const Change kChanges[] = {
       {"a step", [](Session& s, const fs::path&) { s.train(2); }},
@@ -345,7 +345,7 @@ void leave_commits(const fs::path& folder, const Placed& placed = ShardingStrate
   });
 }
 
-/// Returns the error of rank 0, thrown by an Engine's constructor or else by resume_durable.
+/// Returns the error of rank 0. An Engine's constructor throws it, or else resume_durable does.
 std::string refusal_of(int ranks, const Strategy& strategy, const fs::path& folder, const TinyOptions& model = {}) {
   std::string text;
   std::string* const told = &text;
@@ -492,7 +492,7 @@ void flip_a_bit(const fs::path& path, std::streamoff at) {
   file.put(byte);
 }
 
-// One record is damaged in both of its places, of which the last commit uses one.
+// One record is damaged in both of its places. The last commit uses one of them.
 TEST(Durable, DamagedFileIsAnErrorThatNamesIt) {
   const Placed on_disk(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const TestFolder folder;
@@ -504,7 +504,7 @@ TEST(Durable, DamagedFileIsAnErrorThatNamesIt) {
               AllOf(HasSubstr("rank 1"), HasSubstr("rank-00001.memory"), HasSubstr("checksum"), HasSubstr("hint:")));
 }
 
-/// Returns the contents of all files but those that say who holds a folder.
+/// Returns the contents of all files, except those that say which process holds a folder.
 std::map<std::string, std::string> contents_of(const fs::path& folder) {
   std::map<std::string, std::string> contents;
   for (const auto& entry : fs::directory_iterator(folder)) {

@@ -1,5 +1,5 @@
 // Tests the states of frozen parameters in checkpoints and commits. A run that is saved while parameters are frozen
-// goes on, when they train again, like a run that was not interrupted.
+// continues, when they train again, like a run that was not interrupted.
 
 #include "engine/memory/frozen_states.h"
 
@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 
 const std::string kFrozen = "blocks.0.*";
 
-/// Returns all that a checkpoint holds of parameters: every byte, and the number of their updates.
+/// Returns everything that a checkpoint holds about parameters: every byte, and the number of their updates.
 std::map<std::string, std::string> saved_in(const std::string& path) {
   auto checkpoint = SavedCheckpoint::open(path, "test");
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -56,8 +56,8 @@ Values rest_of(Session& session) {
   return session.values();
 }
 
-/// Lets two runs go on from the checkpoint: one freezes parameters before it loads, the other one after it has loaded.
-/// Both have trained something else before.
+/// Lets two runs continue from the checkpoint. One freezes parameters before it loads, the other one after it has
+/// loaded. Both have trained something else before that.
 void expect_goes_on_when_it_trains_again(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                                          const std::string& what) {
   Session first(mesh, strategy, kWide);
@@ -155,8 +155,8 @@ TEST(FrozenStates, OtherNumbersOfRanksKeepEveryByte) {
   }
 }
 
-// A parameter was saved before it was frozen, and is loaded where it is frozen already. The parameter gets the saved
-// states, and not the states that this Engine keeps for it.
+// A parameter was saved before it was frozen, and is loaded into an Engine where it is frozen already. The parameter
+// gets the saved states, and not the states that this Engine has stored for it.
 TEST(FrozenStates, FrozenParameterGetsTheStatesItWasSavedWith) {
   for (const Kept& kept : sampled_kept()) {
     const TestFolder folder;
@@ -176,7 +176,7 @@ TEST(FrozenStates, FrozenParameterGetsTheStatesItWasSavedWith) {
   }
 }
 
-// A program writes values while parameters are frozen, and training goes on from them.
+// A program writes values while parameters are frozen, and training continues from these values.
 TEST(FrozenStates, ValueWrittenWhileFrozenIsTheMasterAfterALoad) {
   for (const Kept& kept : {kKept[3], kKept[4]}) {
     const TestFolder folder;
@@ -203,7 +203,7 @@ TEST(FrozenStates, ValueWrittenWhileFrozenIsTheMasterAfterALoad) {
 
 // ---- Commits --------------------------------------------------------------------------------------------------------
 
-/// Returns the files that commits share, and when they were written.
+/// Returns the files that commits share, and the times when they were written.
 std::map<fs::path, fs::file_time_type> kept_files(const fs::path& folder) {
   std::map<fs::path, fs::file_time_type> files;
   for (const auto& entry : fs::directory_iterator(folder)) {

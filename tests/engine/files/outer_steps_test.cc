@@ -1,4 +1,4 @@
-// Tests "sync": replicas train by themselves between outer steps, and are one model after each of them.
+// Tests "sync": replicas train by themselves between outer steps, and are one model after each outer step.
 
 #include "engine/step/outer_steps.h"
 
@@ -112,8 +112,8 @@ TEST(OuterSteps, LocalSgdOfOneStepEqualsPlainTraining) {
   }
 }
 
-/// Trains replicas in plain LibTorch. Each trains on its rows; then the outer optimizer makes a step: on all parameters
-/// at once, or with streaming_diloco on one fragment at a time.
+/// Trains replicas in plain LibTorch. Each replica trains on its rows. Then the outer optimizer makes a step, on all
+/// parameters at once, or with streaming_diloco on one fragment at a time.
 class Reference {
  public:
   Reference(int replicas, const Strategy& strategy) : replicas_(replicas), sync_(strategy.sync) {
@@ -347,7 +347,7 @@ TEST(OuterSteps, RankThatDiesInAnOuterStepIsNamed) {
   EXPECT_EQ(ends[0].exit_code, ExitCode::kOk) << ends[0].message;
 }
 
-/// A run is saved after some of its steps, and another run goes on from the checkpoint to the same bits.
+/// A run is saved after some of its steps, and another run continues from the checkpoint with the same bits.
 TEST(OuterSteps, CheckpointResumesWithTheSameBits) {
   constexpr SyncType kTypes[] = {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco};
   constexpr std::size_t kSavedAfter[] = {4, 5};  // a save right after an outer step, and one between two

@@ -36,7 +36,7 @@ bool same_bits(const at::Tensor& piece, const at::Tensor& whole, std::int64_t be
          std::memcmp(dense.const_data_ptr(), flat.const_data_ptr(), dense.nbytes()) == 0;
 }
 
-/// Checks random pieces, and the whole tensor in pieces from front to back and from back to front.
+/// Checks random pieces. Also checks the whole tensor in pieces, once from front to back and once from back to front.
 void expect_pieces_equal_eager(const Make& make) {
   const at::NoGradGuard no_grad;
   torch::manual_seed(11);

@@ -1,5 +1,5 @@
-// Tests values that are all-gathered behind the update (sharding/gather/publication.h) and units that are gathered
-// before the next forward begins (Residency::gather_ahead): training has the bits of values that are waited for at
+// Tests values that are all-gathered after the update (sharding/gather/publication.h), and units that are gathered
+// before the next forward begins (Residency::gather_ahead). Training has the same bits as when values are waited for at
 // once, whatever a program does between two steps.
 
 #include <ATen/Functions.h>
@@ -28,10 +28,10 @@ namespace publication_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// The status with which all gathers end from now on.
+/// From now on, all gathers end with this status.
 thread_local absl::Status gathers_end_with;
 
-/// Lets all-gathers run in the background: the values arrive when a thread waits for them, and not before.
+/// Lets all-gathers run in the background: the values arrive only when a thread waits for them.
 class GathersBehind final : public ForwardingCollectives {
  public:
   using ForwardingCollectives::ForwardingCollectives;
@@ -53,7 +53,7 @@ class GathersBehind final : public ForwardingCollectives {
   struct Coming : Work::State {
     Coming(std::vector<char> all, const char* mine, std::size_t bytes, char* full)
         : all_(std::move(all)), mine_(mine), sent_(mine, mine + bytes), full_(full) {}
-    /// This rank's part is being sent until this wait ends, so nobody may write to that part.
+    /// This rank's part is being sent until this wait ends, so no thread may write to that part.
     absl::Status wait() override {
       if (!gathers_end_with.ok()) return gathers_end_with;
       EXPECT_EQ(std::memcmp(mine_, sent_.data(), sent_.size()), 0) << "written while it was on its way";
@@ -76,11 +76,11 @@ ThreadRanks behind(int ranks) {
           }};
 }
 
-/// Two of these strategies publish values behind the update, and two gather ahead of the next forward.
+/// Two of these strategies publish values after the update, and two gather units before the next forward.
 const ShardingStrategy kBehind[] = {ShardingStrategy::kShardOptimizer, ShardingStrategy::kShardGradients,
                                     ShardingStrategy::kShardGradOp, ShardingStrategy::kFullShard};
 
-/// A program that does something between steps. `folder`: one for all ranks of a run.
+/// A program that does something between steps. `folder`: a folder that all ranks of a run share.
 using Body = std::function<void(Session& session, const std::string& folder)>;
 void expect_same_values(int ranks, const Strategy& strategy, const Body& body, TinyOptions model = {}) {
   const auto values_after = [&](const ThreadRanks& on) {
@@ -143,7 +143,7 @@ TEST(Publication, BitsAreTheSameWithTwoAxesAccumulationAndRules) {
   }
 }
 
-// A rank that reads alone gets both ranks' parts, since all ranks have sent them.
+// A rank that reads alone gets both ranks' parts, since both ranks have sent them.
 TEST(Publication, OneRankMayReadAlone) {
   run_ranks(behind(2), [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kShardGradients));
@@ -251,7 +251,7 @@ TEST(Publication, ReadingValuesThatNeverArriveIsAnError) {
   }
 }
 
-// If a part of the values is missing, the parts belong to two different steps.
+// If some of the values are missing, the parts belong to two different steps.
 TEST(Publication, MissingValuesCannotBeReadAfterTheEngine) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     run_ranks(behind(2), [&](const Mesh& mesh) {

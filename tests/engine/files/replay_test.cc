@@ -1,5 +1,5 @@
-// Tests "record_hashes" and TESSERA_REPLAY: any number of ranks writes the same lines, and a step of many ranks is made
-// again on one rank, which names what went wrong.
+// Tests "record_hashes" and TESSERA_REPLAY. Any number of ranks writes the same lines. A step of many ranks can be
+// repeated on one rank, which names what went wrong.
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
@@ -36,24 +36,24 @@ using ::testing::Not;
 
 constexpr std::int64_t kSteps = 4, kAll = 8, kRows = 2, kLength = 5;
 
-/// A fault that a run has on purpose.
+/// A fault that the test puts into a run.
 struct Fault {
   std::int64_t step = -1, microbatch = -1;  ///< steps count from 0
   bool is_nan = false;                      ///< the loss is multiplied by the root of -1; else targets are changed
   bool masks = false;                       ///< all losses go through a mask of -infinity, which is no fault
   bool is_weightless = false;               ///< the microbatch has weight 0
-  bool is_dropped = false;                  ///< zero_grad follows the microbatch, and the step begins anew without it
-  std::int64_t count = 1;                   ///< number of microbatches with this fault, from `microbatch` on
+  bool is_dropped = false;                  ///< zero_grad follows the microbatch, and the step is repeated without it
+  std::int64_t count = 1;                   ///< number of microbatches with this fault; the first is `microbatch`
 };
 
 /// A part of a run of Tiny.
 struct Part {
   std::int64_t begin = 0, end = kSteps;
-  std::filesystem::path from = {}, to = {};  ///< a checkpoint to go on from; a folder to save to at the end
+  std::filesystem::path from = {}, to = {};  ///< checkpoint to continue from; folder for a save at the end
   TinyOptions model = {};
 };
 
-/// Returns the loss, masked as attention does: the first column of a matrix is thrown away by softmax.
+/// Returns the loss, masked as attention does: softmax discards the first column of a matrix.
 at::Tensor masked(const at::Tensor& loss) {
   at::Tensor mask = at::zeros({2});
   mask[0] = -std::numeric_limits<float>::infinity();
@@ -87,7 +87,8 @@ void train(const Mesh& mesh, const Strategy& strategy, const Part& part, Fault f
   if (!part.to.empty()) save_checkpoint(engine, part.to);
 }
 
-/// Makes a run on threads, and returns the text that it throws; empty where it ends well.
+/// Makes a run on threads, and returns the text of the exception that it throws. The text is empty if the run ends
+/// well.
 std::string end_of(const ThreadRanks& ranks, Strategy strategy, const Part& part = {}, const Fault& fault = {}) {
   strategy.gradient_accumulation = kAll / ranks.ranks;
   return error_of([&] { run_ranks(ranks, [&](const Mesh& mesh) { train(mesh, strategy, part, fault); }); });
@@ -113,7 +114,7 @@ class Hashes : public ::testing::Test {
     return TestFolder::content_of(strategy.record_hashes.file);
   }
   void ask(const std::string& request) const { setenv("TESSERA_REPLAY", request.c_str(), 1); }
-  /// Returns the request to look at `step`, against the file "hashes".
+  /// Returns the request to look at `step` and compare it with the file "hashes".
   std::string request(int step, const std::string& find = "nothing") const {
     return R"({"step": )" + std::to_string(step) + R"(, "hashes": ")" + path("hashes") + R"(", "find": ")" + find +
            "\"}";
@@ -191,7 +192,7 @@ TEST_F(Hashes, StepOfEightRanksIsMadeAgainOnOne) {
   strategy.mesh.shard = 8;
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
-  // The strategy says one microbatch, and the Engine makes eight.
+  // The strategy says that a step has one microbatch, and the Engine makes eight.
   EXPECT_EQ(end_of({}, strategy, {.begin = 2, .from = folder_ / "saved", .to = folder_ / "again"}), "");
   EXPECT_EQ(::testing::internal::GetCapturedStdout(), all.substr(recorded.size()));
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
@@ -241,7 +242,7 @@ TEST_F(Hashes, MicrobatchThatCountsForNothingIsNotBlamed) {
   EXPECT_EQ(end_of({}, recording(ShardingStrategy::kFullShard, "hashes"), {}, fault), "");
 }
 
-// Ranks are processes, since operators of several threads could not be told apart.
+// Ranks are processes, since operators of several threads could not be distinguished.
 TEST_F(Hashes, FirstOfSeveralRanksMicrobatchesIsTheOneNamed) {
   constexpr int kRanks = 4;
   const Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");

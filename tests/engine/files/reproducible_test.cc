@@ -1,4 +1,4 @@
-// Tests "reproducible": any number of ranks that make the same microbatches give the same bits.
+// Tests "reproducible": any number of ranks with the same microbatches gives the same bits.
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -32,7 +32,7 @@ namespace reproducible_test {
 
 constexpr std::int64_t kSteps = 3, kBatch = 24, kLength = 5;
 
-/// Trains Tiny on this rank with the microbatches that the Engine names: `all` of them make a step.
+/// Trains Tiny on this rank with the microbatches that the Engine names. A step has `all` of them.
 Trained train_microbatches(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model_options,
                            std::int64_t all) {
   at::set_num_threads(1);
@@ -53,7 +53,7 @@ Trained train_microbatches(const Mesh& mesh, const Strategy& strategy, const Tin
   return trained;
 }
 
-/// Trains as train_microbatches does, on ranks that are threads, and checks that all ranks have the result of rank 0.
+/// Trains as train_microbatches does, on ranks that are threads. Checks that all ranks have the result of rank 0.
 Trained train(const ThreadRanks& ranks, Strategy strategy, const TinyOptions& model, std::int64_t all) {
   strategy.gradient_accumulation = all / ranks.ranks;
   std::vector<Trained> each(static_cast<std::size_t>(ranks.ranks));
@@ -95,7 +95,7 @@ const Placed kPlaced[] = {ShardingStrategy::kNoShard,
                           Placed(ShardingStrategy::kShardOptimizer, /*shared=*/true),
                           Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
 
-/// Ranks, the hosts that they are on, and the microbatches of a step.
+/// A number of ranks, the hosts on which they are, and the microbatches of a step.
 struct World {
   int ranks, hosts;
   std::int64_t all;
@@ -165,7 +165,7 @@ TEST(Reproducible, ReplicasGiveTheSameBits) {
   }
 }
 
-// Replicas of three ranks are not subtrees of the step's tree, and neither are runs of three microbatches.
+// Replicas of three ranks are not subtrees of the tree of sums. Runs of three microbatches are not subtrees either.
 TEST(Reproducible, ReplicasThatAreNoSubtreesSendSumsOfSubtrees) {
   const GradientSync last = GradientSync::kLastMicrobatch;
   const Strategy alone = reproducible(ShardingStrategy::kFullShard, DType::kF32, kRules[0], last);
@@ -181,7 +181,7 @@ TEST(Reproducible, ReplicasThatAreNoSubtreesSendSumsOfSubtrees) {
   }
 }
 
-// Leaves of the tree that get no microbatch in a short step are zeros on every rank.
+// If a leaf of the tree gets no microbatch in a short step, it is zero on every rank.
 TEST(Reproducible, AShortStepWithRunsThatCutSubtreesEndsWithFiniteNumbers) {
   Strategy strategy =
       reproducible(ShardingStrategy::kShardGradients, DType::kF32, kRules[0], GradientSync::kLastMicrobatch);
@@ -199,7 +199,7 @@ TEST(Reproducible, AShortStepWithRunsThatCutSubtreesEndsWithFiniteNumbers) {
   EXPECT_EQ(norms[0], norms[1]);
 }
 
-// Models have a parameter that only some microbatches use, one that none uses, and one that forward uses twice.
+// Models have a parameter that only some microbatches use, a parameter that none uses, and one that forward uses twice.
 TEST(Reproducible, UnusedAndSharedParametersGiveTheSameBits) {
   const TinyOptions models[] = {
       {.unused_block = true}, {.shared_block = true}, {.tied_head = true}, {.frozen_first_block = true}};
@@ -226,10 +226,10 @@ struct DroppingImpl : torch::nn::Module {
 };
 TORCH_MODULE(Dropping);
 
-/// A part of a run of Dropping, with eight microbatches a step.
+/// A part of a run of Dropping. A step has eight microbatches.
 struct Part {
   std::int64_t begin = 0, end = 6;           ///< steps
-  std::filesystem::path from = {}, to = {};  ///< a checkpoint's folder to go on from; where checkpoint or values go
+  std::filesystem::path from = {}, to = {};  ///< a checkpoint's folder to continue from; where checkpoint or values go
   bool saves = false;                        ///< the run saves a checkpoint, and not values
   std::uint64_t seed = 7;
 };
@@ -275,7 +275,7 @@ std::string bytes_of_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-/// Returns the last loss and all values of that part of a run, as bytes.
+/// Returns the last loss and all values of the part `part` of a run, as bytes.
 std::string dropped(int ranks, int hosts, GradientSync sync, Part part) {
   const TestFolder folder;
   part.to = folder.path() / "values";
@@ -285,7 +285,7 @@ std::string dropped(int ranks, int hosts, GradientSync sync, Part part) {
 
 constexpr GradientSync kBothSyncs[] = {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch};
 
-// Ranks are processes here, each with a generator of its own.
+// Ranks are processes here, each with its own generator.
 TEST(ReproducibleProcesses, DropoutIsTheSameWhoeverComputesAMicrobatch) {
   at::set_num_threads(1);
   const std::string alone = dropped(1, 1, GradientSync::kEachMicrobatch, {});
@@ -305,14 +305,15 @@ TEST(ReproducibleProcesses, ACheckpointGoesOnWithOtherRanksToTheSameBits) {
     on_hosts(2, 1, [&](const Mesh& mesh) {
       train_dropping(mesh, {.end = 3, .to = folder.path() / "saved", .saves = true}, sync);
     });
-    // The new run has another seed at its start, and then takes the seed of the checkpoint.
+    // The new run first has another seed, and then takes the seed of the checkpoint.
     const Part rest{.begin = 3, .from = folder.path() / "saved", .seed = 99};
     for (const int ranks : {1, 4})
       EXPECT_TRUE(dropped(ranks, 1, sync, rest) == alone) << "went on with " << ranks << " ranks";
   }
 }
 
-// A block that runs twice under recomputation, each time with a backward of its own, has two gradients in one backward.
+// A block runs twice with recomputation. It has two gradients in one backward, since each recomputation has its own
+// backward.
 TEST(Reproducible, SeveralGradientsOfOneBackwardAreOfOneLeafOrRefused) {
   const TinyOptions model{.shared_block = true, .recompute = true};
   Strategy strategy = reproducible(ShardingStrategy::kFullShard, DType::kF32, kRules[0], GradientSync::kLastMicrobatch);
@@ -324,7 +325,7 @@ TEST(Reproducible, SeveralGradientsOfOneBackwardAreOfOneLeafOrRefused) {
   EXPECT_NE(told.find("set gradient_sync to \"last_microbatch\""), std::string::npos) << told;
 }
 
-// Two losses of a microbatch are one leaf where gradients are kept until the microbatch ends.
+// If gradients are stored until the microbatch ends, two losses of a microbatch are one leaf.
 TEST(Reproducible, SeveralLossesOfAMicrobatchAreOneLeafOrRefused) {
   const auto train_twice = [](const Mesh& mesh, GradientSync sync) {
     at::set_num_threads(1);
@@ -360,8 +361,8 @@ TEST(Reproducible, SeveralLossesOfAMicrobatchAreOneLeafOrRefused) {
   EXPECT_NE(told.find("backward with retain_graph under \"reproducible\""), std::string::npos) << told;
 }
 
-/// Trains Tiny where rank 1 is slow and microbatches are dealt by speed. `counts` gets the number of microbatches that
-/// this rank had in each step.
+/// Trains Tiny if rank 1 is slow and microbatches are dealt by speed. `counts` gets the number of microbatches of this
+/// rank in each step.
 Trained train_dealt(const Mesh& mesh, const Strategy& strategy, std::vector<std::int64_t>& counts) {
   at::set_num_threads(1);
   const TinyOptions options;
@@ -413,12 +414,12 @@ TEST(ReproducibleDeal, MicrobatchesDealtBySpeedGiveTheBitsOfOneRank) {
   }
 }
 
-// The sum's order depends on how microbatches are dealt without "reproducible", and its value does not.
+// Without "reproducible", the order of the sum depends on how microbatches are dealt, but its value does not.
 TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
   Strategy even = tiny_strategy(ShardingStrategy::kShardGradients);
   even.gradient_accumulation = 6;
   even.gradient_sync = GradientSync::kLastMicrobatch;
-  even.deal = {.by = DealBy::kSpeed, .window = 1000};  // microbatches are never dealt anew
+  even.deal = {.by = DealBy::kSpeed, .window = 1000};  // microbatches are never dealt again
   Strategy dealt = even;
   dealt.deal.window = 1;
   std::array<Trained, 2> trained;
@@ -435,9 +436,9 @@ TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
     EXPECT_NEAR(trained[1].steps[step].loss, trained[0].steps[step].loss, 1e-4) << step;
 }
 
-/// Trains Tiny as train_dealt does, where ranks make each other's microbatches again. `wait` is called before each
-/// backward with the step, how many microbatches this rank has begun in it, and the loss. `begun` gets the number of
-/// microbatches begun in each step.
+/// Trains Tiny as train_dealt does, with ranks that make each other's microbatches. `wait` is called before each
+/// backward, with the step, the number of microbatches that this rank has begun in it, and the loss. `begun` gets the
+/// number of microbatches begun in each step.
 template <class Wait>
 Trained train_backed_up(const Mesh& mesh, const Strategy& strategy, std::vector<std::int64_t>& begun,
                         const Wait& wait) {
@@ -469,11 +470,11 @@ Trained train_backed_up(const Mesh& mesh, const Strategy& strategy, std::vector<
 Strategy backed_up(const Placed& placed, const Rule& rule, std::int64_t each, std::int64_t backups) {
   Strategy strategy = reproducible(placed, DType::kF32, rule, GradientSync::kLastMicrobatch);
   strategy.gradient_accumulation = each;
-  strategy.deal = {.by = DealBy::kSpeed, .window = 1000, .backups = backups};  // runs stay even
+  strategy.deal = {.by = DealBy::kSpeed, .window = 1000, .backups = backups};  // ranks keep equally many microbatches
   return strategy;
 }
 
-/// Returns the result of one rank that trains on the same microbatches.
+/// Returns the result of a single rank that trains on the same microbatches.
 Trained alone(const Rule& rule, std::int64_t all) {
   return train({}, reproducible(ShardingStrategy::kFullShard, DType::kF32, rule, GradientSync::kLastMicrobatch), {},
                all);
@@ -483,8 +484,8 @@ void wait_until_at_least(const std::atomic<std::int64_t>& value, std::int64_t wa
   while (value.load() < wanted) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-// Rank 1 stands still in the first microbatch of each step until rank 0 is about to end the last microbatch that rank 0
-// may take over.
+// Rank 1 stands still in the first microbatch of each step until rank 0 is about to end the last microbatch that it may
+// make for rank 1.
 TEST(ReproducibleBackups, ARankThatStandsStillIsOvertakenToTheBitsOfOneRank) {
   struct Case {
     Placed placed;
@@ -523,8 +524,9 @@ TEST(ReproducibleBackups, ARankThatStandsStillIsOvertakenToTheBitsOfOneRank) {
   }
 }
 
-// Rank 0 stands still in the first microbatch that it makes again, until rank 1 has made that microbatch: before the
-// backward, which is then left out, or within the backward, whose result is dropped.
+// Rank 0 stands still in the first microbatch that it makes for rank 1, until rank 1 has made that microbatch. It
+// stands still either before the backward, which is then left out, or within the backward, whose result is then
+// dropped.
 TEST(ReproducibleBackups, AResultThatComesSecondChangesNoBit) {
   const Trained wanted = alone(kRules[0], 4);
   for (const bool within : {false, true}) {
@@ -551,7 +553,7 @@ TEST(ReproducibleBackups, AResultThatComesSecondChangesNoBit) {
   }
 }
 
-// Ranks 1 and 2 stand still until rank 0 has made one microbatch of rank 2 and both microbatches of rank 1; rank 1 then
+// Ranks 1 and 2 stand still until rank 0 has made one microbatch of rank 2 and both microbatches of rank 1. Rank 1 then
 // has no sum to send.
 TEST(ReproducibleBackups, ARankWhoseWholeRunAnotherMadeChangesNoBit) {
   const Trained wanted = alone(kRules[0], 6);
@@ -586,7 +588,7 @@ TEST(ReproducibleBackups, ThreeRanksThatHelpEachOtherGiveTheBitsOfOne) {
       const auto rank = static_cast<std::size_t>(mesh.rank());
       trained[rank] =
           train_backed_up(mesh, strategy, begun[rank], [&](std::int64_t step, std::int64_t, const at::Tensor&) {
-            const bool is_slow = static_cast<std::int64_t>(rank) == step % 3;  // each rank is slow in its turn
+            const bool is_slow = static_cast<std::int64_t>(rank) == step % 3;  // the ranks are slow in turn
             std::this_thread::sleep_for(std::chrono::milliseconds(is_slow ? 20 : 1));
           });
     });
@@ -633,7 +635,7 @@ TEST(ReproducibleDeal, MicrobatchesThatTheRanksDoNotDivideGiveTheBitsOfOneRank) 
   }
 }
 
-/// Returns the error with which an Engine over this number of ranks ends.
+/// Returns the error with which an Engine on this number of ranks ends.
 std::string refusal(const ThreadRanks& ranks, const Strategy& strategy) {
   return error_of([&] {
     run_ranks(ranks, [&](const Mesh& mesh) {
@@ -700,7 +702,7 @@ TEST(ReproducibleDeal, PrivateParametersThatAreGatheredAreRefused) {
   EXPECT_NE(short_runs.find("some ranks have 4 microbatches at first"), std::string::npos) << short_runs;
 }
 
-/// Returns the error with which two ranks end if they do `what` under "deal.backups".
+/// Returns the error with which two ranks end if they call `what` under "deal.backups".
 template <class What>
 std::string refusal_of_backups(const What& what) {
   return error_of([&] {

@@ -1,4 +1,4 @@
-// Tests that weights are read from safetensors files and written to them, under every strategy; files that do not fit
+// Tests that weights are read from safetensors files and written to them, under every strategy. Files that do not fit
 // are an error on all ranks.
 
 #include "tessera/safetensors.h"
@@ -24,7 +24,7 @@ namespace safetensors_test {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-/// Returns the names in a file whose matrices are transposed and whose names all differ from the model's.
+/// Returns names for a file whose matrices are transposed. All names differ from the model's names.
 NameInFile other_names(const std::string& name) {
   return {{"net." + name, "old." + name}, name.ends_with(".weight") || name == "head"};
 }
@@ -161,14 +161,14 @@ TEST_F(Safetensors, MismatchedFileIsNamedOnAllRanksAndChangesNothing) {
   });
 }
 
-/// Returns `name` as the name in the file; the embedding's tensor may be there a second time, as "old_head".
+/// Returns `name` as the name in the file. The file may contain the embedding's tensor a second time, as "old_head".
 NameInFile with_a_copy(const std::string& name) {
   NameInFile in_file{{name}};
   if (name == "embedding.weight") in_file.copies = {"old_head"};
   return in_file;
 }
 
-// A model ties its head: the file may hold the same bits in one place or in two, but never other bits.
+// A model ties its head. The file may have the same bits in one place or in two, but it must not have other bits.
 TEST_F(Safetensors, TiedTensorStoredTwiceMustHaveOneValue) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const Strategy strategy = strategy_for(ShardingStrategy::kFullShard);

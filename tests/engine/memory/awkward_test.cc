@@ -1,5 +1,6 @@
-// Real modules tie, freeze, share, skip, recompute and convert parameters, and fail. Each property is checked on every
-// number of ranks and under one strategy of each placement, against an unsharded run where there is one.
+// Tests real modules, which tie, freeze, share, skip, recompute and convert parameters, and which fail. Each property
+// is checked on every number of ranks and under one strategy for each placement, and compared with an unsharded run if
+// there is one.
 
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/linear.h>
@@ -39,7 +40,7 @@ TrainOptions options_for(TinyOptions model, std::int64_t accumulation = 1) {
   return options;
 }
 
-/// The variants that are tested here. Variants, numbers of ranks, and placements make a grid
+/// The variants of modules that are tested here. Variants, numbers of ranks, and placements make a grid
 /// (tests/support/pairwise.h).
 const std::string kDone[] = {"tied head",        "frozen block", "unused block",
                              "block used twice", "few elements", "everything at once",
@@ -47,7 +48,7 @@ const std::string kDone[] = {"tied head",        "frozen block", "unused block",
                              "by module",        "by size",      "by a size nothing reaches",
                              "every leaf",       "nested",       "nested, outer one empty"};
 
-/// Trains on several numbers of ranks under several placements, and checks that each run has the bits of NO_SHARD on as
+/// Trains on several numbers of ranks under several placements. Checks that each run has the bits of NO_SHARD on as
 /// many ranks and is close to the unsharded run. `done` is one of kDone. `look` sees each run.
 void expect_strategies_agree(const std::string& done, const TrainOptions& options, const Adjust& adjust = nullptr,
                              const std::function<void(const Trained&, const Trained& plain)>& look = nullptr) {
@@ -145,8 +146,8 @@ TEST(Awkward, RecomputationChangesNoBits) {
 }
 
 // A block that is used twice *and* recomputed gives two gradients in one backward. The unit may have been reduced when
-// the second one comes: the result is sum(a) + sum(b) instead of sum(a + b), which is equal up to rounding and the same
-// for all strategies.
+// the second gradient comes. The result is then sum(a) + sum(b) instead of sum(a + b), which is equal up to rounding
+// and the same for all strategies.
 TEST(Awkward, RecomputedBlockUsedTwiceGivesEqualStrategies) {
   const TrainOptions plainly = options_for({.shared_block = true});
   const TrainOptions again = options_for({.shared_block = true, .recompute = true});
@@ -262,7 +263,7 @@ TEST(Awkward, DeferredAndEagerStartsTrainAlike) {
 }
 // ---- mixed dtypes, skipped blocks --------------------------------------------------------------------------------
 
-// A module in which a Linear that is converted to bf16 lies between fp32 ones, and a batch norm stays fp32.
+// A module with a Linear that is converted to bf16 between fp32 ones, and with a batch norm that stays fp32.
 struct MixedImpl : torch::nn::Module {
   MixedImpl() {
     embedding = register_module("embedding", torch::nn::Embedding(19, 12));

@@ -1,4 +1,4 @@
-// Tests deferred initialization: tensors that are made later have the values that they would have if they were made at
+// Tests deferred initialization. Tensors that are made later have the values that they would have if they were made at
 // once, and recording takes neither memory nor time.
 
 #include "tessera/deferred_init.h"
@@ -77,7 +77,7 @@ struct OddInit : Module {
     mask = register_buffer("mask", at::zeros({3, 3}).fill_(1).tril());
     constant = register_buffer("constant", at::arange(5).to(at::kFloat).mul(2));
     value = scaled.sum().item<float>();
-    // These operators take lists of tensors, and tensors "on the same device".
+    // These operators take lists of tensors, and need tensors "on the same device".
     joined = register_buffer("joined", at::cat({at::ones({2}), rows[0], at::stack({constant, constant})[0]}));
     beside = register_parameter("beside", at::zeros({4}));
     beside.copy_(at::arange(4, at::TensorOptions(at::kFloat).device(beside.device())));
@@ -87,8 +87,8 @@ struct OddInit : Module {
   float value = 0;
 };
 
-/// One buffer is drawn, read, drawn again and read again, as rejection sampling does. Each reader must get what the
-/// buffer held at that time.
+/// One buffer is drawn, read, drawn again and read again, as rejection sampling does. Each reader must get the values
+/// that the buffer had at that time.
 struct DrawsAgain : Module {
   DrawsAgain() {
     const torch::NoGradGuard no_grad;
@@ -163,12 +163,12 @@ TEST(DeferredInit, UnusualInitialisationsEqualEager) {
   expect_equals_eager([]() -> std::shared_ptr<Module> { return std::make_shared<OddInit>(); });
 }
 
-/// Fills are so large that recording skips the draws. They begin and end everywhere in the generator's words.
+/// Fills are so large that recording skips the draws. Fills begin and end at any position in the generator's words.
 TEST(DeferredInit, LargeFillsEqualEagerAtAnyGeneratorState) {
   for (const std::int64_t numel : {4096, 4097, 4111, 5000, 10 * 624, 10 * 624 + 1, 100'003, 1'000'000}) {
     expect_equals_eager([numel]() -> std::shared_ptr<Module> {
       auto module = std::make_shared<Module>();
-      // this moves the generator, so that the next draw begins anywhere in its words
+      // this moves the generator, so that the next draw begins at any position in its words
       module->register_parameter("before", at::randn({numel % 700}));
       module->register_parameter("normal", torch::nn::init::normal_(at::zeros({numel}), 1, 2));
       module->register_parameter("uniform", torch::nn::init::uniform_(at::zeros({numel / 2, 2})));
@@ -238,7 +238,7 @@ TEST(DeferredInit, ReplayWithSeveralThreadsEqualsEager) {
       const std::string name = std::to_string(i);
       module->register_parameter("randn" + name, at::randn({50, 3}) * 0.5);  // this draws from the shared generator
       const at::Tensor base = at::zeros({20}).normal_();
-      module->register_parameter("sum" + name, base + at::randn({20}));  // adds a draw of normal_ and one of randn
+      module->register_parameter("sum" + name, base + at::randn({20}));  // adds a draw of normal_ and a draw of randn
       module->register_buffer("twice" + name, base * 2);
       const at::Tensor large = at::zeros({1'000'003 + i}).normal_();
       module->register_parameter("unit" + name, large / large.sum());  // a sum whose order depends on threads

@@ -1,4 +1,4 @@
-// Tests reading and writing parameters by hand, under the Gathered guard.
+// Tests programs that read and write parameters under the Gathered guard.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ TEST(Gathered, GuardGivesPointersAndKeepsWrites) {
     {
       Gathered guard(session.engine, Gathered::kWrite);
       auto* values = weight.mutable_data_ptr<float>();
-      // Only changes by rank 0 count; those by other ranks are overwritten.
+      // Only changes by rank 0 count. Changes by other ranks are overwritten.
       for (std::int64_t i = 0; i < numel; ++i) values[i] = static_cast<float>(mesh.rank() == 0 ? i : -1);
       guard.close();
     }
@@ -62,7 +62,8 @@ TEST(Gathered, PointerWithoutGatheredIsRefusedWhereParametersAreSharded) {
   });
 }
 
-// Operators gather ahead in the order of the last round. All ranks must do this alike, even if one rank alone reads.
+// Operators gather in advance, in the order of the last round. All ranks must do this in the same way, even if only one
+// rank reads.
 TEST(Gathered, OneRankAloneMayReadGuardedParameters) {
   on_each_placement(3, [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy);
@@ -79,8 +80,8 @@ TEST(Gathered, OneRankAloneMayReadGuardedParameters) {
   });
 }
 
-// Steps are so small that most bf16 values stay while their masters move. A write that forgot the masters would lose
-// these small changes.
+// Steps are so small that most bf16 values do not change while their masters do. A write that does not keep the masters
+// would lose these small changes.
 TEST(Gathered, WriteThatChangesNothingKeepsMastersExact) {
   const Adjust small_steps = [](Strategy& s) { s.optimizer.lr = 1e-5; };
   const auto train = [](Session& session, bool write) {
@@ -102,7 +103,8 @@ TEST(Gathered, WriteThatChangesNothingKeepsMastersExact) {
       small_steps, DType::kBF16);
 }
 
-// Guards between steps hold some of the units, more than there are slots for, so that some lie outside the plan.
+// Guards between steps hold some of the units. These are more than there are slots, so some of them lie outside the
+// plan.
 TEST(Gathered, GuardsBetweenStepsDisturbNothing) {
   const TinyOptions model{.blocks = 5};
   const auto last_blocks = [](Session& session) {

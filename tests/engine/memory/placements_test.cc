@@ -1,4 +1,5 @@
-// Tests that every legal placement of a 2 x 2 mesh trains to the bits of NO_SHARD, in the memory that was planned.
+// Tests that training under every legal placement of a 2 x 2 mesh has the bits of NO_SHARD, and uses the planned
+// memory.
 
 #include <gtest/gtest.h>
 
@@ -42,7 +43,7 @@ TEST(Placements, EveryLegalOneHasTheBitsOfNoShard) {
     strategy.gradient_accumulation = 2;
     return strategy;
   };
-  // The axes of the mesh follow from the hosts, since there is no "mesh": two hosts of two ranks.
+  // There is no "mesh", so its axes follow from the hosts: two hosts of two ranks.
   const ThreadRanks ranks{.ranks = kRanks, .hosts = 2};
   const Trained wanted = train_on_threads(ranks, with_microbatches(unsharded()), options);
   for (const PlacementConfig& placement : legal_placements()) {
@@ -112,7 +113,7 @@ TEST(Placements, PlanWithoutRanksEqualsTheEnginesPlan) {
   }
 }
 
-// Which rank writes which elements depends on the order in which the axes cut them.
+// The order in which the axes cut the elements decides which rank writes which elements.
 TEST(Placements, CheckpointOfEveryLegalOneGoesOnUnderNoShard) {
   const ThreadRanks ranks{.ranks = kRanks, .hosts = 2};
   const Values wanted = of_rank_zero(ranks, [&](const Mesh& mesh) { return trained(mesh, unsharded(), 3); });

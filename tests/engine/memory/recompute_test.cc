@@ -1,5 +1,5 @@
-// Compares checkpoint() with the same function without it: bits are the same; the tests also check which tensors are
-// kept, what runs again, and what is refused.
+// Compares checkpoint() with the same function without it: both have the same bits. The tests also check which tensors
+// are stored, what runs again, and what is refused.
 
 #include "tessera/recompute.h"
 
@@ -37,7 +37,7 @@ class Recompute : public ::testing::Test {
     p = Parameters();
     input = at::randn({4, 8}).set_requires_grad(true);
   }
-  /// Returns the gradients of the parameters and the input, after `backwards` backwards over one graph.
+  /// Returns the gradients of the parameters and the input, after `backwards` calls of backward over one graph.
   Tensors gradients_of(const std::function<at::Tensor(const at::Tensor&)>& model, int backwards = 1) {
     for (at::Tensor* tensor : {&p.first, &p.second, &input}) tensor->mutable_grad() = at::Tensor();
     at::manual_seed(7);
@@ -138,7 +138,7 @@ TEST_F(Recompute, InputsMayBeUndefined) {
   EXPECT_TRUE(input.grad().defined());
 }
 
-/// Returns the text of the exception of backward.
+/// Returns the text of the exception that backward throws.
 std::string error_of(const at::Tensor& loss) {
   try {
     loss.backward();
@@ -193,7 +193,8 @@ TEST_F(Recompute, ParameterUnfrozenBetweenRunsIsNoticed) {
   EXPECT_THAT(error_of(loss), HasSubstr("frozen or unfrozen"));
 }
 
-/// SGD under autocast, whose cache of casts the program empties at the end of forward, as torch.autocast does.
+/// Tests SGD under autocast. The program empties autocast's cache of casts at the end of forward, as torch.autocast
+/// does.
 TEST_F(Recompute, AutocastCastsAreRedoneAfterTheStep) {
   const auto trained = [&](bool recomputes) {
     at::manual_seed(11);

@@ -1,4 +1,4 @@
-// Tests a second copy of sharded parameters inside a host ("secondary"): what is trained, what is planned, what is
+// Tests a second copy of sharded parameters inside a host ("secondary"): what is trained, what is planned, and what is
 // refused.
 
 #include <gmock/gmock.h>
@@ -58,8 +58,8 @@ TEST(SecondCopy, PlainHasTheBitsOfFullShardWithoutIt) {
   }
 }
 
-// The whole step computes with the same rounded values, so neither the number of slots nor reads between calls change
-// the bits.
+// The whole step computes with the same rounded values. Neither the number of slots nor reads between calls therefore
+// change the bits.
 TEST(SecondCopy, Int8TrainsCloseToFullShardWhateverIsGatheredOrShown) {
   constexpr std::size_t kSteps = 3;
   run_ranks(kTwoHosts, [](const Mesh& mesh) {

@@ -51,9 +51,9 @@ class Strategies : public ::testing::TestWithParam<Case> {
     result.batch = 36;
     return result;
   }
-  /// fp32 differs only by the order of sums. Forward and backward in bf16 and fp16 round every value to 8 or 11 bits,
-  /// and Adam makes a full step of lr = 1e-2 in the direction of a gradient's sign, however tiny that gradient is. Ten
-  /// steps can move a weight by 0.1.
+  /// fp32 differs only because of the order of sums. Forward and backward in bf16 and fp16 round every value to 8 or 11
+  /// bits. Adam makes a full step of lr = 1e-2 in the direction of a gradient's sign, however tiny that gradient is.
+  /// Ten steps can move a weight by 0.1.
   double tolerance() const { return GetParam().dtype == DType::kF32 ? 2e-3 : 6e-2; }
   double loss_tolerance() const { return GetParam().dtype == DType::kF32 ? 1e-4 : 2e-2; }
 };
@@ -88,7 +88,7 @@ TEST_P(Strategies, AllGiveTheSameBitsCloseToTheUnshardedRun) {
   }
 }
 
-// Hosts of 2 and 4 ranks hold whole shard groups of two. The group of all ranks lies across unequal hosts.
+// Hosts of 2 and 4 ranks hold whole shard groups of two ranks. The group of all ranks extends over unequal hosts.
 TEST(UnequalHosts, StrategiesTrainToTheBitsOfOneHostInPlannedMemory) {
   TrainOptions options;
   options.steps = 3;

@@ -17,13 +17,13 @@ namespace traffic_test {
 
 // FULL_SHARD has U block units, S = min(prefetch + 1, U) shared slots, and one slot that belongs to the root.
 //
-// Forward reads root, 0, 1, ..., U-1, root: the root is gathered once and stays, each block is gathered once. When
-// backward begins, the slots hold the last S blocks, which are those it reads first (a slot is taken from the unit
-// needed last); the other U - S are gathered again. Prefetching begins the same gathers earlier and never adds any. It
-// may only release units that are needed later than the prefetched one. So the first microbatch of a step gathers 1 + U
-// + (U - S). Values stay valid until the step, so the next microbatch begins with the root and blocks 0..S-1 in place,
-// and gathers U - S in each direction. SHARD_GRAD_OP gathers all 1 + U units once a step, and ranks that share one copy
-// gather none. Each microbatch reduces each of the 1 + U units once.
+// Forward reads root, 0, 1, ..., U-1, root. The root is gathered once and stays, and each block is gathered once. When
+// backward begins, the slots hold the last S blocks, which backward reads first (a slot is taken from the unit that is
+// needed last). The other U - S blocks are gathered again. Prefetching begins the same gathers earlier and never adds
+// gathers. It may release only units that are needed later than the prefetched unit. The first microbatch of a step
+// therefore makes 1 + U + (U - S) gathers. Values stay valid until the step. The next microbatch therefore begins with
+// the root and blocks 0..S-1 in place, and makes U - S gathers in each direction. SHARD_GRAD_OP gathers all 1 + U units
+// once in each step. Ranks that share one copy make no gathers. Each microbatch reduces each of the 1 + U units once.
 TEST(Traffic, CountedCollectivesEqualThePlan) {
   const auto expect_counts = [](const Mesh& mesh, Strategy strategy, std::int64_t blocks) {
     Session session(mesh, strategy, {.blocks = blocks});
@@ -41,7 +41,8 @@ TEST(Traffic, CountedCollectivesEqualThePlan) {
       EXPECT_EQ(after.gathers - before.gathers, gathers) << "step " << step;
       EXPECT_EQ(after.reductions - before.reductions, microbatches * (1 + blocks)) << "step " << step;
       EXPECT_EQ(after.overflow_slots, 0) << "step " << step;
-      // The schedule is known from the second step on: all but the very first unit are gathered before they are used.
+      // The schedule is known from the second step on. All units except the very first are then gathered before they
+      // are used.
       const std::int64_t early = gathers > 0 && strategy.prefetch > 0 ? gathers - 1 : 0;
       if (step == 0) continue;
       EXPECT_EQ(after.prefetched_gathers - before.prefetched_gathers, early) << "step " << step;
@@ -89,7 +90,7 @@ TEST(Traffic, PrefetchBytesCountAsTheLargestUnitsThatFit) {
 }
 
 // Backward completes the last block first. A rank that has not begun backward makes the other rank wait for a reduction
-// only when the other is SumPlan::reduction_lag units ahead.
+// only if the other rank is SumPlan::reduction_lag units ahead.
 TEST(Traffic, RankMayRunAheadByThePlansLag) {
   for (const Placed& kind : {Placed(ShardingStrategy::kNoShard), Placed(ShardingStrategy::kShardGradients),
                              Placed(ShardingStrategy::kFullShard, /*shared=*/true)}) {

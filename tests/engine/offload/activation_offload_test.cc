@@ -1,6 +1,6 @@
-// Tests offloading activations to disk: training has the bits of the run with all of them in memory, whatever the
-// strategy and whatever the program does. Memory of saved tensors is really freed, and a disk that fails is an error,
-// never other numbers.
+// Tests offloading activations to disk. Training has the bits of the run with all activations in memory, for every
+// strategy and whatever the program does. Memory of saved tensors is really freed. A disk that fails is an error, and
+// never changes numbers.
 
 #include <ATen/Functions.h>
 #include <c10/core/CPUAllocator.h>
@@ -38,7 +38,7 @@ using ::testing::HasSubstr;
 
 std::string scratch() { return std::filesystem::temp_directory_path().string(); }
 
-/// Offloads all activations of at least `min_bytes`, through as little memory as possible.
+/// Offloads all activations of at least `min_bytes`, with as little memory as possible.
 void put_activations_below(Strategy& s, std::int64_t min_bytes = 1, std::int64_t queue_depth = 1) {
   s.offload.activations = Tier::kNvme;
   s.offload.activations_min_bytes = min_bytes;
@@ -76,7 +76,7 @@ class CountingAllocator final : public c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
-  /// Returns the most bytes that live at once while `body` runs, beyond those that live now.
+  /// Returns the largest number of bytes in use at once while `body` runs, without the bytes in use now.
   std::int64_t peak_of(const std::function<void()>& body) {
     const std::int64_t before = live;
     peak = before;
@@ -87,7 +87,7 @@ class CountingAllocator final : public c10::Allocator {
   inline static std::atomic<std::int64_t> live{0}, peak{0};
 
  private:
-  static constexpr std::size_t kHead = 64;  ///< bytes in front of the data, which hold its size
+  static constexpr std::size_t kHead = 64;  ///< bytes before the data, which hold the size of the data
   static void give_back(void* data) {
     auto* const base = static_cast<std::byte*>(data) - kHead;
     live -= static_cast<std::int64_t>(*reinterpret_cast<std::size_t*>(base));
@@ -148,7 +148,7 @@ TEST(ActivationOffload, TrainingHasTheBitsOfARunInMemory) {
     if (queue_depth == 1) {
       EXPECT_GT(trained.traffic.disk_bytes_read, wanted.traffic.disk_bytes_read) << what;
     }
-    // A block that is used twice and recomputed needs a bucket beyond the plan, with or without offload.
+    // A block that is used twice and recomputed needs a bucket that is not in the plan, with or without offload.
     for (std::size_t i = 0; i < trained.steps.size(); ++i) {
       MemoryUse planned = wanted.steps[i].planned, allocated = wanted.steps[i].allocated;
       planned[MemoryCategory::kActivations] = allocated[MemoryCategory::kActivations] = (2 * queue_depth + 1) * 4096;
@@ -171,7 +171,7 @@ TEST(ActivationOffload, StatesOnDiskAndUpdatesInBackwardKeepTheBits) {
   }
 }
 
-/// The program makes two losses from one forward, evaluates between steps, and has a forward that throws.
+/// The program makes two losses from one forward and evaluates between steps. One of its forwards throws.
 TEST(ActivationOffload, CallsAroundAStepKeepTheBits) {
   on_each_placement(2, [](const Mesh& mesh, const Strategy& plain) {
     const auto train = [&](const Strategy& strategy) {
@@ -220,7 +220,7 @@ TEST(ActivationOffload, OnlyTensorsAboveTheMinimumMove) {
   EXPECT_GT(bytes_written(1), bytes_written(kHidden));
 }
 
-/// Frozen and tied parameters are never moved either.
+/// Frozen and tied parameters are never moved to disk either.
 TEST(ActivationOffload, ParametersAreNeverMoved) {
   on_placements(kInMemory, 2, [](const Mesh& mesh, const Strategy& plain) {
     Strategy strategy = plain;
@@ -271,7 +271,7 @@ TEST(ActivationOffload, PeakMemoryIsThatOfTheOperatorsUnderWay) {
 
 // ---- What is saved --------------------------------------------------------------------------------------------------
 
-/// Saved activations without an Engine, on this thread.
+/// Saves activations without an Engine, on this thread.
 struct Offloading {
   explicit Offloading(std::size_t min_bytes = 1, std::vector<c10::Storage> staying = {})
       : activations(std::make_shared<SavedActivations>(
@@ -330,8 +330,8 @@ TEST(SavedActivations, DisjointPartsAreStoredSeparately) {
   EXPECT_EQ(counts.bytes_put, 2 * 4 * 32 * 4);
 }
 
-/// Backward may not use the tensor that the first operator saved, since that tensor was changed afterwards; it may use
-/// the tensor that the second operator saved.
+/// Backward may not use the tensor that the first operator saved, since that tensor was changed afterwards. Backward
+/// may use the tensor that the second operator saved.
 TEST(SavedActivations, EachVersionOfATensorIsStored) {
   const at::Tensor input = leaf({64, 64});
   const auto gradient = [&] {

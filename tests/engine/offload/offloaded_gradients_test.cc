@@ -1,5 +1,5 @@
-// Tests sums of gradients that are offloaded to disk between their reduction and the update: training has the bits of
-// the run without offloading; memory and traffic are as planned.
+// Tests sums of gradients that are offloaded to disk between their reduction and the update. Training has the bits of
+// the run without offloading, and memory and traffic are as planned.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ TEST(OffloadedGradients, TrainingHasTheBitsOfARunInMemory) {
   const std::pair<std::string, TinyOptions> models[] = {{"wide", kWide}, {"awkward", kAwkward}, {"late", kLate}};
   std::vector<std::size_t> placements(std::size(kOnePerPlacement));
   std::iota(placements.begin(), placements.end(), std::size_t{0});
-  // Two cases of where gradients lie alternate, so that each number of ranks and each placement is tested with both.
+  // Two choices of tiers for gradients alternate, so that each number of ranks and each placement is tested with both.
   const auto exists = [](const Kept&, const auto&, std::size_t ranks, std::size_t place, const Below* below) {
     return below == kBelow[(ranks + place) % 2];
   };
@@ -46,7 +46,7 @@ TEST(OffloadedGradients, TrainingHasTheBitsOfARunInMemory) {
     const Trained& wanted = in_memory(what, [&] { return train_on_threads(ranks, without, options); });
     const Trained trained = train_on_threads(ranks, strategy_of(kept, placed, below), options);
     expect_same_bits(trained, wanted, what);
-    // A first step that waits for a unit which nobody uses may need more memory than planned. The same holds for
+    // A first step that waits for a unit that is never used may need more memory than planned. The same holds for
     // gradients that come after their unit's reduction.
     for (std::size_t i = model.unused_block ? 1 : 0; i < trained.steps.size() && !model.recompute; ++i)
       EXPECT_EQ(trained.steps[i].planned, trained.steps[i].allocated) << what;
@@ -56,7 +56,7 @@ TEST(OffloadedGradients, TrainingHasTheBitsOfARunInMemory) {
   }
 }
 
-// The runs here clip by norm, skip steps, and have several microbatches, none of which is possible with an update in
+// The runs here clip by norm, skip steps, and have several microbatches. None of these is possible with an update in
 // backward.
 TEST(OffloadedGradients, AccumulationAndOverflowsKeepTheBits) {
   for (const DType dtype : {DType::kF32, DType::kF16}) {
@@ -98,7 +98,7 @@ TEST(OffloadedGradients, BytesMovedEqualThePlan) {
   }
 }
 
-// Programs make calls around their steps.
+// Programs make various calls between their steps.
 TEST(OffloadedGradients, CallsAroundStepsKeepTheBits) {
   for (const auto& program :
        {written_under_gathered, trained_by_two_engines, trained_with_weights_frozen_for_a_while}) {
@@ -114,7 +114,7 @@ TEST(OffloadedGradients, CallsAroundStepsKeepTheBits) {
   }
 }
 
-// A module without units of its own has one unit, the root.
+// A module without units has only one unit, the root.
 TEST(OffloadedGradients, ModuleWithoutUnitsKeepsThemInMemory) {
   for (const int ranks : {1, 2}) {
     FirstValues first;

@@ -1,6 +1,6 @@
-// Tests offloading parameters to disk. Training has the bits of the run with all of them in memory, whether each rank
-// gathers units for itself or the ranks of a host share slots. Memory and traffic are as planned, and what a program
-// does around a step reaches the disk too.
+// Tests offloading parameters to disk. Training has the bits of the run with all parameters in memory, whether each
+// rank gathers units for itself or the ranks of a host share slots. Memory and traffic are as planned, and changes that
+// a program makes around a step reach the disk too.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace offloaded_parameters_test {
 
 using ::testing::HasSubstr;
 
-constexpr Below kBelow[] = {{1, 0, 0, 4096, 0, 1},      // parameters alone, in as many records as possible
+constexpr Below kBelow[] = {{1, 0, 0, 4096, 0, 1},      // only parameters, in as many records as possible
                             {1, 1, 1, 4096, 0, 2},      // everything
                             {0.5, 0.3, 1, 8192, 0, 3},  // a part of each shard is in memory
                             {1, 1, 1, 8192, 60000, 2},  // some of the parameters are cached
@@ -142,8 +142,8 @@ TEST(OffloadedParameters, BytesMovedEqualThePlan) {
   }
 }
 
-// Parameters that train get the cache first: the cache holds a part of them, or all of them and some frozen ones. The
-// last of two ranks has records that hold only padding; if the unit of these records is frozen, only set-up writes
+// Parameters that train get the cache first. The cache holds a part of them, or all of them and some frozen ones. The
+// last of two ranks has records that hold only padding. If the unit of these records is frozen, only set-up writes
 // them.
 TEST(OffloadedParameters, BytesMovedEqualThePlanWithFrozenAndCachedOnes) {
   constexpr std::int64_t kCaches[] = {0, 30000, 90000};
@@ -162,7 +162,7 @@ TEST(OffloadedParameters, BytesMovedEqualThePlanWithFrozenAndCachedOnes) {
   }
 }
 
-/// Checks that `body` leaves the same values under each placement, on 1 and 2 ranks, as with all state in memory.
+/// Checks that `body` leaves the same values as with all state in memory, under each placement, on 1 and 2 ranks.
 template <class Body>
 void expect_values_as_in_memory(std::span<const Kept> all, const Body& body) {
   const auto values = [&](int ranks, const Strategy& strategy) {
@@ -191,7 +191,7 @@ TEST(OffloadedParameters, FreezingKeepsTheirValues) {
   expect_values_as_in_memory(sampled_kept(), trained_with_weights_frozen_for_a_while);
 }
 
-// Evaluation gathers in other orders, and leaves gathers under way when a step begins.
+// Evaluation gathers in other orders, and some of its gathers are still under way when a step begins.
 TEST(OffloadedParameters, ForwardWithoutBackwardChangesNothing) {
   expect_values_as_in_memory({&kKept[2], 1}, [](const Mesh& mesh, Strategy strategy) {
     strategy.prefetch = 2;
@@ -212,7 +212,7 @@ TEST(OffloadedParameters, ForwardWithoutBackwardChangesNothing) {
   });
 }
 
-// Parameters that lie on disk in part cannot be read once the Engine is gone, even on one rank.
+// Parameters that lie partly on disk cannot be read after the Engine is gone, even on one rank.
 TEST(OffloadedParameters, ReadingThemWithoutAnEngineSaysWhereTheyAre) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Tiny model = make_tiny(kWide, true);

@@ -1,6 +1,6 @@
-// Tests offloading masters and optimizer states to disk: training has the bits of the run without it; memory and
-// traffic are as planned; and what a program does around a step (write parameters, freeze, end the Engine) reaches the
-// disk too.
+// Tests offloading masters and optimizer states to disk. Training has the bits of the run without it, and memory and
+// traffic are as planned. Changes that a program makes around a step (it writes parameters, freezes them, ends the
+// Engine) reach the disk too.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1},       // all state, in as many records as possible
                             {0, 1, 1, 16384, 20000, 2},  // a part of the records is cached
-                            {0, 0.5, 0.3, 4096, 0, 3},   // some records have masters, others have none
+                            {0, 0.5, 0.3, 4096, 0, 3},   // some records have masters, and other records have none
                             {0, 0, 1, 4 << 20, 0, 4}};   // each group has one record
 
 TEST(Offload, TrainingHasTheBitsOfARunInMemory) {

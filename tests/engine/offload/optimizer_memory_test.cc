@@ -1,4 +1,4 @@
-// Tests masters and optimizer state in fewer bytes: bits are the same under every strategy, bytes are as planned, and
+// Tests masters and optimizer state in fewer bytes. Bits are the same under every strategy, bytes are as planned, and
 // training stays close to the run with everything in fp32.
 
 #include <gtest/gtest.h>
@@ -43,8 +43,8 @@ std::string name_of(const Kept& kept) {
          tessera::name_of(kept.state);
 }
 
-// This model has a frozen block, an unused one and a tied head, so the runs of elements that an update goes over begin
-// and end inside a unit.
+// This model has a frozen block, an unused block and a tied head, so the runs of elements in an update begin and end
+// inside a unit.
 constexpr TinyOptions kAwkward{.tied_head = true, .frozen_first_block = true, .unused_block = true};
 
 TEST(OptimizerMemory, StrategiesGiveTheSameBitsAndThePlansMemory) {
@@ -89,7 +89,7 @@ TEST(OptimizerMemory, BytesEqualThoseOfTheFormats) {
   const MemoryUse small = bytes({DType::kBF16, MasterKind::kSplitBF16, StateDType::kBF16});
   EXPECT_EQ(small[MemoryCategory::kMasters], 2 * numel);
   EXPECT_EQ(small[MemoryCategory::kOptimizer], 4 * numel);
-  // Tensors begin on blocks of 256, so there is more padding; each block has a scale of 4 bytes.
+  // Tensors begin at blocks of 256, so there is more padding. Each block has a scale of 4 bytes.
   const MemoryUse smallest = bytes({DType::kBF16, MasterKind::kSplitBF16, StateDType::k8Bit});
   const std::int64_t padded = smallest[MemoryCategory::kParameters] / 2;
   EXPECT_NEAR(static_cast<double>(smallest[MemoryCategory::kOptimizer]) / static_cast<double>(padded),

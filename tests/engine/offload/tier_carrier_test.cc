@@ -1,4 +1,4 @@
-// Tests leases of offloaded records, and how far ahead records are read.
+// Tests leases of offloaded records, and how far in advance records are read.
 
 #include "engine/memory/records/tier_carrier.h"
 
@@ -24,7 +24,7 @@ namespace tier_carrier_test {
 
 constexpr std::int64_t kRecords = 80, kReadAhead = 4;
 
-/// Makes records, of which three in four stay in memory. All records were put once.
+/// Makes records. Three in four of them stay in memory. All records were written once.
 std::unique_ptr<TierCarrier> mostly_in_memory(const ScratchFolder& folder) {
   FileTierOptions options;
   options.records = kRecords;
@@ -56,8 +56,8 @@ void read_ahead(TierCarrier& records, std::int64_t reads) {
   EXPECT_EQ(records.counters().reads, reads);
 }
 
-// Records that stay in memory do not count as records that are read ahead. So the disk always has as many requests as
-// are allowed, until the end of the pass is near.
+// Records that stay in memory do not count as records that are read in advance. The disk therefore always has as many
+// requests as are allowed, until the end of the pass is near.
 TEST(TierCarrier, ReadAheadStaysAtItsLimit) {
   ScratchFolder folder;
   const auto records = mostly_in_memory(folder);
@@ -95,7 +95,7 @@ TEST(TierCarrier, SkippedRecordsMakeRoomForLaterReads) {
   records->flush();
 }
 
-/// Makes four records of zeros, all of them on disk, of which two may be held.
+/// Makes four records of zeros, all of them on disk. Two of them may be held at a time.
 std::unique_ptr<TierCarrier> on_disk(const ScratchFolder& folder) {
   FileTierOptions options;
   options.records = 4;
@@ -140,7 +140,7 @@ TEST(TierCarrier, SeveralLeasesLastAtOnceAndOnlyChangedRecordsAreWritten) {
   }
 }
 
-// A visit that fails halfway leaves its changes in the record, as it does where state is in memory.
+// A visit that fails halfway leaves its changes in the record, as it does if the state is in memory.
 TEST(TierCarrier, DroppedLeaseLeavesWhatIsInMemory) {
   ScratchFolder folder;
   const auto carrier = on_disk(folder);

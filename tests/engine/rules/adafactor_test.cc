@@ -1,5 +1,5 @@
-// Tests Adafactor in an Engine. It updates whole tensors, however they are cut over the ranks. Its results agree with
-// PyTorch's, and all strategies give the same bits.
+// Tests Adafactor in an Engine. It updates whole tensors, in whatever way they are cut over the ranks. Its results
+// agree with PyTorch's, and all strategies give the same bits.
 
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/norm.h>
@@ -25,7 +25,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Sets Adafactor with three groups: vectors without decay at twice the rate, blocks with much decay, and the rest.
+/// Sets Adafactor with three groups: vectors without decay at twice the rate, blocks with much decay, and all other
+/// parameters.
 void with_adafactor(Strategy& s) {
   s.optimizer = {.type = OptimizerType::kAdafactor, .lr = 1e-1, .weight_decay = 0.1};
   s.optimizer.groups = {{.match = {"*"}, .max_dim = 1, .lr_ratio = 2, .weight_decay = 0.0},
@@ -232,7 +233,7 @@ TEST(AdafactorCheckpoint, FactoredStatesAreLoadedOnOtherNumbersOfRanks) {
   }
 }
 
-// A parameter that was frozen has no states of any shape in the checkpoint, so it begins with zeros.
+// A parameter that was frozen has no states in the checkpoint, so its states begin with zeros.
 TEST(AdafactorCheckpoint, ParameterFrozenAtTheSaveTrainsAfterALoad) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -1,5 +1,5 @@
-// Tests the average of the weights. It is what a program would compute by hand, under every strategy, in memory and on
-// disk. Training goes on as if nobody had looked at the average.
+// Tests the average of the weights. It is the average that a program would compute itself, under every strategy, in
+// memory and on disk. Training continues as if the average had not been read.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ Values averages_of(Session& session) {
   return copies_of(*session.model);
 }
 
-/// Makes a step; in every third step, only the head gets a gradient.
+/// Makes a step. In every third step, only the head gets a gradient.
 void train(Session& session, std::size_t i) {
   session.engine.backward(i % 3 == 2 ? session.model->head.square().mean() : session.loss(i));
   session.engine.step();

@@ -57,7 +57,7 @@ bool is_of_whole_tensors(const Rule& rule) {
   return rule.config.type == OptimizerType::kAdafactor || rule.config.type == OptimizerType::kOwnMatrix;
 }
 
-/// Sets the rule with two groups: vectors without decay, whose rates are not adapted to layers, and blocks at half the
+/// Sets the rule with two groups: vectors without decay, whose rates do not depend on norms, and blocks at half the
 /// rate.
 void with_rule(Strategy& s, const Rule& rule) {
   const StateDType states = s.optimizer.state_dtype;
@@ -108,7 +108,7 @@ TEST(InBackwardRules, BitsEqualThoseOfUpdatesAfterBackward) {
     });
     const Trained trained = train(rule, kept, placed, below, ranks_of(ranks, joined), /*in_backward=*/true);
     expect_same_bits(trained, wanted, of + (below ? ", below" : ""));
-    // In the first step units wait for a unit for which no gradient comes.
+    // In the first step, units wait for a unit that gets no gradient.
     for (std::size_t step = 1; step < trained.steps.size(); ++step)
       EXPECT_EQ(trained.steps[step].planned, trained.steps[step].allocated) << of << ", step " << step;
   }
@@ -246,14 +246,15 @@ TEST(InBackwardRules, LayersOfAUnitCostOneSmallMessage) {
       for (CallsByLabel& calls : calls_of_a_step(strategy_for(placed, adjust), rule, 2)) {
         EXPECT_EQ(calls["layer norms"].calls, std::ssize(units)) << rule.name << ", " << name_of(placed);
         if (placed.kind != ShardingStrategy::kNoShard) continue;
-        // Each rank has whole tensors, and two sums of squares for each: of its weights and of its update.
+        // Each rank has whole tensors, and two sums of squares for each of them: one of its weights and one of its
+        // update.
         EXPECT_EQ(calls["layer norms"].bytes, 2 * 8 * parameters) << rule.name;
       }
     }
   }
 }
 
-/// Matrices go to their owners and back, separately for each unit.
+/// Matrices are sent to their owners and back, separately for each unit.
 TEST(InBackwardRules, MatricesOfAUnitAreExchangedByThemselves) {
   const std::size_t units = trainable_of_units().size();
   for (const auto& [rule, of_root] : {std::pair(adafactor(), 1U), {muon(), 0U}, {own_matrix(), 0U}}) {
@@ -264,7 +265,7 @@ TEST(InBackwardRules, MatricesOfAUnitAreExchangedByThemselves) {
       };
       // The root has vectors, which adafactor updates, and an embedding, which the other rules leave to AdamW.
       const auto wanted = static_cast<std::int64_t>(units - 1 + of_root);
-      // Three ranks have parts whose borders cut matrices.
+      // The parts of three ranks have borders inside matrices.
       for (CallsByLabel& calls : calls_of_a_step(strategy_for(placed, adjust), rule, 3)) {
         EXPECT_EQ(calls["matrices to owners"].calls, wanted) << rule.name << ", " << name_of(placed);
         EXPECT_EQ(calls["matrices from owners"].calls, wanted) << rule.name << ", " << name_of(placed);

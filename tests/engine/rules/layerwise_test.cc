@@ -1,4 +1,4 @@
-// Tests LAMB and LARS in an Engine: their numbers are those of the papers' formulas, and all strategies give the same
+// Tests LAMB and LARS in an Engine. Their numbers are those of the papers' formulas, and all strategies give the same
 // bits, in memory and on disk.
 
 #include <gmock/gmock.h>
@@ -41,8 +41,8 @@ Rule lars(double momentum, bool nesterov) {
 
 std::vector<Rule> rules() { return {lamb(), lars(0.9, false), lars(0.9, true), lars(0, false)}; }
 
-/// Sets the rule with three groups: vectors without decay and not adapted, blocks with much decay at half the rate, and
-/// the rest.
+/// Sets the rule with three groups: vectors without decay, whose rates do not depend on norms; blocks with much decay
+/// at half the rate; and all other parameters.
 void with_rule(Strategy& s, const Rule& rule) {
   const StateDType states = s.optimizer.state_dtype;
   s.optimizer = rule.config;
@@ -119,7 +119,7 @@ TEST(Layerwise, LambAndLarsEqualThePapersFormulas) {
   for (const Rule& rule : rules()) {
     const Values wanted = train_plainly(rule);
     for (const int ranks : {1, 2, 3}) {
-      // Ranks add gradients up in another order than one process does.
+      // Several ranks add up gradients in another order than one process does.
       const double tolerance = ranks == 1 ? 2e-6 : 1e-5;
       on_each_placement(
           ranks,
@@ -175,8 +175,8 @@ TEST(Layerwise, HasTheSameBitsOnAMeshOfTwoAxes) {
   }
 }
 
-// A step goes over the records forward and then backward, so it reads and writes them twice, except for those that stay
-// in memory.
+// A step reads the records forward and then backward. It reads and writes these records twice, except the records that
+// stay in memory.
 TEST(Layerwise, DiskTrafficEqualsThePlan) {
   static constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {1, 1, 1, 4096, 16384, 2}, {1, 0, 0, 4096, 0, 1}};
   for (const Rule& rule : {lamb(), lars(0.9, true)}) {
@@ -223,7 +223,7 @@ TEST(Layerwise, ResumedRunHasTheSameBits) {
   }
 }
 
-/// A vector of zeros has norm 0, but the update must change it nevertheless.
+/// A vector of zeros has norm 0, but the update must change it.
 TEST(Layerwise, ZeroWeightsAreUpdated) {
   for (const Rule& rule : {lamb(), lars(0.9, false)}) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -1,5 +1,5 @@
-// Tests update rules of whole matrices that the program brings: they are dealt to owners, sharded, averaged and saved
-// like Muon.
+// Tests a program's own update rules for whole matrices. Matrices are dealt to owners, sharded, averaged and saved as
+// with Muon.
 
 #include "tessera/matrix_optimizer.h"
 
@@ -26,7 +26,7 @@ using Matrix = MatrixOptimizer::Matrix;
 using State = MatrixOptimizer::State;
 using Rule = std::shared_ptr<const MatrixOptimizer>;
 
-/// A rule that has states of many shapes and uses all its numbers.
+/// A rule that has states of many shapes and uses all the numbers that it gets.
 struct Shapes final : MatrixOptimizer {
   std::vector<State> states(std::int64_t rows, std::int64_t columns) const override {
     return {{"left", {rows, rows}}, {"right", {columns}}, {"nothing", {0}}, {"count", {}}, {"first", {rows, columns}}};
@@ -149,7 +149,7 @@ TEST(MatrixOptimizer, RuleGetsTheMeanGradientClippedByValue) {
   EXPECT_FLOAT_EQ(seen(1, 1e-4), 1e-4);
 }
 
-/// Trains `steps` from the checkpoint in `path`, if there is one, and saves there.
+/// Trains `steps` from the checkpoint in `path`, if there is one, and saves a checkpoint there.
 Values matrices_trained_and_saved(int ranks, const Placed& placed, const std::string& path, std::size_t from,
                                   std::size_t to, Rule rule = std::make_shared<Shapes>()) {
   return of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) {
@@ -181,7 +181,7 @@ TEST(MatrixOptimizer, StatesAreLoadedOnOtherNumbersOfRanks) {
               HasSubstr("the optimizer keeps [64] of \"left\" for it, and the checkpoint has [64, 64]"));
 }
 
-/// Returns the error of an Engine with `rule` under `adjust`, when it is made or in a step.
+/// Returns the error of an Engine with `rule` and `adjust`, either when it is made or in a step.
 std::string error_with(Rule rule, const Adjust& adjust = with_own_matrix) {
   return error_of([&] {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

@@ -1,5 +1,5 @@
-// Tests Muon in an Engine. It updates whole matrices, however they are cut over the ranks. Its numbers are those of its
-// formula, and all strategies give the same bits, in memory and on disk.
+// Tests Muon in an Engine. It updates whole matrices, in whatever way they are cut over the ranks. Its numbers are
+// those of its formula, and all strategies give the same bits, in memory and on disk.
 
 #include <ATen/ops/linalg_svdvals.h>
 #include <gmock/gmock.h>
@@ -43,8 +43,8 @@ at::Tensor orthogonal(const at::Tensor& matrix, std::int64_t steps) {
   return (is_tall ? x.t() : x).to(at::kFloat);
 }
 
-/// Updates all matrices with Muon, except that of the embedding, and the rest with AdamW. The head's matrix may have
-/// AdamW too.
+/// Updates all matrices with Muon, except the embedding's, and all other parameters with AdamW. The head's matrix may
+/// be updated with AdamW too.
 struct PlainMuon {
   const OptimizerConfig& config;
   const bool head_has_adamw;

@@ -1,4 +1,5 @@
-// Tests update rules that the program brings: they are sharded, offloaded, averaged and saved like Tessera's own.
+// Tests a program's own update rules. Their state is sharded, offloaded, averaged and saved like that of Tessera's
+// rules.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -162,7 +163,7 @@ TEST(OwnOptimizer, StatesAreLoadedOnOtherNumbersOfRanks) {
   EXPECT_TRUE(all_same_bits(train(3, true, 0, 0), train(1, true, 0, 0)));
 }
 
-/// Returns the error of an Engine with `rule` under `adjust`, when it is made or in a step.
+/// Returns the error of an Engine with `rule` and `adjust`, either when it is made or in a step.
 std::string error_with(std::shared_ptr<const ElementwiseOptimizer> rule, const Adjust& adjust = with_own) {
   return error_of([&] {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

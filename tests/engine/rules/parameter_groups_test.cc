@@ -1,5 +1,5 @@
-// Tests parameter groups and learning rates that are set by hand: numbers are those of PyTorch, and all strategies give
-// the same bits.
+// Tests parameter groups, and learning rates that the program sets. Numbers are those of PyTorch, and all strategies
+// give the same bits.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 constexpr std::size_t kSteps = 20;
 constexpr TinyOptions kTied{.tied_head = true};
 
-/// Returns three groups: vectors without decay, blocks at a tenth of the rate, and the rest.
+/// Returns three groups: vectors without decay, blocks at a tenth of the rate, and all other parameters.
 std::vector<ParameterGroup> three_kinds() {
   ParameterGroup vectors{.name = "vectors", .max_dim = 1, .weight_decay = 0};
   ParameterGroup blocks{.name = "blocks", .match = {"blocks.*.up.weight", "blocks.*.down.weight"}, .lr_ratio = 0.1};
@@ -45,7 +45,7 @@ void with_groups(Strategy& s) {
   s.gradient_clipping = 0;
 }
 
-/// Returns the groups of three_kinds for PyTorch: [vectors, matrices of blocks, the rest].
+/// Returns the groups of three_kinds for PyTorch: [vectors, matrices of blocks, all others].
 std::vector<torch::optim::OptimizerParamGroup> plain_groups(const Tiny& model, const OptimizerConfig& config) {
   const auto options = [&](double lr, double decay, double eps, std::tuple<double, double> betas) {
     return std::make_unique<torch::optim::AdamWOptions>(
@@ -122,7 +122,8 @@ TEST(ParameterGroups, HaveTheSameBitsUnderEveryStrategyAndFormat) {
   }
 }
 
-// A group whose numbers are those of all parameters changes no results, wherever it divides the runs of elements.
+// A group whose numbers are those of all parameters changes no results, wherever runs of elements are divided because
+// of it.
 TEST(ParameterGroups, GroupsOfEqualNumbersHaveTheBitsOfNoGroups) {
   const auto train = [](const Kept& kept, bool grouped) {
     return train_on_threads({.ranks = 2},
@@ -342,8 +343,8 @@ TEST(SetLr, DifferentRatesOnRanksAreNamedAtTheStep) {
   }
 }
 
-// The ranks of a replica that trains apart compare their rates only with each other, and the message names ranks by
-// their numbers in the job.
+// The ranks of a replica that trains apart compare their rates only with each other. The message names ranks by their
+// numbers in the job.
 TEST(SetLr, DifferentRatesInAReplicaThatTrainsApartNameTheRanksOfTheJob) {
   std::string told[4];
   std::latch second_replica_has_ended(2);
@@ -370,7 +371,7 @@ TEST(SetLr, DifferentRatesInAReplicaThatTrainsApartNameTheRanksOfTheJob) {
     });
   } catch (const std::exception&) {  // how every rank ended is checked below
   }
-  const std::string both = told[2] + told[3];  // one of the two may only be told of the other's end
+  const std::string both = told[2] + told[3];  // one of the two may only learn of the other's end
   EXPECT_THAT(both, HasSubstr("set_lr: ranks have different learning rates"));
   EXPECT_THAT(both, HasSubstr("on rank 2"));
   EXPECT_THAT(both, HasSubstr("on rank 3"));
@@ -385,7 +386,7 @@ void without_groups(Strategy& s) {
   s.optimizer.groups.clear();
 }
 
-/// Trains the first block from step 3 on at half the rate, and from step 6 on at a rate of its own.
+/// Trains the first block from step 3 on at half the rate, and from step 6 on at its own rate.
 Values train_plainly_with_added_group(const OptimizerConfig& config) {
   Tiny model = make_tiny(kFrozen, /*deferred=*/false);
   const auto options = [&](double lr, double decay) {
@@ -480,7 +481,7 @@ TEST(SetOption, OptionsOfAllAndOfAGroupEqualPyTorch) {
           session.train(i);
         }
         EXPECT_EQ(engine.options("blocks").at("betas"), (std::vector<double>{0.7, 0.98}));
-        // the strategy gives this group a number of its own
+        // the strategy gives this group its own value
         EXPECT_EQ(engine.options("vectors").at("weight_decay"), std::vector<double>{0});
         const Values values = session.values();
         if (mesh.rank() != 0) return;

@@ -1,6 +1,6 @@
-// Tests rules of whole tensors, Adafactor and a program's own, with parameters, masters and states offloaded to disk.
-// Training has the bits of a run with all state in memory, and the memory and traffic of the plan.
-// device_rules_below_test.cc has the same for GPUs.
+// Tests rules of whole tensors (Adafactor, and a program's own rule) with parameters, masters and states offloaded to
+// disk. Training has the bits of a run with all state in memory, and the memory and traffic of the plan.
+// device_rules_below_test.cc tests the same for GPUs.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,11 +20,11 @@
 namespace tessera::testing {
 namespace tensor_rules_below_test {
 
-/// The states that these rules keep of matrices are fp32.
+/// The states that these rules have for matrices are fp32.
 constexpr Kept kKinds[] = {{DType::kF32, MasterKind::kSplitBF16, StateDType::kF32},
                            {DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32},
                            {DType::kF16, MasterKind::kF32, StateDType::kF32}};
-/// Records have a few rows, or more than a matrix; some state is offloaded, or all.
+/// Records have a few rows, or more than a matrix. Some of the state is offloaded, or all of it.
 constexpr Below kBelow[] = {{0, 0.5, 0.6, 4096, 8192, 1}, {0.7, 1, 1, 4096, 0, 2}, {1, 0, 1, 16384, 16384, 1}};
 
 class TensorRulesBelow : public ::testing::TestWithParam<OptimizerType> {
@@ -47,7 +47,7 @@ class TensorRulesBelow : public ::testing::TestWithParam<OptimizerType> {
   }
   Values trained(const Mesh& mesh, Strategy strategy, const std::string& what,
                  const TinyOptions& model = kAwkward) const {
-    strategy.check.replica_hash_every = 2;                     // this reads states wherever they lie
+    strategy.check.replica_hash_every = 2;                     // this reads states on any tier
     strategy.mixed_precision.loss_scale.initial = 16777216.0;  // with this scale, fp16 skips the first steps
     strategy.mixed_precision.loss_scale.backoff_factor = 0.125;
     Session session(mesh, strategy, model, rules());

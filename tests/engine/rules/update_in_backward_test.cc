@@ -1,5 +1,6 @@
-// Tests "optimizer.in_backward": training has the bits of the run that updates after backward; gradients of only a few
-// units are in memory at a time; and calls that are impossible with updates in backward are refused by name.
+// Tests "optimizer.in_backward". Training has the bits of the run that updates after backward, and gradients of only a
+// few units are in memory at a time. Calls that are impossible with updates in backward are refused with an error that
+// names the key.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -92,7 +93,7 @@ TEST(UpdateInBackward, BitsEqualThoseOfUpdatesAfterBackward) {
     });
     const Trained trained = train(formats, placed, ranks, model, true, record_bytes);
     expect_same_bits(trained, wanted, what);
-    // Units wait for a unit for which no gradient comes, until ranks have agreed on the order.
+    // Units wait for a unit that gets no gradient, until ranks have agreed on the order.
     for (std::size_t step = model.unused_block ? 1 : 0; step < trained.steps.size(); ++step) {
       EXPECT_EQ(trained.steps[step].planned, trained.steps[step].allocated) << what << ", step " << step;
     }
@@ -119,7 +120,7 @@ TEST(UpdateInBackward, ValueChecksChangeNoBits) {
   }
 }
 
-// Sums of whole steps would need memory for all gradients. Sums of the units under way need less.
+// Sums of whole steps would need memory for all gradients. Sums of only those units that are under way need less.
 TEST(UpdateInBackward, GradientMemoryIsThatOfAFewUnits) {
   for (const Placed& placed : kInMemory) {
     for (int ranks : {1, 2}) {
@@ -150,7 +151,7 @@ TEST(UpdateInBackward, DiskTrafficEqualsThePlan) {
   }
 }
 
-/// A queue depth that is left open is the number of records of a unit; where memory has a limit, it is as small as
+/// If the queue depth is not given, it is the number of records of a unit. If memory has a limit, it is as small as
 /// possible.
 TEST(UpdateInBackward, ChosenQueueDepthMovesThePlansBytes) {
   for (const std::int64_t limit : {0, 1 << 30}) {
@@ -189,8 +190,8 @@ std::vector<Error> errors_of(const Body& body, const TinyOptions& model) {
   return errors;
 }
 
-/// A module that uses a layer in two places, both recomputed: its gradients are complete when both places have gone
-/// backward.
+/// A module that uses a layer in two places, both recomputed. The layer's gradients are complete when both places have
+/// made their backward.
 struct RecomputedTwiceImpl : torch::nn::Module {
   RecomputedTwiceImpl() : shared(register_module("shared", torch::nn::Linear(6, 6))) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -227,8 +228,8 @@ TEST(UpdateInBackward, RecomputedSharedModuleHasTheSameBits) {
   }
 }
 
-/// A module that uses a layer twice, each time in a backward of its own: its gradients are complete after the first
-/// one.
+/// A module that uses a layer twice, each time in its own backward. The layer's gradients are complete after the first
+/// backward.
 struct NestedTwiceImpl : torch::nn::Module {
   NestedTwiceImpl() : shared(register_module("shared", torch::nn::Linear(6, 6))) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -269,8 +270,8 @@ TEST(UpdateInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
 
 // ---- reading what is being updated -------------------------------------------------------------------------------
 
-/// A module whose backward reads `second` once more after the gradients of `second` are complete, unless `late` is
-/// false.
+/// A module whose backward reads `second` once more after the gradients of `second` are complete. If `late` is false,
+/// it does not.
 struct LateReaderImpl : torch::nn::Module {
   explicit LateReaderImpl(bool late)
       : late(late),
@@ -310,7 +311,7 @@ TEST(UpdateInBackward, BackwardThatReadsAnUpdatedUnitIsRefusedByName) {
   }
 }
 
-// The step goes on after the refusals as if nothing had been asked.
+// After the refusals, the step continues as if those calls had not been made.
 TEST(UpdateInBackward, CallsThatNeedOldValuesInMidStepAreRefused) {
   for (const Placed& placed : kInMemory) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -1,4 +1,4 @@
-// Tests every update rule in an Engine: numbers are PyTorch's, and all strategies give the same bits, in memory and on
+// Tests every update rule in an Engine. Numbers are PyTorch's, and all strategies give the same bits, in memory and on
 // disk.
 
 #include <gmock/gmock.h>
@@ -30,11 +30,11 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kSteps = 20;
 
-/// PyTorch's optimizer over a group of parameters with a share of the rate and a decay of its own.
+/// The parameter groups of PyTorch's optimizer. Each has its own share of the rate and its own decay.
 using PlainGroups = std::vector<torch::optim::OptimizerParamGroup>;
 
-/// A rule, and PyTorch's optimizer for it. Optimizers are made without defaults of their own: since LibTorch 2.15, an
-/// option of a group that has its type's default value counts as left out, and takes the optimizer's value.
+/// A rule, and PyTorch's optimizer for it. Optimizers are made without their own defaults. Since LibTorch 2.15, an
+/// option of a group that has its type's default value counts as not given, and takes the optimizer's value.
 struct Rule {
   std::string name;
   OptimizerConfig config;
@@ -87,7 +87,8 @@ Rule sgd() {
 Rule frozen_adamw() { return {"adamw, frozen", {.type = OptimizerType::kAdamW, .lr = 1e-3, .freeze_step = 2}}; }
 Rule lion() { return {"lion", {.type = OptimizerType::kLion, .lr = 1e-3, .beta2 = 0.99, .weight_decay = 0.01}}; }
 
-/// Sets the rule with three groups: vectors without decay at twice the rate, blocks with much decay, and the rest.
+/// Sets the rule with three groups: vectors without decay at twice the rate, blocks with much decay, and all other
+/// parameters.
 void with_rule(Strategy& s, const Rule& rule) {
   const StateDType states = s.optimizer.state_dtype;
   s.optimizer = rule.config;
@@ -129,7 +130,7 @@ TEST(UpdateRules, EveryRuleEqualsPyTorch) {
   for (const Rule& rule : rules) {
     const Values wanted = train_plainly(rule);
     for (const int ranks : {1, 2, 3}) {
-      // Ranks add gradients up in another order than one process does.
+      // Several ranks add up gradients in another order than one process does.
       const double tolerance = ranks == 1 ? 2e-6 : 1e-5;
       on_each_placement(
           ranks,
@@ -183,7 +184,7 @@ TEST(UpdateRules, StatesAreCarriedWhenFreezingChanges) {
 
 // ---- Numbers that change while training -----------------------------------------------------------------------------
 
-/// Changes of options before step `i`: on the Engine, and in PyTorch's optimizer.
+/// Changes of options before step `i`, both on the Engine and in PyTorch's optimizer.
 struct Changes {
   Rule rule;
   std::function<void(Engine&, std::size_t i)> engine;
@@ -240,7 +241,8 @@ TEST(UpdateRules, OptionsChangedAtEachStepEqualPyTorch) {
   }
 }
 
-/// Returns a rule with numbers that are not the defaults, except for those that decide which states there are.
+/// Returns a rule with numbers that are not the defaults. Numbers that decide which states there are keep their
+/// defaults.
 OptimizerConfig with_other_numbers(OptimizerType type) {
   OptimizerConfig config;
   config.type = type;

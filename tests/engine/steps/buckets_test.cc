@@ -1,4 +1,4 @@
-// Tests units.bucket_cap_mb, which makes buckets the units. Training is the same as with any other units; only
+// Tests units.bucket_cap_mb, which makes the buckets into units. Training is the same as with any other units; only
 // collectives differ.
 
 #include <gmock/gmock.h>
@@ -36,7 +36,8 @@ Names names_in(const Unit& unit) {
   return names;
 }
 
-/// Returns the trainable parameters in the order in which buckets are reduced. The last registered one comes first.
+/// Returns the trainable parameters in the order in which buckets are reduced. The parameter that was registered last
+/// comes first.
 Names in_order_of_reduction(const std::vector<std::unique_ptr<Unit>>& units) {
   Names names;
   for (std::size_t i = units.size(); i-- > 1;) {
@@ -115,7 +116,8 @@ TEST(Buckets, SizesCountBytesOnTheWireAndDtypesDoNotMix) {
 TEST(Buckets, ResNet18GivesTheExpectedBuckets) {
   models::ResNet model;
   Strategy strategy = bucket_strategy(25, 1);
-  // 11 173 962 parameters: 62 tensors, the largest of 9 MiB. The head is the first bucket; the next weight has 9 MiB.
+  // There are 11 173 962 parameters in 62 tensors. The largest tensor has 9 MiB. The head is the first bucket. The next
+  // weight has 9 MiB.
   const auto units = partition(*model, strategy, 1);
   EXPECT_EQ(units.size() - 1, 3u);
   EXPECT_EQ(names_in(*units.back()).front(), "head.bias");
@@ -148,8 +150,8 @@ TEST(Buckets, TrainingHasTheBitsOfOtherUnits) {
       strategy.gradient_clipping = 0.5;
       return strategy;
     };
-    // A block that runs twice under recomputation is not tested. It gives two gradients in one backward, and the second
-    // may come before or after its bucket is reduced, so the order of the sum depends on the bucket.
+    // A block that runs twice under recomputation is not tested. It gives two gradients in one backward. The second may
+    // come before or after its bucket is reduced, so the order of the sum depends on the bucket.
     const std::vector<TinyOptions> models = {
         {}, {.tied_head = true, .frozen_first_block = true}, {.unused_block = true}};
     for (std::size_t m = 0; m < models.size(); ++m) {

@@ -63,14 +63,14 @@ TEST(EngineFailures, NaNOnOneRankSkipsTheStepOnAll) {
     EXPECT_EQ(result.step, 2);
     EXPECT_EQ(session.engine.steps_applied(), 1);
     EXPECT_TRUE(all_same_bits(session.values(), before));
-    // The failed step left no trace: moments, bias corrections and gradients are as if it had not been tried.
+    // The failed step left no trace: moments, bias corrections and gradients are as if it had not been made.
     EXPECT_FALSE(session.train(2).overflow);
     spared.train(2);
     EXPECT_TRUE(all_same_bits(session.values(), spared.values()));
   });
 }
 
-/// Runs ranks, of which rank 1 fails in `fail`, and returns the text of each rank's exception.
+/// Runs ranks, with a failure of rank 1 in `fail`, and returns the text of each rank's exception.
 std::vector<std::string> failures(const Placed& kind, const std::function<at::Tensor(Session&)>& fail) {
   constexpr int kCount = 3;
   std::vector<std::string> said(kCount);
@@ -157,7 +157,7 @@ TEST(EngineFailures, ParametersOutliveTheEngineOrSayWhyNot) {
         strategy.strategy == ShardingStrategy::kShardGradOp || strategy.strategy == ShardingStrategy::kFullShard;
     if (!sharded) {
       EXPECT_TRUE(all_same_bits(values_of(*model), at_the_end));
-      // The parameters belong to this rank alone now, however they were held before.
+      // Only this rank owns the parameters now, in whatever way they were shared before.
       const at::NoGradGuard no_grad;
       for (at::Tensor& parameter : model->parameters()) parameter.fill_(mesh.rank());
       throw_if_error(value_or_throw(groups_of(mesh).axes(1, 2)).world->barrier("filled").wait());

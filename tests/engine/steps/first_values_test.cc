@@ -1,4 +1,5 @@
-// Tests that every rank has rank 0's parameters when the Engine has been made, whichever rank made them.
+// Tests that every rank has rank 0's parameters when the Engine has been made, whatever values the rank itself had
+// made.
 
 #include "engine/parameters/first_values.h"
 
@@ -25,8 +26,8 @@ namespace first_values_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A module with parameters of every kind, mixed: large ones that ranks cut and small ones, some that can be made in
-/// pieces and some that cannot.
+/// A module with parameters of every kind: large parameters that are divided over ranks and small ones, some that can
+/// be made in pieces and some that cannot.
 struct KindsImpl : torch::nn::Module {
   explicit KindsImpl(bool uniform = false, bool extra = false) {
     register_module("first", torch::nn::Linear(67, 129));
@@ -53,7 +54,7 @@ struct KindsImpl : torch::nn::Module {
 TORCH_MODULE(Kinds);
 
 /// Runs each test with one thread. The bits of a QR decomposition, which `orthogonal_` makes, depend on the number of
-/// threads that MKL takes, and MKL chooses it anew for each call.
+/// threads that MKL uses. MKL chooses this number again for each call.
 class FirstValues : public ::testing::Test {
  protected:
   FirstValues() : threads_(at::get_num_threads()) { at::set_num_threads(1); }
@@ -87,7 +88,7 @@ Strategy strategy_of(const Placed& placed, DType dtype, bool bucketed) {
 
 using BuildOnRank = std::function<Kinds(int rank)>;
 
-/// Makes an Engine on every rank; `expected` has the values wherever they are gathered.
+/// Makes an Engine on every rank. `expected` has the right values, whatever rank made them.
 void expect_values(int ranks, const BuildOnRank& build, const Values& expected) {
   for (const Placed& placed : kOnePerPlacement) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -169,7 +170,7 @@ TEST_F(FirstValues, DifferentInitialisationOnARankIsNamed) {
 }
 
 TEST_F(FirstValues, ParameterOnOneRankOnlyIsAnError) {
-  // The extra parameter belongs to the root, so units differ in that parameter alone.
+  // The extra parameter belongs to the root, so units differ only in that parameter.
   const auto all = messages(2, [](int rank) {
     return with_seed(5, [&] { return deferred_init([&] { return Kinds(false, /*extra=*/rank == 1); }); });
   });

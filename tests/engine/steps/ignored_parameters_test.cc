@@ -1,4 +1,4 @@
-// Tests units.ignored: parameters that stay with the program, under an Engine that trains the others.
+// Tests units.ignored: the program itself trains these parameters, and an Engine trains all other parameters.
 
 #include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>

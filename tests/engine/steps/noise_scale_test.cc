@@ -1,5 +1,5 @@
-// Tests the gradient noise scale that steps measure: against the same formula over each rank's gradients in plain
-// LibTorch, and against the exact value of a model whose noise is known. Training must be the same with and without
+// Tests the gradient noise scale that steps measure. It is compared with the same formula over each rank's gradients in
+// plain LibTorch, and with the exact value of a model whose noise is known. Training must be the same with and without
 // this measurement.
 
 #include "optim/noise_scale.h"
@@ -38,7 +38,7 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t kSteps = 3, kMostRows = 5;
 
-/// Measures every step by itself, and leaves the parameters as they are.
+/// Measures every step alone, and leaves the parameters as they are.
 Adjust measures(std::int64_t accumulation = 1, GradientSync sync = GradientSync::kEachMicrobatch) {
   return [=](Strategy& s) {
     s.optimizer.type = OptimizerType::kSgd;
@@ -50,7 +50,7 @@ Adjust measures(std::int64_t accumulation = 1, GradientSync sync = GradientSync:
   };
 }
 
-/// The microbatches of all ranks and steps; each has another number of rows, which is its weight.
+/// The microbatches of all ranks and steps. Each has another number of rows, which is its weight.
 struct Pieces {
   int ranks;
   std::int64_t accumulation;
@@ -66,7 +66,8 @@ struct Pieces {
   }
 };
 
-/// Returns the weight of a microbatch times its gradient, of all parameters as one vector in fp64, in plain LibTorch.
+/// Returns a microbatch's gradient times its weight. The gradients of all parameters are one vector in fp64, computed
+/// in plain LibTorch.
 at::Tensor weighted_gradient(std::int64_t index) {
   static std::map<std::int64_t, at::Tensor> known;
   at::Tensor& gradient = known[index];
@@ -81,7 +82,7 @@ at::Tensor weighted_gradient(std::int64_t index) {
 
 double square_of(const at::Tensor& gradient) { return gradient.square().sum().item<double>(); }
 
-/// Returns what a step should measure. `adds`: ranks add up their microbatches before they reduce.
+/// Returns the values that a step should measure. `adds`: ranks add up their microbatches before they reduce.
 NoiseScale::Step plain_step(const Pieces& pieces, std::int64_t step, bool adds) {
   NoiseScale::Step wanted;
   at::Tensor all = at::zeros_like(weighted_gradient(0));
@@ -167,7 +168,7 @@ TEST(NoiseScaleOfSteps, NarrowParametersAndGradientsAndTwoAxesMeasureTheSame) {
   }
 }
 
-/// The loss of one sample x is half the square of the distance of the parameters from it, so its gradient is the
+/// The loss of a sample x is half of the squared distance between the parameters and x, so its gradient is the
 /// parameters minus x.
 struct QuadraticImpl : torch::nn::Module {
   QuadraticImpl() {
@@ -183,7 +184,7 @@ TORCH_MODULE(Quadratic);
 
 constexpr std::int64_t kDraws = 10000, kWidth = 16, kRows = 4;
 constexpr double kMean = 0.5, kDeviation = 1.5;
-/// The values of |G|^2 and tr(Sigma) where all parameters are 0.
+/// The values of |G|^2 and tr(Sigma) if all parameters are 0.
 constexpr double kExactSquare = kWidth * kMean * kMean, kExactVariance = kWidth * kDeviation * kDeviation;
 
 struct Estimate {
@@ -200,7 +201,7 @@ Estimate estimate_of(const std::vector<double>& draws) {
   return found;
 }
 
-/// Makes steps that draw new samples each, while the parameters stay. `after` sees each result of rank 0.
+/// Makes steps with new samples in each, while the parameters do not change. `after` sees each result of rank 0.
 void draw(const Strategy& strategy, const std::function<void(const StepResult&)>& after) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Quadratic model;
@@ -249,7 +250,7 @@ TEST(NoiseScaleOfSteps, SmoothedScaleOfTenThousandDrawsIsTheExactValue) {
 }
 
 struct CountedRun {
-  CallsOfGroups calls;  ///< the calls of rank 0, in the steps alone
+  CallsOfGroups calls;  ///< the calls of rank 0, only those in steps
   Values values;
   std::vector<StepResult> steps;
 };
@@ -353,7 +354,7 @@ TEST(NoiseScaleOfSteps, SkippedStepMeasuresNothing) {
   });
 }
 
-/// Microbatches that a program drops, and a rank without a batch, leave nothing behind.
+/// Microbatches that a program drops, and a rank without a batch, have no effect on the measurement.
 TEST(NoiseScaleOfSteps, DroppedAndMissingMicrobatchesCountNothing) {
   for (const GradientSync sync : {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch}) {
     const Strategy strategy = strategy_for(ShardingStrategy::kShardGradOp, measures(2, sync));
@@ -415,7 +416,7 @@ TEST(NoiseScaleOfSteps, ReplicasThatTrainApartMeasureTheirOwn) {
   });
 }
 
-/// A run that goes on from a checkpoint, or from a commit, reports the same bits as one without a break.
+/// A run that continues from a checkpoint, or from a commit, reports the same bits as a run without a break.
 TEST(NoiseScaleOfSteps, ResumedRunKnowsWhatWasMeasured) {
   constexpr std::size_t kBreak = 4, kEnd = 7;
   const TestFolder folder;

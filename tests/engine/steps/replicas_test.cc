@@ -1,4 +1,4 @@
-// Tests "check.replica_hash_every": the comparison finds nothing while the values of ranks are equal. If one bit
+// Tests "check.replica_hash_every". The comparison finds nothing while the values of ranks are equal. If one bit
 // differs, the error names the rank and the parameter.
 
 #include <gmock/gmock.h>
@@ -89,12 +89,12 @@ TEST(Replicas, RankWithAFlippedBitIsNamed) {
   const Layout no_shard{{.ranks = 3}, ShardingStrategy::kNoShard};
   expect(told(no_shard, flipped_on(2)), "rank 2");
   expect(told(no_shard, flipped_on(0)), "rank 0");
-  // If there are only two ranks, nobody knows which one is right.
+  // If there are only two ranks, it is unknown which one is right.
   expect(told({{.ranks = 2}, ShardingStrategy::kNoShard}, flipped_on(1)), "ranks 0, 1");
   for (const std::string& text : told(no_shard, [](Session&) {})) EXPECT_EQ(text, "");
 }
 
-/// A rule that moves nothing, and keeps another number as its state on one rank.
+/// A rule that changes no parameter, and has another number as its state on one rank.
 struct OddState final : ElementwiseOptimizer {
   explicit OddState(bool is_odd) : is_odd(is_odd) {}
   std::vector<std::string> states() const override { return {"number"}; }

@@ -1,5 +1,5 @@
-// Tests rates that follow the number of samples: a warm-up over samples or epochs, and the growth with the global
-// batch, where units are updated in backward and between outer steps too.
+// Tests rates that depend on the number of samples: a warm-up over samples or epochs, and the growth with the global
+// batch. Updates in backward and outer steps are tested too.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -80,7 +80,7 @@ TEST(RisingRates, UpdatesInBackwardHaveTheRatesAndBitsOfThoseAfterIt) {
       rising);
 }
 
-/// Sets SGD without clipping: the mean of the replicas' weights is then what the mean gradient gives.
+/// Sets SGD without clipping. The mean of the replicas' weights is then equal to the result of the mean gradient.
 Strategy sgd_of_replicas(const LrScheduleConfig& schedule) {
   Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
   strategy.mesh = {2, 1};

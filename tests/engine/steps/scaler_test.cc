@@ -14,8 +14,8 @@
 namespace tessera::testing {
 namespace scaler_test {
 
-// The pattern has growth after three finite steps, a finite run that is cut short, overflows in a row, growth after
-// falls, an overflow in the very step in which the scale would have grown, and an overflow at the end.
+// The pattern contains six cases: growth after three finite steps; a shorter run of finite steps; overflows in a row;
+// growth after falls; an overflow in the very step in which the scale would have grown; and an overflow at the end.
 const std::string kPattern = "....x..xx...x......x..x...xxx......x";
 constexpr double kInitial = 512;
 constexpr std::int64_t kGrowthInterval = 3;
@@ -40,7 +40,8 @@ Decisions decisions_of_python() {
   return {json.at("scales"), json.at("skipped"), json.at("last_scale")};
 }
 
-/// Returns the decisions of an Engine. `x` in the pattern is an infinite loss on one rank, each time on another one.
+/// Returns the decisions of an Engine. `x` in the pattern means an infinite loss on one rank, which differs from time
+/// to time.
 Decisions decisions_of_engine(const Mesh& mesh, ShardingStrategy kind) {
   Strategy strategy = tiny_strategy(kind, DType::kF16);
   strategy.optimizer.lr = 1e-4;

@@ -1,5 +1,5 @@
-// Tests loss spikes: which steps count as such; that a skipped step is as if its batch had not been there; and that
-// going back to a checkpoint is as if the steps since then had not been made.
+// Tests loss spikes: which steps count as spikes, and that a skipped step has the effect that its batch did not exist.
+// Going back to a checkpoint must have the effect that the steps since then were not made.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ TEST(LossSpikes, SpikesStayOutOfTheWindowUntilHalfOfItIsSpikes) {
   LossSpikes spikes = spikes_of(2, 4);
   verdicts(spikes, {1, 1, 1, 1});
   EXPECT_THAT(verdicts(spikes, {3, 3, 1, 3, 3, 3}), ElementsAre(kSpike, kSpike, kNone, kSpike, kSpike, kChanged));
-  // The window of losses has begun anew, and has one loss, 3.
+  // The window of losses has started again, and has one loss, 3.
   EXPECT_THAT(verdicts(spikes, {50, 3, 3, 7}), ElementsAre(kNone, kNone, kNone, kSpike));
   LossSpikes small = spikes_of(2, 1);
   EXPECT_THAT(verdicts(small, {1, 3, 3, 3}), ElementsAre(kNone, kSpike, kChanged, kNone));
@@ -78,8 +78,8 @@ TEST(LossSpikes, RestoredHistoryGivesTheSameVerdicts) {
 
 constexpr double kLeftOut = 0;
 
-/// The results of a run with one step for each height. The last rank's loss is its batch's loss times the height; a
-/// height of 0 leaves the batch out.
+/// The results of a run with one step for each height. The last rank's loss is its batch's loss times the height. If
+/// the height is 0, the batch is left out.
 struct Course {
   std::vector<StepResult> steps;
   Values values;
@@ -200,7 +200,7 @@ void go_back_beside_saves(Strategy& strategy) {
   strategy.checkpoint.async = true;
 }
 
-/// A spike in step 7 takes back all steps since step 4, and training goes on with the next data.
+/// A spike in step 7 undoes all steps since step 4, and training continues with the next data.
 TEST(Spikes, RollbackEqualsARunWithoutTheStepsSince) {
   for (const auto& adjust : {go_back, go_back_beside_saves}) {
     const TestFolder folder;
@@ -221,8 +221,8 @@ TEST(Spikes, RollbackEqualsARunWithoutTheStepsSince) {
   }
 }
 
-/// A run goes back to the same checkpoint three times; then a spike is skipped; then the loss counts as changed for
-/// good. If there is no checkpoint, spikes are skipped at once.
+/// A run goes back to the same checkpoint three times. Then a spike is skipped, and then the higher loss counts as
+/// normal. If there is no checkpoint, spikes are skipped at once.
 TEST(Spikes, RollbacksToOneCheckpointEndAfterThree) {
   const TestFolder folder;
   for (const bool saves : {true, false}) {
@@ -245,7 +245,7 @@ TEST(Spikes, RollbacksToOneCheckpointEndAfterThree) {
   }
 }
 
-/// The window is in the checkpoint: a spike right after it is noticed by the run that goes on.
+/// The window is in the checkpoint: a run that continues from it notices a spike right after it.
 TEST(Spikes, ResumedRunFindsTheSameSpikes) {
   const TestFolder folder;
   const auto body = [&](const Mesh& mesh, const Strategy& strategy) {

@@ -1,4 +1,4 @@
-// Tests that a step reports where its time went: seconds without data, FLOP, latencies by unit, and ranges for a
+// Tests that a step reports how its time was spent: seconds without data, FLOP, latencies by unit, and ranges for a
 // profiler.
 
 #include <ATen/record_function.h>
@@ -40,7 +40,7 @@ TEST(StepTimes, APauseBeforeForwardIsAWaitForData) {
     EXPECT_GE(waited.data_seconds, kPause);
     EXPECT_LE(waited.data_seconds, waited.seconds);
     const at::Tensor loss = session.loss(3);
-    pause();  // this pause stands for computing with what forward made
+    pause();  // this pause stands for computing with forward's results
     session.engine.backward(loss);
     while (!session.engine.step_is_due()) session.engine.backward(session.loss(3));
     pause();  // this pause lies between backward and step
@@ -107,8 +107,8 @@ TEST(StepTimes, FlopAreThoseOfTheProductsOfForwardAndBackward) {
   });
 }
 
-// The first product of a block is computed again. Recomputation stops before the second product, since nothing needs
-// its result.
+// The first product of a block is computed again. Recomputation stops before the second product, since its result is
+// not needed.
 TEST(StepTimes, FlopOfWhatIsComputedAgainCount) {
   const TinyOptions sizes{.recompute = true};
   const auto body = [&](const Mesh& mesh) {
@@ -169,7 +169,7 @@ TEST(StepTimes, EachGatherAndReductionOfAUnitIsTimed) {
       EXPECT_LE(each.p99, each.max);
     }
     EXPECT_EQ(counts["reduce"], after.reductions - before.reductions);
-    // A gather that began ahead of time_calls is not counted, nor is a gather that is under way now.
+    // A gather that began before time_calls is not counted. A gather that is under way now is not counted either.
     EXPECT_LE(counts["gather"], after.gathers > 0 ? after.gathers - before.gathers : counts["gather"]);
     EXPECT_GE(counts["gather"] + static_cast<std::int64_t>(session.engine.unit_names().size()),
               after.gathers - before.gathers);
@@ -188,7 +188,7 @@ Strategy with_outer_steps(SyncType type) {
   return strategy;
 }
 
-// A replica that comes to an outer step waits there for one that is late.
+// A replica that reaches an outer step waits there for a replica that is late.
 TEST(StepTimes, WaitInAnOuterStepIsCommunication) {
   const std::chrono::milliseconds late = patient(milliseconds(300));
   for (const SyncType type : kOuterSteps) {
@@ -205,7 +205,7 @@ TEST(StepTimes, WaitInAnOuterStepIsCommunication) {
   }
 }
 
-/// Observes ranges of all threads while it lives, as an attached profiler does. There is only one Observer at a time.
+/// Observes ranges of all threads while it exists, as an attached profiler does. There is only one Observer at a time.
 class Observer {
  public:
   Observer(at::RecordFunctionCallback::StartCallback begin, at::RecordFunctionCallback::EndCallback end) {
@@ -250,7 +250,7 @@ std::int64_t ranges_of(const std::string& beginning) {
   return count;
 }
 
-// Each call that traffic counts has one range with the unit's name, which ends before the range around it.
+// Each call that traffic counts has one range with the unit's name. That range ends before the range around it.
 TEST(StepTimes, ProfilerSeesARangeForEachGatherReductionAndUpdate) {
   constexpr std::int64_t kRanks = 2, kSteps = 3;
   for (const Placed& placed : kOnePerPlacement) {
@@ -323,7 +323,8 @@ TEST(StepTimes, WithoutAProfilerASpanIsNoRange) {
   });
 }
 
-// Gathers run inside an observer of operators, so the exceptions of the test's observer pass through that one, too.
+// Gathers run inside an observer of operators, so the exceptions of the test's observer pass through that observer,
+// too.
 TEST(StepTimes, ObserverThatThrowsEndsNothing) {
   const auto values = [] {
     return of_rank_zero({.ranks = 2},

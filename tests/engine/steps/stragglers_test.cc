@@ -1,5 +1,5 @@
-// Tests that a rank which keeps the others waiting is named, once in each window and in each step's result, and that
-// equally fast ranks are not.
+// Tests that a rank for which the other ranks wait is named, once in each window and in each step's result, and that
+// equally fast ranks are not named.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,15 +31,14 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Returns what a watch says at the end of a window of steps. `busy` has the seconds for which each rank was busy.
+/// Returns the text of a watch at the end of a window of steps. `busy` has the seconds for which each rank was busy.
 std::string said(const std::vector<double>& busy) {
   StragglerWatch watch(busy.size());
   for (std::size_t step = 1; step < StragglerWatch::kWindow; ++step) EXPECT_EQ(watch.add(busy), "");
   return watch.add(busy);
 }
 
-/// Returns how many microbatches each rank computes after `window` steps in which a microbatch takes `seconds_of_one`
-/// [rank].
+/// Returns how many microbatches each rank computes after `window` steps. A microbatch takes `seconds_of_one` [rank].
 std::vector<std::int64_t> dealt(MicrobatchDealer& dealer, const std::vector<double>& seconds_of_one, int window) {
   std::vector<std::int64_t> counts;
   for (int step = 0; step < window; ++step) {
@@ -91,7 +90,8 @@ TEST(MicrobatchDealer, RanksGetAsManyMicrobatchesAsTheyAreFast) {
 
 using Next = std::optional<std::int64_t>;
 
-/// Runs `body` on two ranks: on one host, where claims lie in shared memory, and on two, where they are in the store.
+/// Runs `body` on two ranks: first on one host, where claims lie in shared memory, and then on two hosts, where they
+/// are in the store.
 void with_claims(const std::function<void(const Mesh&)>& body) {
   for (const int hosts : {1, 2}) run_ranks({.ranks = 2, .hosts = hosts}, body);
 }
@@ -107,7 +107,7 @@ BackupClaims claims_of(const Mesh& mesh) {
 /// A store whose other connections get no answer for a while, as if the host that serves it had vanished.
 class SilentStore final : public KeyValueStore {
  public:
-  /// `store` has the answers; null: this connection gets none.
+  /// `store` has the answers; null: this connection gets no answer.
   explicit SilentStore(KeyValueStore* store) : store_(store) {}
 
   absl::Status set(const std::string& key, const std::string& value) override {
@@ -201,7 +201,7 @@ TEST(BackupClaims, MicrobatchesThatWereMadeAgainAreTheEndOfARun) {
   });
 }
 
-// Rank 1 is less far behind after each microbatch that it has ended.
+// Rank 1 is less far behind after each microbatch that it ends.
 TEST(BackupClaims, RanksThatAreEquallyFastLeaveEachOthersMicrobatchesAlone) {
   std::barrier meet(2);
   with_claims([&](const Mesh& mesh) {
@@ -282,7 +282,7 @@ TEST(WaitedFor, NamesTheSlowestRankAndTheMeanWaitOfTheOthers) {
   EXPECT_EQ(waited_for(std::vector{0.5}, /*first_rank=*/4).rank, -1);
 }
 
-/// Returns the log of three ranks that train. Rank `late` comes `milliseconds` late to every step.
+/// Returns the log of three ranks that train. Rank `late` is `milliseconds` late in every step.
 std::string logged(int late, int milliseconds, const Placed& placed) {
   set_log_level(LogLevel::kWarning);
   ::testing::internal::CaptureStderr();
@@ -306,7 +306,7 @@ TEST(Stragglers, EngineNamesTheSlowRank) {
 }
 
 TEST(Stragglers, EveryRanksResultTellsWhomTheOthersWaitedFor) {
-  const std::chrono::milliseconds late = patient(std::chrono::milliseconds(100));  // in one step others may be late too
+  const std::chrono::milliseconds late = patient(std::chrono::milliseconds(100));  // in one step more ranks may be late
   for (const Placed& placed : kInMemory) {
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(placed));
@@ -322,8 +322,8 @@ TEST(Stragglers, EveryRanksResultTellsWhomTheOthersWaitedFor) {
   }
 }
 
-// Each of 24 microbatches takes one rank twice as long as the other: the ranks end together if one makes 16 and the
-// other makes 8.
+// Each of 24 microbatches takes one rank twice as long as the other. The ranks end at the same time if one makes 16 and
+// the other makes 8.
 TEST(Stragglers, RanksOfDifferentSpeedsEndTogetherWhereMicrobatchesAreDealt) {
   const std::chrono::milliseconds each = patient(std::chrono::milliseconds(10));
   set_log_level(LogLevel::kWarning);
@@ -349,7 +349,7 @@ TEST(Stragglers, RanksOfDifferentSpeedsEndTogetherWhereMicrobatchesAreDealt) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("the program has not asked which are this rank's"));
 }
 
-// Nobody waits for ranks of another replica between two outer steps.
+// Between two outer steps, no rank waits for ranks of another replica.
 TEST(Stragglers, ReplicaThatTrainsApartTellsWhichOfItsRanksItWaitedFor) {
   const std::chrono::milliseconds late = patient(std::chrono::milliseconds(100));
   run_ranks({.ranks = 4}, [&](const Mesh& mesh) {

@@ -1,5 +1,5 @@
-// Tests weighted means: however the rows of a batch are divided among ranks and microbatches, and whichever rank is out
-// of data, training is that of plain LibTorch on the whole batch.
+// Tests weighted means. Training is that of plain LibTorch on the whole batch. This holds for every division of a
+// batch's rows among ranks and microbatches, and whichever rank has no data left.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -80,8 +80,8 @@ Batch rows_of(const Batch& batch, std::int64_t begin, std::int64_t end) {
   return {batch.tokens.narrow(0, begin, end - begin), batch.targets.narrow(0, begin, end - begin)};
 }
 
-/// Returns piece `k` of a batch's rows. Pieces have very different numbers of rows, and the first of many pieces has
-/// none.
+/// Returns part `k` of a batch's rows. Parts have very different numbers of rows. If there are many parts, the first
+/// has none.
 Batch piece_of(const Batch& batch, std::int64_t k, std::int64_t pieces) {
   const auto cut = [&](std::int64_t i) { return kRows * i * i / (pieces * pieces); };
   return rows_of(batch, cut(k), cut(k + 1));
@@ -92,7 +92,7 @@ at::Tensor loss_of(Session& session, const Batch& batch) {
   return session.model->forward(batch.tokens.to(device), batch.targets.to(device));
 }
 
-/// Makes a backward with the number of rows as its weight; the loss of no rows is NaN.
+/// Makes a backward with the number of rows as its weight. The loss of no rows is NaN.
 void backward_of(Session& session, const Batch& batch) {
   const std::int64_t rows = batch.tokens.size(0);
   if (rows > 0) return session.engine.backward(loss_of(session, batch), {.weight = static_cast<double>(rows)});
@@ -135,7 +135,7 @@ TEST(WeightedMeans, UnevenRowsTrainAsTheWholeBatch) {
   }
 }
 
-// The last rank has no data after the first step: for one microbatch of each window, and then for whole windows.
+// The last rank has no data after the first step: first for one microbatch of each step, and then for whole steps.
 TEST(WeightedMeans, RankWithoutABatchTakesPartButDoesNotCount) {
   const std::vector<Batch> batches = whole_batches();
   const PlainRun clipped = train_plainly(batches), plain = train_plainly(batches, /*clips=*/false);
@@ -177,7 +177,7 @@ TEST(WeightedMeans, RankWithoutABatchTakesPartButDoesNotCount) {
   }
 }
 
-// Each rank has begun a different number of the four microbatches, and some ranks have begun all.
+// Each rank has begun a different number of the four microbatches, and some ranks have begun all four.
 TEST(WeightedMeans, PartialStepIsTheMeanOverItsMicrobatches) {
   const std::vector<Batch> batches = whole_batches();
   const PlainRun wanted = train_plainly(batches);
@@ -282,7 +282,7 @@ TEST(WeightedMeans, EqualWeightsHaveTheBitsOfNoWeights) {
   }
 }
 
-// The factor holds what bf16 and fp16 cannot represent of a weight, so no weight is rounded.
+// The factor contains the part of a weight that bf16 and fp16 cannot represent, so no weight is rounded.
 TEST(WeightedMeans, SeedTimesFactorIsTheExactWeight) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const double weight : {0.5, 1.0, 3.0, 257.0, 100003.0}) {
@@ -332,7 +332,7 @@ TEST(WeightedMeans, WrongWeightsAndCallsAreRefusedByName) {
   });
 }
 
-// A microbatch of two losses makes two rounds of reductions, so a rank without a batch must make two, too.
+// A microbatch of two losses makes two rounds of reductions, so a rank without a batch must make two rounds, too.
 TEST(WeightedMeans, RankWithoutABatchFollowsSeveralLosses) {
   run_ranks({.ranks = 2, .hosts = 2}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard, plain_sgd(1)));
@@ -349,8 +349,8 @@ TEST(WeightedMeans, RankWithoutABatchFollowsSeveralLosses) {
   });
 }
 
-// There are 11 samples, and each rank takes 4 in a step. The last step is short, and one of three ranks has nothing in
-// it.
+// There are 11 samples, and each rank takes 4 in a step. The last step is short, and one of three ranks has no samples
+// in it.
 TEST(WeightedMeans, ShortLastStepCountsEachTokenOnceOnAnyRanks) {
   const TestFolder folder;
   const std::string file = (folder / "text").string();

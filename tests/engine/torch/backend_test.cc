@@ -1,4 +1,4 @@
-// Tests a c10d backend of the user's own: training on it gives the bits of the transports that come with Tessera.
+// Tests a user's own c10d backend: training on it gives the bits of Tessera's transports.
 
 #include "tessera/backend.h"
 
@@ -128,8 +128,8 @@ at::Tensor loss_through(Session& session, std::initializer_list<std::size_t> blo
                                 rows_of(batch.targets, session.mesh).flatten());
 }
 
-// This backend moves any bytes that it is given. Only the Engine can know that ranks meant different units of the same
-// size.
+// This backend moves any bytes that it is given. Only the Engine can know that ranks gathered different units of the
+// same size.
 TEST(Backend, UnitsGatheredInDifferentOrdersEndTheStepOnAllRanks) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -147,7 +147,8 @@ TEST(Backend, UnitsGatheredInDifferentOrdersEndTheStepOnAllRanks) {
   }
 }
 
-// Nothing ends a call of this backend, so each rank reports which calls wait for each other, and its process ends.
+// A call of this backend cannot be ended. Each rank therefore reports which calls wait for each other, and its process
+// ends.
 TEST(Backend, RanksThatWaitForEachOtherEndWithTheirCalls) {
   const int port = free_port();
   const auto ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -168,7 +169,7 @@ TEST(Backend, ExceptionOfItsMakerIsReported) {
     join_as(rank, 2, port);
     const Mesh mesh = init(
         {}, [](const BackendRequest&) -> c10::intrusive_ptr<c10d::Backend> { throw std::runtime_error("no cable"); });
-    // Rank 0 serves the rendezvous store: it stays until the other rank has joined.
+    // Rank 0 serves the rendezvous store, so it stays until the other rank has joined.
     if (rank == 0) TESSERA_RETURN_IF_ERROR(tessera::told(told, "joined").status());
     if (rank == 1) TESSERA_RETURN_IF_ERROR(told.set("joined", "yes"));
     return groups_of(mesh).axes(1, 2).status();
@@ -185,7 +186,7 @@ TEST(Backend, AnotherTransportInTheStrategyIsRefused) {
   EXPECT_THAT(error_of(ExitCode::kConfig, [&] { init(comm, make_backend); }), HasSubstr("comm.transport"));
 }
 
-/// Returns how ranks end if their strategy names a transport, and their mesh over `hosts` hosts was made without one.
+/// Returns how ranks end if their strategy names a transport, but their mesh over `hosts` hosts was made without one.
 std::vector<RankEnd> ends_where_the_file_names(TransportChoice transport, int ranks, int hosts) {
   const int port = free_port();
   return fork_ranks(ranks, [=](int rank, KeyValueStore&) -> absl::Status {

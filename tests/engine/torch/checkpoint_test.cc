@@ -1,4 +1,4 @@
-// Tests checkpoints of Engines: training goes on with the same bits under any strategy and number of ranks. A faulty
+// Tests checkpoints of Engines: training continues with the same bits under any strategy and number of ranks. A faulty
 // checkpoint is an error on all ranks that changes nothing.
 
 #include "tessera/checkpoint.h"
@@ -45,7 +45,7 @@ std::set<std::string> names_in(const fs::path& folder) {
 
 struct Steps {
   std::vector<StepResult> results;
-  Values values, averages;  ///< averages exist where the strategy has "ema"
+  Values values, averages;  ///< averages exist if the strategy has "ema"
 };
 
 Steps train(Session& session, std::size_t begin, std::size_t end) {
@@ -76,7 +76,8 @@ void expect_same(const Steps& got, const Steps& wanted, const std::string& what)
   EXPECT_TRUE(all_same_bits(got.averages, wanted.averages)) << what;
 }
 
-/// Trains, saves, and trains on; loads into an Engine that has trained something else, trains on, and compares.
+/// Trains, saves, and trains on. Then loads the checkpoint into an Engine that has trained something else, trains on,
+/// and compares.
 void expect_resume(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model, const std::string& folder,
                    const std::string& what) {
   Session first(mesh, strategy, model);
@@ -115,7 +116,7 @@ TEST(Checkpoint, ResumedRunWithStatesOnDiskHasTheSameBits) {
   }
 }
 
-// Cases are groups with rates of their own, accumulation, overflows, updates in backward, and four ranks on two hosts.
+// The cases are groups with their own rates, accumulation, overflows, updates in backward, and four ranks on two hosts.
 TEST(Checkpoint, ResumedSchedulesScalesAndGroupsHaveTheSameBits) {
   const std::pair<const char*, std::function<void(Strategy&)>> kinds[] = {
       {"accumulation", [](Strategy& s) { s.gradient_accumulation = 2; }},
@@ -184,8 +185,8 @@ TEST(Checkpoint, RatesSetByHandComeBack) {
   });
 }
 
-// Checkpoints go from N ranks to M and back to N: every byte that was saved comes back, whatever the M ranks did with
-// it.
+// Checkpoints go from N ranks to M ranks and back to N. Every byte that was saved is restored, in whatever way the M
+// ranks held it.
 TEST(Checkpoint, OtherRanksAndStrategiesKeepEverySavedByte) {
   const Placed kOthers[] = {ShardingStrategy::kNoShard, Placed(ShardingStrategy::kFullShard, true),
                             Placed(ShardingStrategy::kFullShard, false, true), ShardingStrategy::kShardGradOp};
@@ -238,7 +239,7 @@ TEST(Checkpoint, OtherRanksAndStrategiesKeepEverySavedByte) {
   }
 }
 
-// No element is written twice: files of replicated state are as large as those of sharded state.
+// No element is written twice. Files of replicated state are as large as those of sharded state.
 TEST(Checkpoint, ReplicatedStateIsWrittenOnceInEqualParts) {
   for (const Placed& placed : kInMemory) {
     const TestFolder folder;
@@ -437,7 +438,7 @@ TEST(Checkpoint, OnlyTheNewestCheckpointsAreKept) {
             (std::set<std::string>{"latest", "lock", "step-000000000003", "step-000000000004"}));
 }
 
-/// Returns the error that both ranks get when they load. Checks that nothing has changed, and that training goes on.
+/// Returns the error that both ranks get when they load. Checks that nothing has changed, and that training continues.
 std::string refusal_of(const std::string& path, const TinyOptions& model, const Adjust& adjust, ExitCode code) {
   std::string texts[2];
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -499,8 +500,7 @@ TEST(Checkpoint, MissingNameSuggestsTheNearest) {
   });
 }
 
-// Fault F32 (docs/faults.md): a file that somebody put into the folder of a checkpoint is ignored, and removed with the
-// checkpoint.
+// Fault F32 (docs/faults.md): an extra file in the folder of a checkpoint is ignored, and removed with the checkpoint.
 TEST(Checkpoint, ExtraFileInTheFolderIsIgnored) {
   const TestFolder folder;
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -527,7 +527,7 @@ TEST(Checkpoint, MissingCheckpointIsNamed) {
   EXPECT_THAT(refusal_of(folder.path(), {}, nullptr, ExitCode::kNoInput), HasSubstr("latest"));
 }
 
-// Faults F30 and F31 (docs/faults.md): all ranks learn of damage, whichever rank finds it.
+// Faults F30 and F31 (docs/faults.md): all ranks learn of damage, even if only one rank finds it.
 TEST(Checkpoint, DamageIsFoundBeforeAnythingChanges) {
   const TestFolder folder;
   const std::string path = of_rank_zero({.ranks = 3}, [&](const Mesh& mesh) {
@@ -575,7 +575,7 @@ TEST(Checkpoint, CallsOutOfTurnAreRefused) {
 }
 
 // Faults F22 and F23 (docs/faults.md): each file operation of a save by two ranks fails once. All ranks get the same
-// error, what was saved before stays the latest, nothing is left over, and training goes on.
+// error, the previous checkpoint stays the latest, nothing is left over, and training continues.
 TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
   for (const FaultSite site :
        {FaultSite::kOpen, FaultSite::kWrite, FaultSite::kFsync, FaultSite::kRename, FaultSite::kMkdir}) {
@@ -622,11 +622,12 @@ TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
   }
 }
 
-/// A model that is larger than what SavedCheckpoint caches.
+/// A model that is larger than the cache of SavedCheckpoint.
 constexpr TinyOptions kLarge{.vocab = 40000, .width = 12, .hidden = 31, .blocks = 1};
 
 // Fault F24 (docs/faults.md): each read of a file in a load fails once (only every second read, unless tests are long).
-// The error changes nothing, or it says that the load has changed something; then only another load repairs the state.
+// Either the error changes nothing, or it says that the load has changed something. In the second case, only another
+// load repairs the state.
 TEST(Checkpoint, EveryFailedReadOfALoadIsAnErrorOnAllRanks) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

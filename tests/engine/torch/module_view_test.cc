@@ -1,5 +1,5 @@
-// Tests Engines over names and tensors in place of a torch::nn::Module: over a script of torch.jit, and over a
-// program's own tensors.
+// Tests Engines over names and tensors instead of a torch::nn::Module: over a script of torch.jit, and over a program's
+// own tensors.
 
 #include "tessera/module_view.h"
 
@@ -62,8 +62,8 @@ class ScriptView : public ::testing::Test {
 
   static std::optional<TestFolder> scripts_;
   TestFolder folder_;
-  // The JIT first runs a graph as it is, then profiles it, then differentiates it as a whole. There are enough steps
-  // for that.
+  // The JIT first runs a graph unchanged, then profiles it, then differentiates it as a whole. There are enough steps
+  // for all of that.
   const std::vector<Batch> batches_ = make_batches(8, 4, 5, 19);
 };
 
@@ -142,7 +142,7 @@ TEST_F(ScriptView, EvaluationEqualsThePlainScripts) {
     torch::jit::Module script = torch::jit::load(file);
     script.eval();
     Engine engine(ModuleView::of(script), strategy, mesh);
-    // The same batch comes again and again, since the JIT optimizes graphs that have run.
+    // The same batch is used again and again, since the JIT optimizes only graphs that have run.
     const std::vector<Batch> loader(4, {rows_of(batches_[0].tokens, mesh), rows_of(batches_[0].targets, mesh)});
     const auto found =
         engine.evaluate(loader, [&](const Batch& batch) { return loss_of(script, batch.tokens, batch.targets); });
@@ -176,7 +176,7 @@ TEST_F(ScriptView, FrozenScriptIsRefused) {
   EXPECT_THAT(usage_error_of([&] { ModuleView::of(frozen); }), HasSubstr("save the module before those"));
 }
 
-/// Makes a view of Tiny from the names of its tensors alone, as a program without LibTorch modules would.
+/// Makes a view of Tiny only from the names of its tensors, as a program without LibTorch modules would.
 std::shared_ptr<ModuleView> view_of(const TinyImpl& model) {
   auto view = std::make_shared<ModuleView>("Tiny");
   for (std::size_t i = 0; i < model.blocks->size(); ++i) view->add_module("blocks." + std::to_string(i), "Block");
@@ -241,7 +241,7 @@ TEST(TensorView, InvalidNamesAndTensorsAreRefused) {
   EXPECT_THAT(usage_error_of([&] { view.add_buffer("net", other); }), HasSubstr("net is a module already"));
   EXPECT_THAT(usage_error_of([&] { view.add_module("net.0", "Block"); }), HasSubstr("0 is a module already"));
   EXPECT_THAT(usage_error_of([&] { view.add_module("b", std::shared_ptr<ModuleView>()); }), HasSubstr("null"));
-  // The refused calls added nothing.
+  // The refused calls have added nothing.
   EXPECT_EQ(view.named_parameters().keys(), std::vector<std::string>{"net.0.weight"});
   EXPECT_EQ(view.named_children().keys(), std::vector<std::string>{"net"});
   view.add_parameter("tied.weight", weight);

@@ -1,4 +1,4 @@
-// Trains LibTorch's own, unmodified modules in shards: they get the same values as without shards.
+// Trains LibTorch's own modules, unmodified, in shards. They get the same values as without shards.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/mse_loss.h>
@@ -24,7 +24,7 @@ using namespace torch::nn;
 constexpr std::int64_t kSteps = 5, kBatches = 2,
                        kBatch = 6;  // the last step sees the first step's batch again
 
-/// A module, its units, and the task that it learns. Examples are rows of inputs [kBatches][kBatch, ...]; a loss is the
+/// A module, its units, and the task that it learns. Examples are rows of inputs [kBatches][kBatch, ...]. A loss is the
 /// mean over the rows that it gets.
 struct Problem {
   const char* name;
@@ -64,8 +64,8 @@ at::Tensor recurrent_loss(Module& module, const at::Tensor& rows) {
   return at::mse_loss(model.head(std::get<0>(model.lstm(rows))), rows.roll(1, 1));
 }
 
-/// A module with attention, a GRU, a convolution with group norm and PReLU, and a bilinear layer: each has parameters
-/// of its own kind.
+/// A module with attention, a GRU, a convolution with group norm and PReLU, and a bilinear layer. Each of these has
+/// another kind of parameters.
 struct AssortmentImpl : Module {
   AssortmentImpl()
       : attention(MultiheadAttentionOptions(8, 2)),
@@ -193,7 +193,7 @@ void expect_close(const Trained& got, const Trained& wanted) {
   ASSERT_EQ(got.values.size(), wanted.values.size());
   for (std::size_t i = 0; i < got.values.size(); ++i) {
     EXPECT_EQ(got.values[i].first, wanted.values[i].first);
-    // Adam makes a step of lr even from a gradient that is nothing but rounding errors: see strategies_test.cc.
+    // Adam makes a step of lr even if a gradient consists only of rounding errors: see strategies_test.cc.
     EXPECT_LT((got.values[i].second - wanted.values[i].second).abs().max().item<double>(), 5e-3) << got.values[i].first;
   }
 }
@@ -241,8 +241,8 @@ Problem resnet() {
   return {"ResNet", {"BasicBlock"}, {2, 8, 8}, make, loss};
 }
 
-// Each rank normalises with its own rows and keeps its own running statistics, as with DDP. So several ranks are not
-// one rank with a larger batch; but all strategies give the same values on each rank, buffers included.
+// Each rank normalises with its own rows and has its own running statistics, as with DDP. Several ranks are therefore
+// not the same as one rank with a larger batch. But all strategies give the same values on each rank, buffers included.
 TEST(BatchNorm, EveryStrategyGivesEachRankTheSameBuffers) {
   for (int ranks : {2, 3}) {
     const std::vector<Trained> replicated = train_on_threads(ranks, resnet(), ShardingStrategy::kNoShard);

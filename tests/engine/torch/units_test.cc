@@ -1,5 +1,5 @@
-// The cut of a module into units decides what is gathered and reduced together, but changes no numbers: norm, losses
-// under clipping, and parameters are the same bit for bit.
+// Tests that the division of a module into units decides what is gathered and reduced together, but changes no numbers.
+// Norm, losses under clipping, and parameters are the same bit for bit.
 
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ struct Case {
   std::int64_t accumulation = 1;
 };
 
-/// Returns a model with small tensors, which share a block of 256, and with large ones, which shards cut.
+/// Returns a model with small tensors, which share a block of 256, and with large tensors, which are cut into shards.
 TinyOptions model_of(std::int64_t width, std::int64_t hidden) {
   TinyOptions model;
   model.width = width;

@@ -19,12 +19,12 @@ namespace comm_hook_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A hook that does what Tessera does itself.
+/// A hook that makes the same sums as Tessera itself.
 struct Plain : CommHook {
   void sum(Bucket& bucket, Ranks& ranks) override { ranks.all_reduce(bucket.gradients); }
 };
 
-/// A hook that sends contributions in bf16, from all ranks to all, or to the rank that sums a part.
+/// A hook that sends contributions in bf16, from all ranks to all ranks, or to the rank that sums a part.
 struct InBf16 final : CommHook {
   void sum(Bucket& bucket, Ranks& ranks) override {
     const at::Tensor own = bucket.gradients.to(at::kBFloat16);
@@ -77,7 +77,7 @@ struct Hooked {
   StepResult last;
 };
 
-/// Returns the values after three steps; `hook` is null for none.
+/// Returns the values after three steps. `hook` may be null.
 Values trained_by(const Mesh& mesh, Strategy strategy, std::shared_ptr<CommHook> hook, TinyOptions options = {}) {
   if (hook) strategy.compression.method = CommHookConfig();
   const auto run = [&](auto& hooked) {
@@ -123,7 +123,7 @@ TEST(CommHook, PlainSumChangesNoBits) {
   }
 }
 
-// A job of one rank makes no sums over ranks, wherever gradients lie.
+// A job of one rank makes no sums over ranks, on whichever tier gradients lie.
 TEST(CommHook, LoneRankDoesNotCallIt) {
   for (const Tier gradients : {Tier::kMemory, Tier::kNvme}) {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -165,14 +165,14 @@ struct Noting final : Plain {
     for (const Bucket::Part& part : bucket.parts) {
       parameters.insert(part.parameter);
       EXPECT_EQ(part.gradient.storage().data(), bucket.gradients.storage().data());
-      // The hook has to sum the values set here.
+      // The hook has to sum the values that are set here.
       part.gradient.fill_(rank + 1.0);
     }
     Plain::sum(bucket, ranks);
     for (const Bucket::Part& part : bucket.parts) EXPECT_TRUE(part.gradient.eq(3.0).all().item<bool>());
   }
   const int rank;
-  std::map<std::int64_t, std::vector<std::int64_t>> calls;  ///< [step]: its calls
+  std::map<std::int64_t, std::vector<std::int64_t>> calls;  ///< [step]: the calls in it
   std::map<std::int64_t, std::set<std::string>> units;
   std::set<std::string> parameters;
 };

@@ -53,8 +53,8 @@ TEST(Compression, AllRanksGetTheSameSums) {
   });
 }
 
-// This model's messages are long enough to be packed: gradients in two steps, and parameters that one of them has
-// updated.
+// This model's messages are long enough to be packed. Gradients are sent in two steps, and parameters after one of
+// these steps has updated them.
 TEST(Compression, LosslessChangesNoBits) {
   constexpr TinyOptions kLarge{.vocab = 64, .width = 256, .hidden = 3000, .blocks = 2};
   // number of ranks, and number of ranks on each host
@@ -119,7 +119,7 @@ TEST(Compression, OtherGradientOptionsBesideItStayClose) {
   });
 }
 
-// There are two hosts of two ranks: the replicate axis goes over the network, and the shard axis does not.
+// There are two hosts with two ranks each. The replicate axis goes over the network, and the shard axis does not.
 TEST(Compression, OnlyAxesOverTheNetworkAreCompressed) {
   on_hosts(4, 2, [&](const Mesh& mesh) {
     const auto trained_with = [&](CompressedAxes axes) {

@@ -1,5 +1,5 @@
-// Compares what PowerSGD and top-k make of gradients with the formulas in LibTorch. Ranks are processes that Gloo
-// joins.
+// Compares the results of PowerSGD and top-k for gradients with the formulas, computed in LibTorch. Ranks are processes
+// that Gloo joins.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -14,7 +14,7 @@
 namespace tessera::testing {
 namespace gradient_formulas_test {
 
-/// Returns a rank's gradients [parameter] of Tiny, on its rows of a batch, by LibTorch alone.
+/// Returns a rank's gradients [parameter] of Tiny, on its rows of a batch, computed only with LibTorch.
 std::vector<at::Tensor> gradients_of(Tiny& model, const Batch& batch, int rank, int ranks) {
   const std::int64_t rows = batch.tokens.size(0) / ranks;
   const auto part = [&](const at::Tensor& tensor) { return tensor.narrow(0, rank * rows, rows); };
@@ -25,10 +25,10 @@ std::vector<at::Tensor> gradients_of(Tiny& model, const Batch& batch, int rank, 
   return gradients;
 }
 
-/// Returns the results that take the place of the sums of `contributions` [rank][parameter].
+/// Returns the results that replace the sums of `contributions` [rank][parameter].
 using Sums = std::function<std::vector<at::Tensor>(const std::vector<std::vector<at::Tensor>>& contributions)>;
 
-/// Returns the values after kTimes steps in one process, with sums by `sums`.
+/// Returns the values after kTimes steps in one process, with sums made by `sums`.
 Values descended(int ranks, const Sums& sums) {
   at::set_num_threads(1);  // one thread, as on_hosts says
   Tiny model = make_tiny({}, /*deferred=*/false);
@@ -183,14 +183,14 @@ TEST(TopK, EqualsItsFormulaUnderEveryStrategy) {
         require(!::testing::Test::HasFailure(), name_of(kind) + " is not the formula");
         require(distance(values, exact) > 1e-4, name_of(kind) + " was not compressed");
       }
-      // All sums of up to three ranks add rank by rank, so their bits are the same.
+      // All sums of up to three ranks are added rank by rank, so their bits are the same.
       require(all_same_bits(trained(mesh, strategy_for(ShardingStrategy::kNoShard, top_k(1)), kTimes), exact),
               "all sent");
     });
   }
 }
 
-// There are two hosts of two ranks: shared memory joins the ranks of a host, and Gloo joins hosts.
+// There are two hosts with two ranks each. Shared memory joins the ranks of a host, and Gloo joins the hosts.
 TEST(GradientMethods, FormulasHoldAcrossHostsOfSeveralRanks) {
   const Values factors = descended(4, PlainPowerSgd(4, 2)), largest = descended(4, PlainTopK(4, 0.05));
   on_hosts(4, 2, [&](const Mesh& mesh) {

@@ -10,8 +10,8 @@ inline constexpr ShardingStrategy kWhole[] = {ShardingStrategy::kNoShard, Shardi
 inline constexpr double kRate = 0.05;
 inline constexpr std::size_t kTimes = 4;
 
-/// Sets plain gradient descent, so that values show what sums lack. Ranks compare at each step the values that all of
-/// them hold.
+/// Sets plain gradient descent, so that values show the parts that the sums lack. Ranks compare at each step the values
+/// that all of them hold.
 inline void descend(Strategy& strategy) {
   strategy.gradient_clipping = 0;
   strategy.optimizer.type = OptimizerType::kSgd;
@@ -35,7 +35,7 @@ inline Adjust top_k(double fraction, double momentum = 0) {
 inline Adjust random_k(double fraction) { return with_method(RandomKConfig{.fraction = fraction, .seed = 7}); }
 inline Adjust one_bit() { return with_method(OneBitConfig()); }
 inline constexpr double kMomentum = 0.25;
-/// Sets gradient descent with momentum, of which ranks send one bit for each element.
+/// Sets gradient descent with momentum. Ranks send one bit of the momentum for each element.
 inline void descend_with_momentum(Strategy& strategy) {
   descend(strategy);
   strategy.optimizer.momentum = kMomentum;

@@ -1,4 +1,5 @@
-// Tests compressors over a network together with everything that moves gradients. Ranks are processes that Gloo joins.
+// Tests compressors over a network together with all settings that change how gradients are sent. Ranks are processes
+// that Gloo joins.
 
 #include "tests/engine/wire/gradient_methods.h"
 
@@ -269,7 +270,7 @@ Adjust with_codes(WireForm form) {
   };
 }
 
-// A run is as if the skipped step had not been made, except for methods that draw by the number of the step.
+// A run is as if the skipped step had not been made, except with methods whose draws depend on the step's number.
 TEST(GradientMethods, SkippedStepRestoresTheResiduals) {
   std::vector<Method> methods(std::begin(kMethods), std::end(kMethods));
   methods.push_back({"int8", with_codes(WireForm::kInt8)});
@@ -306,7 +307,7 @@ TEST(GradientMethods, SkippedStepRestoresTheResiduals) {
   });
 }
 
-// No form on the wire may hide that a gradient is not finite.
+// No codec may hide that a gradient is not finite.
 TEST(GradientMethods, NonFiniteGradientsSkipTheStep) {
   on_hosts(2, 2, [&](const Mesh& mesh) {
     for (const Method& method : kMethods) {

@@ -1,4 +1,5 @@
-// Tests that every legal placement trains to the same bits where Gloo joins hosts and memory joins the ranks of each.
+// Tests that every legal placement trains to the same bits if Gloo joins hosts and shared memory joins the ranks of
+// each host.
 
 #include <gtest/gtest.h>
 

@@ -49,7 +49,8 @@ TEST(RoundedGathers, AllRanksComputeWithTheSameRoundedValues) {
   }
 }
 
-// Nothing changes at a rate of 0, however often rounded parameters are used: they are never updated or shown.
+// Nothing changes at a rate of 0, however often rounded parameters are used. They are never used for an update, and
+// never shown.
 TEST(RoundedGathers, ParametersThemselvesAreNeverRounded) {
   on_hosts(2, 2, [](const Mesh& mesh) {
     const auto still = [](Strategy& strategy) {
@@ -74,7 +75,8 @@ TEST(RoundedGathers, ParametersThemselvesAreNeverRounded) {
   });
 }
 
-// Training does not depend on what is shown between calls, how far units are gathered ahead, and where parameters lie.
+// Training does not depend on reads between calls, on how far in advance units are gathered, or on the tier of
+// parameters.
 TEST(RoundedGathers, TrainingDoesNotDependOnGathersAheadOrLooks) {
   for (const auto& [ranks, hosts] : {std::pair(2, 2), {4, 2}}) {
     on_hosts(ranks, hosts, [](const Mesh& mesh) {
@@ -105,7 +107,7 @@ TEST(RoundedGathers, TrainingDoesNotDependOnGathersAheadOrLooks) {
   }
 }
 
-// Bits stay the same under all else that moves parameters, and with two axes over the network.
+// Bits stay the same with all other settings that change how parameters are sent, and with two axes over the network.
 TEST(RoundedGathers, OtherGatherOptionsBesideThemKeepTheBits) {
   struct Case {
     const char* what;
@@ -168,7 +170,7 @@ TEST(RoundedGathers, CheckpointResumesWithTheSameBits) {
   });
 }
 
-/// Collectives that say that they go over a network, and note the forms of gathers.
+/// Collectives that say that they use a network, and record the codecs of gathers.
 class FormsOf final : public ForwardingCollectives {
  public:
   FormsOf(std::shared_ptr<Collectives> inner, std::mutex& mutex, std::set<WireForm>& forms)
@@ -248,8 +250,8 @@ TEST(RoundedGathers, ForwardRoundsTheValuesAGuardWrote) {
   });
 }
 
-// The copy is in the shared memory of each host on two hosts. Two hosts together hold one copy on four hosts, and Gloo
-// joins them.
+// On two hosts, the copy is in the shared memory of each host. On four hosts, two hosts together hold one copy, and
+// Gloo joins them.
 TEST(SecondCopyOnHosts, PlainHasTheBitsOfFullShardAndInt8IsClose) {
   for (const int hosts : {2, 4}) {
     on_hosts(4, hosts, [hosts](const Mesh& mesh) {
@@ -272,7 +274,7 @@ TEST(SecondCopyOnHosts, PlainHasTheBitsOfFullShardAndInt8IsClose) {
   }
 }
 
-// Forward may run under a Gathered guard, and then uses the exact values, since these are in memory.
+// Forward may run under a Gathered guard. It then uses the exact values, since these are in memory.
 TEST(RoundedGathers, ForwardUnderAGuardUsesExactValues) {
   on_hosts(2, 2, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(kFull, rounds_gathers(WireForm::kInt4))), exact(mesh, strategy_for(kFull));

@@ -1,4 +1,4 @@
-// Tests that checkpoints hold what compression keeps of gradients. Ranks are processes that Gloo joins.
+// Tests that checkpoints hold the residuals of compressed gradients. Ranks are processes that Gloo joins.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -60,7 +60,8 @@ const Kind kKinds[] = {
     {"int4 between hosts, whole sums", 4, 2, ShardingStrategy::kNoShard, with_feedback(WireForm::kInt4)},
     {"int8 between replicas", 4, 2, ShardingStrategy::kHybridShard, with_feedback(WireForm::kInt8)}};
 
-/// Ranks and hosts. Kinds with the same numbers of ranks and hosts run one after the other in the same processes.
+/// Numbers of ranks and hosts. Kinds with the same numbers of ranks and hosts run one after the other in the same
+/// processes.
 constexpr std::pair<int, int> kWorlds[] = {{2, 2}, {3, 3}, {4, 2}};
 bool runs_on(const Kind& kind, const std::pair<int, int>& world) {
   return kind.ranks == world.first && kind.hosts == world.second;
@@ -72,14 +73,14 @@ void train(Session& session, std::size_t begin, std::size_t end) {
   for (std::size_t i = begin; i < end; ++i) session.train(i);
 }
 
-// The same ranks go on with the same bits. Without the saved residuals, the bits would differ.
+// The same ranks continue with the same bits. Without the saved residuals, the bits would differ.
 TEST(SavedResiduals, SameRanksResumeWithTheSameBits) {
   for (const Kind& kind : kKinds) {
     const auto runs = std::ranges::count_if(kWorlds, [&](const auto& world) { return runs_on(kind, world); });
     ASSERT_EQ(runs, 1) << kind.name;
   }
   const TestFolder folder;
-  const auto cases = pairwise_of<1>(kKinds, std::array{false, true});  // saves beside training, or not, in turn
+  const auto cases = pairwise_of<1>(kKinds, std::array{false, true});  // saves during training, or not, in turn
   for (const std::pair<int, int>& world : kWorlds) {
     on_hosts(world.first, world.second, [&](const Mesh& mesh) {
       for (const auto& each : cases) {
@@ -116,8 +117,8 @@ bool is_told(const LoadedCheckpoint& loaded, const std::string& text) {
   return std::ranges::any_of(loaded.inexact, [&](const std::string& line) { return line.find(text) != line.npos; });
 }
 
-/// Returns by how much all residuals in a checkpoint together move each element of the mean gradient, for each
-/// parameter.
+/// Returns, for each parameter, by how much all residuals in a checkpoint together change each element of the mean
+/// gradient.
 std::map<std::string, std::vector<double>> residuals_of(const std::string& path) {
   const auto checkpoint = SavedCheckpoint::open(path, "test");
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -146,9 +147,9 @@ std::map<std::string, std::vector<double>> residuals_of(const std::string& path)
   return sums;
 }
 
-// The residuals add to a step of the ranks that load what they would have added to a step of the ranks that saved.
-// Short tests load the checkpoint of each kind under three kinds, its own among them; for any two kinds, one kind loads
-// both.
+// The residuals add the same amount to a step of the ranks that load as they would have added to a step of the ranks
+// that saved. Short tests load the checkpoint of each kind under three kinds, including its own kind. For any two
+// kinds, some kind loads the checkpoints of both.
 TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
   const Kind kOthers[] = {{"two", 2, 2, ShardingStrategy::kShardGradients, with_feedback(WireForm::kInt8)},
                           {"three", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt8)},
@@ -252,8 +253,8 @@ std::vector<float> saved_values(SavedCheckpoint& checkpoint, const std::string& 
   return values;
 }
 
-// The optimizer's momentum is the momentum that ranks sent, so the rounding of a single gradient leaves no error in it
-// that stays. This also holds after other ranks have loaded the momentum.
+// The optimizer's momentum is the momentum that ranks sent, so the rounding of a single gradient leaves no permanent
+// error in it. This also holds after other ranks have loaded the momentum.
 TEST(SavedResiduals, OptimizersMomentumIsTheMomentumRanksSent) {
   const TestFolder one, two;
   const auto strategy_of = [](std::int64_t microbatches) {
@@ -293,7 +294,7 @@ TEST(SavedResiduals, OptimizersMomentumIsTheMomentumRanksSent) {
   }
 }
 
-// 1-bit Adam: the warm-up's first moments decay, and what ranks sent is added to them.
+// 1-bit Adam: the first moments of the warm-up decay, and the values that ranks sent are added to them.
 TEST(SavedResiduals, OneBitAdamsFirstMomentsAddWhatRanksSent) {
   constexpr double kBeta = 0.75;
   constexpr std::size_t kPlain = 2, kSteps = 5;

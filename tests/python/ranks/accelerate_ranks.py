@@ -1,7 +1,7 @@
 """accelerate_test.py runs this program on every rank. It compares tessera's Accelerator with accelerate's own under
 DistributedDataParallel.
 
-Usage: accelerate_ranks.py FOLDER        all of it
+Usage: accelerate_ranks.py FOLDER        all cases
        accelerate_ranks.py FOLDER once   one training
 """
 
@@ -73,8 +73,8 @@ def stairs(optimizer):
 
 
 class Loop:
-    """The loop of accelerate's examples, with the changes that the arguments name. An epoch has five batches a rank, of
-    which the last is filled up.
+    """The loop of accelerate's examples, with the changes that the arguments name. An epoch has five batches per rank,
+    and the last batch is filled up.
 
     optimizer: makes the optimizer. accumulation: microbatches of a step, counted by `accumulate`, or by the loop if `by_itself`.
     clip: called with its Accelerator and model. apart: the model and the optimizer are prepared by two calls.
@@ -91,7 +91,7 @@ class Loop:
         optimizer = optimizer(model)
         scheduler = scheduler(optimizer)
         if before_epoch is not None and not isinstance(accelerator, Accelerator):
-            model.requires_grad_(True)  # DDP would never average gradients of the parameters that are frozen now
+            model.requires_grad_(True)  # DDP would never average gradients of the parameters that are frozen by then
         loaders = DataLoader(data, BATCH, shuffle=True, generator=torch.Generator().manual_seed(7)), DataLoader(data, 3)
         if apart:
             self.model = accelerator.prepare_model(model)
@@ -143,7 +143,7 @@ class Loop:
         return self
 
     def state(self):
-        """Returns the state. Under DDP all ranks have it; under an Engine only rank 0 has it, as under FSDP."""
+        """Returns the state. Under DDP all ranks have it. Under an Engine only rank 0 has it, as under FSDP."""
         return {name: value.clone() for name, value in self.accelerator.get_state_dict(self.model).items()}
 
 
@@ -157,7 +157,7 @@ def by_value(accelerator, model):
 
 
 def unfreeze(model, optimizer, number):
-    """Unfreezes blocks as in transfer learning: they train from the second epoch on, in a group of their own."""
+    """Unfreezes blocks as in transfer learning. The blocks train from the second epoch on, in a separate group."""
     model.blocks.requires_grad_(number == 1)
     if number == 1:
         optimizer.add_param_group({"params": list(model.blocks.parameters()), "lr": 0.005})
@@ -229,7 +229,8 @@ def like_ddp(case, title):
 
 
 def like_the_run_before(folder, title):
-    """A run that loads what save_state saved after one epoch has the bits of the run that was not interrupted."""
+    """A run that loads the files that save_state saved after one epoch has the bits of the run that was not
+    interrupted."""
     whole = sharded("adamw", title)
     whole.epoch(0)
     whole.accelerator.save_state(str(folder / title))
@@ -243,8 +244,8 @@ def like_the_run_before(folder, title):
     whole.accelerator.free_memory()
 
     again = sharded("adamw", title)
-    again.epoch(0)  # the program sets the generators of loaders
-    for index in range(2):  # these steps give other weights, states and rates than the saved ones
+    again.epoch(0)  # the program sets the generators of the loaders
+    for index in range(2):  # after these steps, weights, states and rates differ from the saved values
         with again.accelerator.accumulate(again.model):
             again.batch(torch.ones(BATCH, WIDTH), torch.zeros(BATCH, dtype=torch.long), index)
     again.accelerator.load_state(str(folder / title))
@@ -259,7 +260,7 @@ def like_the_run_before(folder, title):
 
 
 def numbered_checkpoints(folder):
-    """automatic_checkpoint_naming keeps the last checkpoints, with the Engine's folders in them."""
+    """automatic_checkpoint_naming keeps the last checkpoints. They contain the Engine's folders."""
     project = ProjectConfiguration(str(folder / "project"), automatic_checkpoint_naming=True, total_limit=2)
     loop = sharded("adamw", "FULL_SHARD", project_config=project)
     for _ in range(3):
@@ -378,7 +379,7 @@ def calls_that_are_refused(folder):
     expect_refused("without zero_grad", loop.optimizer.step)
     for each in (model, loop.optimizer):
         each.zero_grad()
-        loop.optimizer.step()  # this does nothing without gradients, as in plain PyTorch
+        loop.optimizer.step()  # without gradients this has no effect, as in plain PyTorch
         accelerator.backward(model(x).sum())
     loop.optimizer.zero_grad()
     assert engine.steps_applied == 1 and accelerator.engine is engine
@@ -395,7 +396,7 @@ def calls_that_are_refused(folder):
     evaluated.free_memory()
 
 
-# Tests of accelerate itself that check promises of an Accelerator, except those that read gradients or need DDP
+# Tests of accelerate that check promises of an Accelerator, except those that read gradients or need DDP
 OF_ACCELERATE = {
     "test_script": ["main"],
     "test_ops": ["main"],
@@ -407,8 +408,8 @@ OF_ACCELERATE = {
 
 def accelerates_own_tests(folder):
     os.chdir(folder)
-    os.environ["ACCELERATE_USE_CPU"] = "true"  # their AcceleratorState needs this variable
-    accelerate.state.PartialState.destroy_process_group = lambda *_: None  # the group is used afterwards, so it must stay
+    os.environ["ACCELERATE_USE_CPU"] = "true"  # Accelerate's AcceleratorState reads this variable
+    accelerate.state.PartialState.destroy_process_group = lambda *_: None  # the group is used afterwards
     for name, functions in OF_ACCELERATE.items():
         module = importlib.import_module(f"accelerate.test_utils.scripts.{name}")
         module.Accelerator = Accelerator

@@ -1,4 +1,5 @@
-"""training_test.py runs this on all ranks, with a folder for scratch files: activations on disk change nothing but where they lie."""
+"""training_test.py runs this program on all ranks, with a folder for scratch files. Activations on disk change only
+where they lie."""
 
 import sys
 
@@ -41,7 +42,7 @@ assert written > 0, "forward saved nothing"
 engine.backward(loss)
 engine.step()
 
-# A program's own hooks are used before the Engine's.
+# The hooks of a program are used before the Engine's hooks.
 seen = []
 
 

@@ -25,7 +25,7 @@ def batches():
 
 
 def train_plain():
-    """Returns the final parameters. Vectors have no weight decay, and half the rate."""
+    """Returns the final parameters. Vectors have no weight decay, and half of the rate."""
     model = made()
     groups = [{"params": [p for p in model.parameters() if p.dim() == 1], "lr": LR / 2, "weight_decay": 0.0},
               {"params": [p for p in model.parameters() if p.dim() > 1], "lr": LR, "weight_decay": DECAY}]

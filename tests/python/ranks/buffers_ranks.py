@@ -1,7 +1,7 @@
 """training_test.py runs this program on every rank. It checks that running statistics under "broadcast_buffers" equal those of DDP's
 broadcast_buffers.
 
-Usage: buffers_ranks.py FILE: where DDP's ranks meet.
+Usage: buffers_ranks.py FILE, through which the ranks of DDP find each other.
 """
 
 import sys
@@ -21,7 +21,7 @@ def model():
 
 
 def statistics(wrap, train):
-    """Returns the statistics of this rank's batch norm after each forward on this rank's own rows."""
+    """Returns the statistics of this rank's batch norm after each forward on the rank's own rows."""
     net = model()
     forward, step = wrap(net)
     generator = torch.Generator().manual_seed(rank)

@@ -1,6 +1,7 @@
-"""lightning_test.py runs this: TesseraStrategy on every rank, beside Lightning without it, which one process ran before.
+"""lightning_test.py runs this program: it tests TesseraStrategy on every rank. One process has run Lightning without
+TesseraStrategy before.
 
-Usage: lightning_ranks.py plain FOLDER   on one process; writes what it found
+Usage: lightning_ranks.py plain FOLDER   on one process; writes the results
        lightning_ranks.py FOLDER         on every rank
 """
 
@@ -34,7 +35,7 @@ class Block(nn.Module):
 
 
 class Classifier(lightning.LightningModule):
-    """A module with groups of parameters, a schedule, metrics, and hooks of its own."""
+    """A module with groups of parameters, a schedule, metrics, and its own hooks."""
 
     def __init__(self, rule="adamw"):
         super().__init__()
@@ -80,7 +81,7 @@ class Classifier(lightning.LightningModule):
 
 
 def loader(ranks, rank=0):
-    """Returns a loader with a sampler of its own, since the one that Lightning makes for ranks would shuffle."""
+    """Returns a loader with its own sampler, since the sampler that Lightning makes for ranks would shuffle."""
     generator = torch.Generator().manual_seed(7)
     data = TensorDataset(torch.randn(SAMPLES, WIDTH, generator=generator),
                          torch.randint(0, CLASSES, (SAMPLES,), generator=generator))
@@ -169,7 +170,7 @@ def run_ranks(folder):
         tester.strategy.engine.close()
 
     def best_checkpoint():
-        """Checkpoints that are not the best are removed, with the folders beside them."""
+        """Checkpoints that are not the best are removed, together with the folders beside them."""
         output = folder / "best"
         module, trainer = sharded("sgd", {}, output, max_epochs=4, enable_checkpointing=True,
                                   callbacks=[ModelCheckpoint(output, monitor="val", save_top_k=1)])
@@ -177,7 +178,7 @@ def run_ranks(folder):
         best = pathlib.Path(trainer.checkpoint_callback.best_model_path)
         found = sorted(each.name for each in output.iterdir())
         assert rank != 0 or found == [best.name, f"{best.name}.tessera"], found
-        trainer.fit(module, loader(ranks, rank), loader(ranks, rank))  # this fits again, with another Engine
+        trainer.fit(module, loader(ranks, rank), loader(ranks, rank))  # this trains again, with another Engine
         trainer.strategy.engine.close()
 
     def refusals():
@@ -242,7 +243,7 @@ def run_ranks(folder):
     print("trained like Lightning alone")
 
 
-rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning may have been imported before there were ranks
+rank_zero_only.rank = int(os.environ.get("RANK", 0))  # Lightning may have been imported before the ranks existed
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
 for name in ("lightning.pytorch", "lightning.fabric"):

@@ -1,7 +1,7 @@
 """training_test.py runs this program on every rank. It compares sync_buffers, SyncBatchNorm and DataParallel with plain PyTorch, and
 writes a trace.
 
-Usage: loop_ranks.py FOLDER: for scratch files, and where PyTorch's ranks meet.
+Usage: loop_ranks.py FOLDER, for scratch files and as the place where PyTorch's ranks find each other.
 """
 
 import copy
@@ -162,11 +162,11 @@ def norms_over_ranks():
 # DataParallel
 
 class Branches(nn.Module):
-    """`others` is used where `uses` says so, and `never` is used nowhere."""
+    """`others` is used if `uses` is true, and `never` is never used."""
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(20 + rank)  # rank 0's values replace these
+        torch.manual_seed(20 + rank)  # the values of rank 0 replace these values
         self.first, self.others, self.never = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(2, 2)
         self.norm, self.last = nn.BatchNorm1d(8), nn.Linear(8, 1)
 
@@ -182,7 +182,7 @@ def rows(seed, count=6):
 def averaged_gradients():
     plain, net = Branches(), Branches()
     wrapped = DistributedDataParallel(plain, find_unused_parameters=True, broadcast_buffers=False)
-    parallel = tessera.DataParallel(net, bucket_mb=1e-4)  # 26 floats, so there are several buckets
+    parallel = tessera.DataParallel(net, bucket_mb=1e-4)  # there are 26 floats, so there are several buckets
     assert parallel.num_buckets > 2
     optimizers = [torch.optim.AdamW(each.parameters(), 0.05) for each in (plain, net)]
     for step in range(4):
@@ -213,13 +213,14 @@ def averaged_gradients():
     expect_error(parallel.backward_nothing, "was closed")
     expect_error(lambda: tessera.DataParallel(nn.Linear(1 + rank, 1)), "weight")
     net.zero_grad()
-    net(rows(9), True).square().mean().backward()  # from here on, gradients are not averaged
+    net(rows(9), True).square().mean().backward()  # gradients are not averaged from here on
     if rank == 0:
         net(rows(9), True).square().mean().backward()
 
 
 def accumulated(wrapped, plain, parallel, net):
-    """Runs two backwards, of which the first is not averaged, and then one with a weight while one rank has no batch."""
+    """Runs two backwards, and only the second is averaged. Then runs one backward with a weight while one rank has no
+    batch."""
     for model, owner, root in ((wrapped, wrapped, plain), (net, parallel, net)):
         root.zero_grad()
         with owner.no_sync():
@@ -255,7 +256,7 @@ def traced():
     file = folder / "trace.json"
     for step in range(3):
         if step == 1:
-            tessera.start_trace()  # the trace lacks the first step
+            tessera.start_trace()  # the first step is not in the trace
         with tessera.span("load rows"):
             x = rows(step)
         engine.backward(net(x).square().mean())
@@ -269,7 +270,7 @@ def traced():
         names = [event["name"] for event in events if event["pid"] == of and event["ph"] == "X"]
         assert names.count("load rows") == 2 and names.count("step") == 2 and names.count("backward") == 2, names
         assert "reduce 0" in names and "after the end" not in names, names
-    # The program's spans lie between those of the steps, on the same clock.
+    # The spans of the program lie between those of the steps, on the same clock.
     mine = {name: [event for event in events if event["pid"] == rank and event["name"] == name] for name in ("load rows", "step", "backward")}
     for load, backward, step in zip(mine["load rows"], mine["backward"], mine["step"], strict=True):
         assert load["ts"] + load["dur"] <= backward["ts"] and step["ts"] <= load["ts"] <= step["ts"] + step["dur"], (load, backward, step)

@@ -1,4 +1,5 @@
-"""programs_test.py runs this: the programs of programs_ranks.ENDINGS end each of two ranks with exit code 64 and a text."""
+"""programs_test.py runs this program. The programs of programs_ranks.ENDINGS end each of two ranks with exit code 64
+and a message."""
 
 import functools
 
@@ -6,7 +7,7 @@ import torch
 from forked import run_forked
 from programs_ranks import ENDINGS, STRATEGIES, STRATEGY
 
-# A part of the message of each ending.
+# A part of the message with which each program ends.
 TEXTS = {
     "written_outside_a_guard": "was written in place outside engine.gathered(write=True)",
     "written_through_data": "was written in place outside",

@@ -1,4 +1,5 @@
-"""programs_test.py runs this on every rank: what Python programs do to a module around its training is right, or an error that says what to do."""
+"""programs_test.py runs this program on every rank. The result of what Python programs do to a module around its
+training is right, or is an error that says what to do."""
 
 import contextlib
 import copy
@@ -44,8 +45,8 @@ def train(engine, net, seeds):
 
 @contextlib.contextmanager
 def expected(code, *texts, kind=RuntimeError):
-    """Expects an exception of `kind` with all texts; a tessera.Error must have the exit code `code`, if one is
-    given."""
+    """Expects an exception of `kind` that contains all texts. A tessera.Error must have the exit code `code`, if a code
+    is given."""
     try:
         yield
     except kind as error:
@@ -67,7 +68,7 @@ def state_dicts(strategy):
         assert list(full) == list(by_hand)
         assert all(torch.equal(full[name], by_hand[name]) for name in full)
         assert all(full[name].untyped_storage().nbytes() == full[name].nbytes for name in full), "a state holds a whole unit"
-    # torch.save and numpy read memory by its address, and call no operators.
+    # torch.save and numpy read memory by its address, and do not call operators.
     with engine.gathered():
         stream = io.BytesIO()
         torch.save(net.state_dict(), stream)
@@ -76,7 +77,7 @@ def state_dicts(strategy):
         net.head.weight.detach().numpy()
         again = pickle.loads(pickle.dumps(net))
         assert torch.equal(again.head.weight, by_hand["head.weight"])
-    # A load gives the saved values back, and training goes on from them as a new Engine over a copy does.
+    # A load restores the saved values, and training continues from them as a new Engine over a copy does.
     losses = train(engine, net, [7, 8])
     with engine.gathered(write=True):
         net.load_state_dict(by_hand)
@@ -162,7 +163,7 @@ def training_twice(strategy):
         with expected(64, "closed"):
             engine.step()
     assert set(state) in (set(plain), set())
-    # An Engine that nobody refers to any more has closed itself.
+    # An Engine to which no reference is left has closed itself.
     net = model()
     engine = tessera.Engine(net, strategy)
     first = train(engine, net, [1, 2, 3])
@@ -187,7 +188,7 @@ def views_in_a_state_dict(strategy):
     engine.close()
 
 
-# Ways to an array or list of a tensor's values.
+# Ways to get an array or list of a tensor's values.
 ARRAYS = {
     "cpu().numpy()": lambda tensor: tensor.detach().cpu().numpy(),
     "numpy(force)": lambda tensor: tensor.numpy(force=True),
@@ -205,7 +206,8 @@ ARRAYS = {
 
 
 def arrays_of_parameters(strategy):
-    """Gives an array over a parameter's values, or an error that names the guard: never another parameter's values."""
+    """Returns an array over a parameter's values, or an error that names the guard. It never returns another
+    parameter's values."""
     net = model()
     engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
     train(engine, net, [1, 2])
@@ -233,7 +235,7 @@ def arrays_of_parameters(strategy):
 
 
 class Scaled(torch.autograd.Function):
-    """x * scale, with numpy: forward and backward read the parameter's memory, as compiled code does."""
+    """Computes x * scale with numpy. forward and backward read the parameter's memory, as compiled code does."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -283,8 +285,8 @@ def arrays_kept_beyond_a_guard(strategy):
 
 
 def profiled(strategy):
-    """Profilers of torch may ask anything of parameters. They see the same step as without a profiler, and a range for
-    each gather and each reduction."""
+    """Profilers of torch may read any attribute of parameters. With a profiler the step is the same, and the profile
+    has a range for each gather and each reduction."""
     def losses(observer):
         net = model()
         engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
@@ -309,7 +311,7 @@ def profiled(strategy):
 
 
 class Running(Classifier):
-    """A module whose forward gives buffers new tensors."""
+    """A module whose forward replaces buffers by new tensors."""
 
     def __init__(self):
         super().__init__()
@@ -354,13 +356,13 @@ def assigned_buffers(strategy):
             other.load_state_dict(weights)
         wanted = train(engine, net, [3, 4])
         assert torch.equal(before, mean), "a tensor that the module had before was written"
-        # The checkpoint is loaded into the same Engine, whose module has other tensors by now.
+        # The checkpoint is loaded into the same Engine. Its module has other tensors by now.
         net.table = torch.zeros(3)
         engine.load_checkpoint(path)
         assert torch.equal(net.mean, mean) and torch.equal(net.table, torch.full((3,), 2.0)), (net.mean, mean)
         assert torch.equal(before, mean)
         assert train(engine, net, [3, 4]) == wanted
-        # A checkpoint from before the first forward has no buffer that was made after it.
+        # A checkpoint that was saved before the first forward has no buffer that was made after it.
         with expected(None, "scale"):
             engine.load_checkpoint(start)
         engine.close()
@@ -377,7 +379,7 @@ def assigned_buffers(strategy):
         net.table = torch.ones(4)
         with expected(None, '"table"', "[4]", "[3]"):
             engine.load_checkpoint(path)
-        # A load replaces buffers into which it cannot copy.
+        # A load replaces buffers if it cannot copy into them.
         net.table, net.mean = torch.ones(1).expand(3), torch.ones(WIDTH, requires_grad=True) * 2
         engine.load_checkpoint(path)
         assert torch.equal(net.mean, mean) and torch.equal(net.table, torch.full((3,), 2.0))
@@ -404,7 +406,8 @@ def assigned_buffers_of_ranks(strategy):
 
 
 def files_of_weights(strategy):
-    """Each kind of file of torch.save loads into a module and into an Engine, and PyTorch loads both forms of save_weights."""
+    """Every kind of file of torch.save loads into a module and into an Engine, and PyTorch loads both forms of
+    save_weights."""
     with tempfile.TemporaryDirectory() as own:
         folder = pathlib.Path(tessera.broadcast(own))
         torch.manual_seed(11)
@@ -453,7 +456,7 @@ def files_of_weights(strategy):
                 engine.load_weights(folder / "none.pt")
             train(engine, net, [3])
             engine.close()
-        # The module has torch.compile's names, and the file has none of them.
+        # The module has the names that torch.compile makes, and the file has none of these names.
         compiled = torch.nn.ModuleDict({"_orig_mod": model()})
         tessera.load_weights(compiled, folder / "plain.pt", without=["_orig_mod."])
         assert torch.equal(compiled["_orig_mod"].head.weight, wanted["head.weight"])
@@ -461,8 +464,8 @@ def files_of_weights(strategy):
 
 
 def pruned_modules(strategy):
-    """Buffers that stand for a parameter's mask may come after the Engine was made, but a buffer may not have the name
-    of a parameter."""
+    """Buffers that serve as a parameter's mask may be added after the Engine was made. But a buffer may not have the
+    name of a parameter."""
     net = model()
     engine = tessera.Engine(net, strategy)
     net.head.register_buffer("weight_mask", torch.ones(2))
@@ -511,7 +514,7 @@ def evaluation_by_numbers(strategy):
         with expected(64, "evaluate", "the loss of the batch", text):
             engine.evaluate(mine * 5, lambda each: (seen.append(1), net(*each), bad)[2])
     assert len(seen) <= 4 * 2, "goes on with batches that nobody counts"
-    # Only one rank has a wrong argument, and it gets its error when the others have finished.
+    # Only one rank has a wrong argument, and it gets its error after the other ranks have finished.
     with expected(64, "a str") if tessera.rank() == 1 else contextlib.nullcontext():
         found = engine.evaluate(mine, lambda each: (net(*each), "loss" if tessera.rank() == 1 else 1.0)[1])
         assert found.loss != found.loss, found
@@ -524,7 +527,7 @@ def evaluation_by_numbers(strategy):
 def evaluation(strategy):
     net = model()
     engine = tessera.Engine(net, strategy)
-    mine = [batch(seed) for seed in range(2 + tessera.rank())]  # rank 1 has one batch more
+    mine = [batch(seed) for seed in range(2 + tessera.rank())]  # rank 1 has one more batch
     found = engine.evaluate(mine, lambda each: net(*each))
     wanted = [model()(*batch(seed)).item() for ranks in range(tessera.world_size()) for seed in range(2 + ranks)]
     assert found.batches == len(wanted)
@@ -570,7 +573,7 @@ class Numbers(Dataset):
 
 
 class Meddling(Numbers):
-    """A dataset that computes with the model that trains."""
+    """A dataset that computes with the model that is trained."""
 
     def __init__(self, net):
         self.net = net
@@ -643,7 +646,7 @@ def checkpoints(strategy):
         if strategy.get("checkpoint", {}).get("async", False):
             progress = engine.checkpoint_progress()
             assert progress.path == path and progress.step == 2 and progress.bytes > 0, progress
-            # Worker processes that are forked while a checkpoint is being saved hold no lock and remove no file.
+            # Worker processes that are forked while a checkpoint is saved hold no lock and remove no file.
             batches = iter(DataLoader(torch.arange(8), 4, num_workers=1, multiprocessing_context="fork"))
             next(batches)
             engine.finish_checkpoint()
@@ -722,7 +725,7 @@ def rates_and_groups(strategy):
 
 
 def strategies_of_other_types(strategy):
-    """Numbers of numpy and torch, and paths, are taken; values of other types are an error with their key."""
+    """Numbers of numpy and torch are accepted, and so are paths. Values of other types are an error with their key."""
     of_numpy = {**strategy, "optimizer": {"lr": np.float32(0.5), "betas": np.array([0.5, 0.75])},
                 "gradient_accumulation": np.int64(2), "gradient_clipping": torch.tensor(0.25)}
     engine = tessera.Engine(model(), of_numpy)
@@ -749,7 +752,8 @@ def rates_over_samples(strategy):
 
 
 def ignored_parameters(strategy):
-    """Parameters of units.ignored train with an optimizer of the program, with the result of one Engine that trains all."""
+    """An optimizer of the program trains the parameters of units.ignored. The result is that of one Engine that trains
+    all parameters."""
     strategy = {key: value for key, value in strategy.items() if key != "gradient_clipping"}
     wanted, net = model(), model()
     engine = tessera.Engine(wanted, strategy)
@@ -779,14 +783,14 @@ def ignored_parameters(strategy):
     engine.close()
 
 
-# Each rule's class in torch.optim, or the class whose defaults the rule has.
+# The class in torch.optim for each rule, or the class whose defaults the rule has.
 RULES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad,
          "rmsprop": torch.optim.RMSprop, "muon": torch.optim.Muon, "adafactor": torch.optim.Adafactor}
 TIMMS = {"lion": {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0},
          "lamb": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01},
          "lars": {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False, "trust_coefficient": 1e-3, "eps": 1e-8}}
-# Options of torch.optim that change only the way in which an update is computed, and options that Tessera has only with
-# torch's default.
+# Options of torch.optim that change only how an update is computed, and options that Tessera has only with torch's
+# default.
 NOT_SAID = {"foreach", "fused", "capturable", "differentiable", "maximize", "amsgrad", "decoupled_weight_decay",
             "initial_accumulator_value", "ns_coefficients"}
 
@@ -797,7 +801,7 @@ def said_by_torch(rule):
     wanted = {key: list(value) if isinstance(value, tuple) else value
               for key, value in kind([torch.zeros(1, 1, requires_grad=True)]).defaults.items() if key not in NOT_SAID}
     if rule == "muon":
-        del wanted["eps"]  # Muon's eps belongs to the norms of matrices; the strategy's eps is for the parameters that AdamW updates
+        del wanted["eps"]  # Muon's eps belongs to matrix norms; the strategy's eps is for parameters that AdamW updates
         own = {key: wanted.pop(key) for key in ("momentum", "nesterov", "ns_steps")}
         wanted["muon"] = {**own, "adjust_lr": wanted.pop("adjust_lr_fn") or "original"}
     if rule == "adafactor":
@@ -812,7 +816,7 @@ def rules_at_their_defaults(strategy):
         torch.manual_seed(3)
         net = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Tanh(), torch.nn.Linear(16, 4, bias=False))
         plain = copy.deepcopy(net)
-        # Muon computes in bf16 here, as in PyTorch.
+        # Here Muon computes in bf16, as PyTorch does.
         given = {"type": rule, **({"muon": {"ns_dtype": "bf16"}} if rule == "muon" else {})}
         engine = tessera.Engine(net, {**strategy, "units": {}, "gradient_clipping": 0, "optimizer": given})
         resolved = engine.strategy["optimizer"]
@@ -830,19 +834,19 @@ def rules_at_their_defaults(strategy):
             engine.step()
             if optimizer:
                 optimizer.zero_grad()
-                for x, y in parts:  # the parts of the ranks, so that sums round as theirs
+                for x, y in parts:  # the parts of the ranks, so that sums are rounded like theirs
                     ((plain(x) - y).square().mean() / len(parts)).backward()
                 optimizer.step()
         with engine.gathered():
             for got, value in zip(net.parameters(), plain.parameters()) if optimizer else ():
                 distance = ((got - value).norm() / value.norm()).item()
-                # A direction in bf16 is off by a hundredth, and five steps change the weights by a hundredth.
+                # A bf16 direction is off by a hundredth, and five steps change the weights by a hundredth.
                 assert distance < (3e-4 if rule == "muon" else 1e-6), f"{rule}: {distance} away from torch.optim"
         engine.close()
 
 
 class Late(torch.nn.Module):
-    """Has two layers, of which one is used only when a flag is set."""
+    """Has two layers. One layer is used only if a flag is set."""
 
     def __init__(self):
         super().__init__()
@@ -886,7 +890,8 @@ class Rows(Dataset):
 
 
 def data_in_the_middle_of_an_epoch(strategy):
-    """The loop of docs/guide/resume.md: dropout and order go on bit for bit, and epochs have orders of their own."""
+    """The loop of docs/guide/resume.md: dropout and the data order continue bit for bit, and each epoch has its own
+    order."""
     data, batch, epochs, seen = Rows(), 2, 3, []
 
     def loop(folder, saves_at, resumes):
@@ -1024,7 +1029,7 @@ def written_outside_a_guard(strategy):
     net = model()
     values = {name: value.clone() for name, value in net.state_dict().items()}
     engine = tessera.Engine(net, strategy)
-    net.load_state_dict(values)  # these values are there already, which the Engine cannot know
+    net.load_state_dict(values)  # the parameters have these values already, but the Engine cannot know this
     train(engine, net, [1])
 
 
@@ -1071,13 +1076,13 @@ PROGRAMS += [averages_beside_torch, rules_at_their_defaults]
 PROGRAMS += [data_in_the_middle_of_an_epoch]
 PROGRAMS += [files_of_weights]
 PROGRAMS += [rates_over_samples, strategies_of_other_types]
-# These programs end with an Error after which no program may go on.
+# These programs end with an Error, and no program may continue after it.
 ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 
 
 def chosen(program):
-    """Returns the strategies under which the program runs. Long tests run all; other tests run one after the other from
-    program to program, except for the programs that need others."""
+    """Returns the strategies under which the program runs. Long tests run all strategies. Other tests take the
+    strategies in turn from program to program, except for programs that need other strategies."""
     if LONG:
         return STRATEGIES
     turn = PROGRAMS.index(program)

@@ -1,4 +1,5 @@
-"""rules_test.py runs this: what a function of a program's rule raises, or does wrong, ends each of two ranks with its name and place."""
+"""rules_test.py runs this program. If a function of a program's rule raises an exception or makes a mistake, each of
+two ranks ends with the function's name and place."""
 
 import functools
 import re
@@ -32,7 +33,7 @@ class Elements(tessera.ElementwiseOptimizer):
 
 class NoStates(Elements):
     def states(self):
-        tessera.barrier()  # rank 0 serves the store, which the other rank needs until it gets here
+        tessera.barrier()  # rank 0 serves the store, which the other rank needs until this point
         raise LookupError("no such table")
 
 
@@ -97,7 +98,7 @@ def train(strategy, rule):
 
 
 RAISED = r"on rank 1/2 raised ValueError: the codec is out of codes\. \[T\d+\] hint: mend what its traceback shows:\n(?:.*\n){1,4}.*in fail"
-# [name] = strategy, rule, exit code, and what both ranks say.
+# [name] = strategy, rule, exit code, and the text that both ranks print.
 ENDINGS = {
     "elements, sharded": ({**OWN, "strategy": "FULL_SHARD", "host_sharing": False}, Elements(fail), 70, r"unit .*: Elements\.update " + RAISED),
     "elements, whole": ({**OWN, "strategy": "NO_SHARD"}, Elements(fail), 70, r"unit .*: Elements\.update " + RAISED),
@@ -119,8 +120,8 @@ ENDINGS = {
 torch.set_num_threads(1)
 for name, (strategy, rule, code, text) in ENDINGS.items():
     codes, output = run_forked(2, functools.partial(train, strategy, rule))
-    # The other rank's operator waits for this rank's shard, and ends with LibTorch's RuntimeError (1). Its rank may
-    # notice over Gloo first that the peer is gone (75).
+    # The other rank's operator waits for this rank's shard, and ends with LibTorch's RuntimeError (1). The other rank
+    # may first notice over Gloo that the peer is gone (75).
     assert codes[1] == code and codes[0] in (code, 1, 75), f"{name} ended with {codes}:\n{output}"
     assert len(re.findall(text, output)) >= 2, f"{name} does not say {text} on both ranks:\n{output}"
     print(name, flush=True)

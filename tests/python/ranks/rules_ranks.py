@@ -1,6 +1,7 @@
-"""rules_test.py runs this on every rank: a Python program's rules train as built-in ones and plain PyTorch do, on one rank and on several.
+"""rules_test.py runs this program on every rank. On one rank and on several, a Python program's rules train as built-in
+rules and plain PyTorch do.
 
-Usage: rules_ranks.py FOLDER: for checkpoints.
+Usage: rules_ranks.py FOLDER, for checkpoints.
 """
 
 import pathlib
@@ -70,7 +71,7 @@ def expect_error(act, *words, kind=tessera.Error):
     raise AssertionError(f"no error with {words}")
 
 
-# The next rules update elements.
+# The following rules update elements.
 
 class Momentum(tessera.ElementwiseOptimizer):
     def states(self):
@@ -103,9 +104,9 @@ def elements():
 
 
 class Seen(Momentum):
-    """A rule that notes what it is given."""
+    """A rule that records its arguments."""
 
-    def __init__(self):  # this calls no constructor of its base
+    def __init__(self):  # this does not call the constructor of the base class
         self.calls, self.kept = [], []
 
     def update(self, e):
@@ -121,10 +122,10 @@ def what_rules_get():
     lrs = {call[3] for call in rule.calls}
     assert len(lrs) == 2 and abs(max(lrs) - 2 * min(lrs)) < 1e-6 and {call[5] for call in rule.calls} == {1, 2}, rule.calls
     assert all(call[0] == call[2] and call[0][0] % 32 == 0 and call[1] == torch.float32 and call[4] == 0.01 for call in rule.calls)
-    # A tensor that was lent for a call has no memory after the call.
+    # A tensor that was lent for a call has no memory after this call.
     expect_error(lambda: rule.kept[0] + 1, "lent to ElementwiseOptimizer.update", ".clone()", kind=RuntimeError)
     engine.close()
-    # A plan knows the states of a rule.
+    # A plan contains the states of a rule.
     with_state, without = (tessera.plan(model(), {**SHARED, "optimizer": {"type": type_of}}, *own, world_size=2).use["optimizer"]
                            for type_of, own in (("own", [Momentum()]), ("sgd", [])))
     assert with_state > without, (with_state, without)
@@ -147,7 +148,7 @@ def checkpoints():
             engine.close()
 
 
-# The next rules update matrices.
+# The following rules update matrices.
 
 class RowScaled(tessera.MatrixOptimizer):
     def states(self, rows, columns):
@@ -181,7 +182,7 @@ def matrices():
         assert farthest(wanted, got) < 2e-5, (name, farthest(wanted, got))
 
 
-# The next rules sum gradients.
+# The following rules sum gradients.
 
 class Plain(tessera.CommHook):
     def __init__(self):
@@ -201,7 +202,7 @@ class InBf16(Plain):
 
 
 class InBf16ByParts(Plain):
-    """Sends bf16 to the ranks that each sum a part; its result is another tensor."""
+    """Sends bf16 to the ranks that each sum one part. The result is another tensor."""
 
     def sum(self, bucket, ranks):
         numel, part = bucket.gradients.numel(), -(-bucket.gradients.numel() // ranks.size())
@@ -215,7 +216,7 @@ class InBf16ByParts(Plain):
 
 
 class ThroughParts(Plain):
-    """Sums 1 for each element of a parameter, so that the mean gradient is 1."""
+    """Sums 1 for each element of a parameter, so the mean gradient is 1."""
 
     def sum(self, bucket, ranks):
         for gradient in bucket.parts.values():
@@ -253,7 +254,7 @@ def sums():
         gradients, exchange = hook.kept
         expect_error(lambda: gradients + 1, "lent to CommHook.sum", kind=RuntimeError)
         expect_error(exchange.size, "after the call of CommHook.sum")
-    # The hook also works beside a rule for elements.
+    # The hook also works together with a rule for elements.
     both = trained({**MOMENTUM, **HOOK, "strategy": "NO_SHARD"}, Momentum(), Plain())
     expect_bits(trained({**MOMENTUM, "strategy": "NO_SHARD"}, Momentum()), both, "a rule and a hook")
 

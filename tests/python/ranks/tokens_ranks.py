@@ -1,7 +1,7 @@
-"""rules_test.py runs this on every rank: TokenBatches deal the same windows as in C++, to any number of ranks, and go
-on from checkpoints.
+"""rules_test.py runs this program on every rank: TokenBatches deal the same windows as in C++ to any number of ranks,
+and continue from checkpoints.
 
-Usage: tokens_ranks.py FOLDER: for the data and checkpoints, shared by all ranks.
+Usage: tokens_ranks.py FOLDER, for the data and the checkpoints, which all ranks share.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 rank, ranks, folder = tessera.rank(), tessera.world_size(), pathlib.Path(sys.argv[1])
 SEQ = 3
-# tests/data/permutation_test.cc has the order that C++ gives: 10 samples, seed 42, epoch 0.
+# tests/data/permutation_test.cc has the order that C++ gives for 10 samples, seed 42 and epoch 0.
 ORDER = [9, 8, 7, 5, 2, 3, 4, 1, 6, 0]
 
 
@@ -29,7 +29,7 @@ def expect_error(act, code, *words):
 
 
 def written(name, tokens):
-    """Makes a file of text whose bytes are the tokens."""
+    """Writes a file of text whose bytes are the tokens."""
     path = folder / name
     if rank == 0:
         path.write_bytes(bytes(tokens))
@@ -38,7 +38,8 @@ def written(name, tokens):
 
 
 def samples(batches, microbatches, **options):
-    """Returns each window's number, by microbatch. Token t of the data is t, so a window begins with its number * SEQ."""
+    """Returns each window's number, by microbatch. Token t of the data has the value t, so a window begins with its
+    number * SEQ."""
     found = []
     for _ in range(microbatches):
         batch = batches.next(**options)
@@ -60,7 +61,7 @@ def orders():
     # The default is this rank's share in the job: the microbatches of all ranks together are a run of the order.
     mine = tessera.TokenBatches(data, SEQ, seed=42)
     assert sum(samples(mine, 10 // ranks), []) == ORDER[:10 // ranks * ranks][rank::ranks]
-    # The option `tail` decides about the last samples.
+    # The option `tail` determines what happens to the last samples.
     for tail, weights in (("drop", [1, 1]), ("pad", [1, 1, 0.5])):
         batches = tessera.TokenBatches(data, SEQ, batch=4, seed=42, tail=tail, rank=0, world_size=1)
         assert batches.steps_per_epoch == len(weights) and [batches.next().weight for _ in weights] == weights
@@ -68,7 +69,7 @@ def orders():
 
 
 def dealing():
-    """Deals a step's four microbatches to 1, 2 and 4 ranks; `runs` deals as gradient_sync "last_microbatch" needs."""
+    """Deals a step's four microbatches to 1, 2 and 4 ranks. `runs` deals as gradient_sync "last_microbatch" needs."""
     data = written("sixteen", range(16 * SEQ + 1))
     for runs in (False, True):
         whole = samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, runs=runs, rank=0, world_size=1), 8)
@@ -81,13 +82,13 @@ def dealing():
                 assert of_step == whole[4 * step:4 * step + 4], (runs, size, of_step, whole)
     whole = samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, rank=0, world_size=1), 8)
     fast, slow = [tessera.TokenBatches(data, SEQ, batch=2, accumulation=2, seed=5, rank=r, world_size=2) for r in range(2)]
-    for step, cut in enumerate((3, 1)):  # runs of unequal length, as "deal" by speed makes them
+    for step, cut in enumerate((3, 1)):  # the runs have unequal lengths, as "deal" by speed makes them
         fast.deal(range(cut))
         slow.deal(range(cut, 4))
         assert samples(fast, cut) + samples(slow, 4 - cut) == whole[4 * step:4 * step + 4], step
     whole = samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, rank=0, world_size=1), 8)
     by_number = tessera.TokenBatches(data, SEQ, batch=2, accumulation=2, seed=5, rank=1, world_size=2)
-    for step in range(2):  # rank 1 makes a microbatch of rank 0 again, as "deal.backups" has it
+    for step in range(2):  # rank 1 makes a microbatch of rank 0 again, as with "deal.backups"
         for m in (2, 3, 1):
             assert (by_number.of(m).input[:, 0] // SEQ).tolist() == whole[4 * step + m], (step, m)
         by_number.end_step()
@@ -114,7 +115,7 @@ def sampler():
     assert sorted(sum(wanted[0][:13], [])) == list(range(26)) and wanted[0][13:] == wanted[0][:3], "the last step is filled up"
     fast, slow = made(0, 2, range(26)), made(1, 2, range(26))
     loaders, place = [iter(loader_of(fast)), iter(loader_of(slow))], None
-    for step, cut in enumerate((2, 3, 1, 2)):  # runs of unequal length, as "deal" by speed makes them
+    for step, cut in enumerate((2, 3, 1, 2)):  # the runs have unequal lengths, as "deal" by speed makes them
         if step:
             fast.deal(range(cut))
             slow.deal(range(cut, 4))
@@ -144,7 +145,7 @@ def sampler():
 
 
 class Dealer:
-    """Stands in for an Engine with "sync.elastic": deals steps out as the servers do."""
+    """Replaces an Engine with "sync.elastic", and deals out steps as the servers do."""
 
     strategy = {"gradient_accumulation": 2}
 
@@ -157,7 +158,8 @@ class Dealer:
 
 
 def steps():
-    """Each step has samples of its own, whoever makes it: TokenBatches.go_to_step, and StepSampler in a DataLoader."""
+    """Each step has its own samples, whichever worker makes the step: tests TokenBatches.go_to_step, and StepSampler in
+    a DataLoader."""
     data = written("sixteen", range(16 * SEQ + 1))
     whole = samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, rank=0, world_size=1), 16)
     batches = tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, rank=0, world_size=1)
@@ -196,7 +198,7 @@ class Bigrams(nn.Module):
 
 
 def trained(data, runs, steps, folder=None, saves_at=None, accumulation=4 // ranks):
-    """Returns the losses of steps. If `folder` has a checkpoint, the steps are those after it."""
+    """Returns the losses of steps. If `folder` has a checkpoint, they are the steps after it."""
     net = Bigrams()
     engine = tessera.Engine(net, {"reproducible": True, "gradient_accumulation": accumulation, "strategy": "FULL_SHARD",
                                   "gradient_sync": "last_microbatch" if runs else "each_microbatch", "units": {"classes": ["Linear"]}})
@@ -228,8 +230,8 @@ def training():
         here = folder / f"checkpoints {runs} {ranks}"
         wanted = trained(data, runs, 5, here, saves_at=3)
         assert trained(data, runs, 2, here) == wanted[3:], "a run that resumes has other losses"
-        # One rank ran before, in a job of its own. This job has the same losses as that rank, and can go on from that
-        # rank's checkpoint.
+        # One rank has run before, in a job of its own. This job has the same losses as that rank, and can continue from
+        # that rank's checkpoint.
         if ranks == 1:
             place.write_text(repr(wanted))
         else:
@@ -238,7 +240,7 @@ def training():
 
 
 def commits():
-    """A durable commit keeps the position in the data, and a later run of the same ranks goes on at that position."""
+    """A durable commit stores the position in the data. A later run of the same ranks continues at this position."""
     data, strategy = written("sixteen", range(16 * SEQ + 1)), {"durable": {"every": 2, "dir": str(folder / f"durable {ranks}")}}
     places = []
     for _ in range(2):
@@ -255,7 +257,7 @@ def commits():
             engine.commit_durable(data=places[-1])
         engine.finish_commit()
         engine.close()
-    assert places[2] == places[3], places  # the third step was not committed, and was made again
+    assert places[2] == places[3], places  # the third step was not committed, so it was made again
 
 
 def cursors():

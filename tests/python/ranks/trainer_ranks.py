@@ -1,6 +1,7 @@
-"""trainer_test.py runs this: TesseraTrainer on every rank, beside the plain Trainer, which one process ran before.
+"""trainer_test.py runs this program: it tests TesseraTrainer on every rank. One process has run the plain Trainer
+before.
 
-Usage: trainer_ranks.py plain FOLDER   the plain Trainer, on one process; writes what it found
+Usage: trainer_ranks.py plain FOLDER   the plain Trainer, on one process; writes the results
        trainer_ranks.py FOLDER         on every rank
 """
 
@@ -19,7 +20,7 @@ STRATEGIES = {"FULL_SHARD": {}, "private copies": {"host_sharing": False}, "NO_S
 
 
 class Classifier(nn.Module):
-    """A model that is not one of transformers, so the Trainer divides its losses by the number of microbatches."""
+    """A model that is not from transformers, so the Trainer divides its losses by the number of microbatches."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +63,8 @@ def made(case):
 
 
 def arguments(folder, ranks, **changed):
-    """Returns the arguments: an epoch has five batches and a step two, so the last step of each epoch has one."""
+    """Returns the arguments. An epoch has five batches and a step has two, so the last step of each epoch has one
+    batch."""
     usual = {"per_device_train_batch_size": BATCH // ranks, "per_device_eval_batch_size": BATCH // ranks,
              "gradient_accumulation_steps": 2, "num_train_epochs": 2, "learning_rate": 1e-2,
              "lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "adam_epsilon": 1e-5,
@@ -72,7 +74,7 @@ def arguments(folder, ranks, **changed):
 
 
 def results(trainer, data):
-    """Returns what a trained Trainer logged, and its evaluation of the data."""
+    """Returns the values that a trained Trainer logged, and its evaluation of the data."""
     logs = [log for log in trainer.state.log_history if "loss" in log]
     steps = [(log["loss"], float(log["grad_norm"]), log["learning_rate"]) for log in logs]
     predicted = trainer.predict(data)
@@ -81,7 +83,7 @@ def results(trainer, data):
 
 
 class Numbers(TrainerCallback):
-    """Changes numbers of the update rule before each step."""
+    """Changes the numbers of the update rule before each step."""
 
     def on_step_begin(self, args, state, control, optimizer=None, **_):
         for index, group in enumerate(optimizer.param_groups):
@@ -147,7 +149,7 @@ def run_ranks(folder):
             loaded = LlamaForCausalLM.from_pretrained(output / "saved").state_dict()
             assert all(torch.equal(state[key], value) for key, value in loaded.items()), name
         trainer.engine.close()
-        for step in (2, 4) if LONG or title == "FULL_SHARD" else (4,):  # a step in the first epoch, and one in the second
+        for step in (2, 4) if LONG or title == "FULL_SHARD" else (4,):  # one step in each epoch
             resumed, _ = sharded(case, strategy, output / "resumed", save_strategy="no")
             resumed.train(resume_from_checkpoint=str(output / f"checkpoint-{step}"))
             again = results(resumed, data)
@@ -157,7 +159,8 @@ def run_ranks(folder):
             resumed.engine.close()
 
     def numbers_that_change():
-        """Numbers that a callback writes into the optimizer's groups are used from the next step on, or are an error."""
+        """Numbers that a callback writes into the optimizer's groups take effect from the next step on, or are an
+        error."""
         trainer, data = sharded("classifier", {}, folder / "numbers", [Numbers()], save_strategy="no")
         trainer.train()
         wanted = torch.load(folder / "numbers.pt")
@@ -172,7 +175,7 @@ def run_ranks(folder):
         trainer.engine.close()
 
     def other_modes():
-        """Autocast and recomputation are the Trainer's own; sums of bf16 differ with the number of rows."""
+        """Autocast and recomputation are those of the Trainer. Sums of bf16 differ with the number of rows."""
         for name, tolerance, changed in (("autocast", 3e-2, {"bf16": True}),
                                          ("recomputation", 1e-5, {"activation_checkpointing": True, "max_steps": 4})):
             trainer, data = sharded("language model", {}, folder / name, save_strategy="no", **changed)
@@ -181,7 +184,8 @@ def run_ranks(folder):
             trainer.engine.close()
 
     def tokens_of_each_rank():
-        """Even if the Trainer divides by the labels of one rank, the step is a mean over the labels of all ranks."""
+        """Even if the Trainer divides by the labels of one rank, the step uses the mean over the labels of all
+        ranks."""
         trainer, data = sharded("language model", {}, folder / "own labels", save_strategy="no", average_tokens_across_devices=False)
         trainer.train()
         wanted, got = torch.load(folder / "language model.pt"), results(trainer, data)
@@ -191,7 +195,8 @@ def run_ranks(folder):
         trainer.engine.close()
 
     def adapters():
-        """A model of peft that is made without memory: a checkpoint has its adapters, and resumes."""
+        """A model of peft that is made without memory. A checkpoint contains its adapters, and training resumes from
+        the checkpoint."""
         from peft import LoraConfig, get_peft_model
 
         adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -212,7 +217,7 @@ def run_ranks(folder):
             assert saved and all("lora" in name for name in saved), list(saved)
 
     def best_model():
-        """The rate is so high that the loss gets worse: the weights of the best checkpoint come back."""
+        """The rate is so high that the loss becomes worse, so the weights of the best checkpoint are restored."""
         output = folder / "best"
         trainer, _ = sharded("classifier", {"optimizer": {"type": "sgd"}}, output, learning_rate=20.0, weight_decay=0.0,
                              adam_epsilon=1e-8, lr_scheduler_type="constant", eval_strategy="steps", eval_steps=2,
@@ -227,7 +232,7 @@ def run_ranks(folder):
         trainer.engine.close()
 
     def stopped_and_trained_again():
-        """A training that a callback ends between two microbatches of a step leaves nothing behind."""
+        """If a callback ends a training between two microbatches of a step, the training leaves nothing behind."""
 
         class Stop(transformers.TrainerCallback):
             def on_substep_end(self, args, state, control, **_):

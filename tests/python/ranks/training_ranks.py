@@ -1,8 +1,8 @@
-"""training_test.py runs this program on every rank. It trains models under strategies, and compares them with plain PyTorch. A few of
-them also run with the transport "gloo".
+"""training_test.py runs this program on every rank. It trains models under strategies, and compares them with plain
+PyTorch. It also runs a few of the models with the transport "gloo".
 
-Each model is trained under FULL_SHARD and one other strategy, which changes from model to model. With scripts/test --long it is trained
-under all strategies.
+Each model is trained under FULL_SHARD and one other strategy, which changes from model to model. With scripts/test
+--long each model is trained under all strategies.
 """
 
 import sys
@@ -35,7 +35,7 @@ def made(kind):
 
 
 def some(strategies, turn):
-    """Returns the first strategy, and one of the others in turn."""
+    """Returns the first strategy, and one of the other strategies in turn."""
     first, *others = strategies.items()
     return strategies if LONG or not others else dict([first, others[turn % len(others)]])
 
@@ -49,8 +49,8 @@ def train_all(models, accumulating, strategies):
 
 
 def train_unevenly(strategies, lengths=(5, 3, 1)):
-    """Rank r has lengths[r] batches in each of two epochs, of r + 1 samples and one more whose label is padding; two microbatches make a
-    step. Plain PyTorch takes the samples of all ranks at once."""
+    """Rank r has lengths[r] batches in each of two epochs. A batch has r + 1 samples, and one more whose label is
+    padding. Two microbatches make a step. Plain PyTorch gets the samples of all ranks at once."""
     ranks, rank = tessera.world_size(), tessera.rank()
 
     def samples_of(place, of):
@@ -101,7 +101,7 @@ def train_unevenly(strategies, lengths=(5, 3, 1)):
 
 
 if "gloo" in sys.argv:
-    for lengths in ((5, 3, 1), (0, 4, 3)):  # the first rank may have no batch from the first step on
+    for lengths in ((5, 3, 1), (0, 4, 3)):  # the first rank may have no batch at all
         train_unevenly({"gloo": {"comm": {"transport": "gloo", "timeout_s": 60}}}, lengths)
     train_all([Classifier, Tied, Transformer] if LONG else [Tied, Transformer], [Classifier, Hooked] if LONG else [Hooked], {"gloo": {"comm": {"transport": "gloo", "timeout_s": 60}}})
 else:

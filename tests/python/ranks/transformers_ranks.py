@@ -1,8 +1,9 @@
-"""transformers_test.py runs this on every rank: architectures, small and with random weights, beside plain PyTorch.
+"""transformers_test.py runs this program on every rank. It compares small architectures with random weights with plain
+PyTorch.
 
-Arguments: names of architectures.py or of functions here, or none for the sample that CI trains. With "long" all
-architectures are trained, under every strategy and for ten steps. Rounding grows over
-ten steps, so plain PyTorch computes parts of batches as ranks do, and the rate is low.
+The arguments are names of architectures.py or of functions in this file. Without arguments, it trains the sample that
+CI trains. With "long" it trains all architectures, under every strategy and for ten steps. Rounding grows over ten
+steps, so plain PyTorch computes parts of batches as ranks do, and the rate is low.
 """
 
 import sys
@@ -19,8 +20,8 @@ LLAMA = SAMPLE["llama"]
 
 
 def generation():
-    """Tests model.generate on sharded weights, in the same way on all ranks; and under `gathered`, where one rank calls
-    generate more often than the others."""
+    """Tests model.generate on sharded weights, called in the same way on all ranks. Also tests it under `gathered`,
+    where one rank calls generate more often than the other ranks."""
     model = LLAMA.make().eval()
     prompt = torch.arange(3, 9)[None]
     wanted = model.generate(prompt, max_new_tokens=8, do_sample=False)
@@ -35,7 +36,7 @@ def generation():
 
 
 def recomputation():
-    """Trains with the gradient checkpointing of transformers, in both of torch's ways."""
+    """Trains with the gradient checkpointing of transformers, in both ways that torch has."""
     for reentrant in (False, True):
 
         def make(reentrant=reentrant):
@@ -50,7 +51,7 @@ def recomputation():
 
 
 def lora():
-    """A frozen base with adapters from peft."""
+    """Trains a frozen base with adapters from peft."""
     from peft import LoraConfig, get_peft_model
 
     def make():
@@ -62,7 +63,7 @@ def lora():
 
 
 def deferred():
-    """Architectures under deferred_init have the values of eager construction."""
+    """Under deferred_init, architectures have the values of eager construction."""
     for name, architecture in SAMPLE.items():
         eager = architecture.make()
         with tessera.deferred_init():

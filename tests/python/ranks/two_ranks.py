@@ -1,4 +1,5 @@
-"""training_test.py runs this on every rank: one program after another, in one process. Usage: two_ranks.py FOLDER, for scratch files."""
+"""training_test.py runs this program on every rank. It runs one program after another in one process. Usage:
+two_ranks.py FOLDER, where FOLDER is for scratch files."""
 
 import pathlib
 import runpy

@@ -1,6 +1,7 @@
-"""rules_test.py runs this as each worker that comes and goes. Worker 1 is killed while it has a step, and begins anew.
+"""rules_test.py runs this program as each worker of a job whose workers come and go. Worker 1 is killed while it has a
+step, and is then started again.
 
-Usage: workers_ranks.py FOLDER: workers append the samples of each step that they have made to FOLDER/made.
+Usage: workers_ranks.py FOLDER. Workers append the samples of each step that they have made to FOLDER/made.
 """
 
 import json
@@ -43,7 +44,7 @@ while not engine.steps_are_over():
             lines.write(json.dumps(samples) + "\n")
         made, samples = made + 1, []
         assert result.loss >= 0 and engine.steps_applied >= made
-        while number == 0 and made == 2 and not again.exists():  # worker 1 is still to come
+        while number == 0 and made == 2 and not again.exists():  # worker 1 has not joined yet
             time.sleep(0.01)
 if engine.writes_results():
     engine.save_weights(folder / "weights.pt")

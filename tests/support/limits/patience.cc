@@ -17,23 +17,24 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kPieces = 8;
-constexpr int kSteps = 4'000'000;  // steps of `compute` in one piece: some milliseconds
+constexpr int kSteps = 4'000'000;  // steps of `compute` in one piece, which take some milliseconds
 constexpr std::size_t kWritten = 64 << 10;
 
 std::atomic<double> longest_s{0};
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-/// Computes numbers that each follow from the one before, so that no two are computed at once.
+/// Computes numbers that each depend on the number before, so that no two numbers are computed at the same time.
 std::uint64_t compute(std::uint64_t number) {
   for (int i = 0; i < kSteps; ++i) number = number * 6364136223846793005u + 1442695040888963407u;
   return number;
 }
 
-/// Opens a file without a name, of which nothing stays; -1 where that is impossible, which is no reason to fail.
+/// Opens a file without a name, which leaves nothing behind. Returns -1 if that is impossible, which is no reason to
+/// fail.
 int scratch_file() { return ::open("/tmp", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600); }
 
-/// Does the work of one of the two processes. The child has none of the parent's threads, so it makes only system
+/// Does the work of one of the two processes. The child has none of the parent's threads, so it only makes system
 /// calls.
 [[noreturn]] void work(int peer, int file) {
   static constexpr std::array<char, kWritten> kText{};
@@ -55,7 +56,7 @@ void measure() {
   while (known < took && !longest_s.compare_exchange_weak(known, took)) continue;
 }
 
-/// Returns the slowness that is known so far; 1 where nothing was measured.
+/// Returns the slowness that is known so far, or 1 if nothing was measured.
 double known_slowness() { return std::max(1.0, longest_s.load() / kReferenceAtRest); }
 
 }  // namespace
@@ -69,7 +70,7 @@ double measure_reference_s() {
   for (std::size_t i = 0; i < pids.size(); ++i) {
     pids[i] = ::fork();
     if (pids[i] == 0) {
-      ::close(ends[1 - i]);  // each process then notices when the other ends
+      ::close(ends[1 - i]);  // then each process notices when the other process ends
       work(ends[i], i == 0 ? file : -1);
     }
   }

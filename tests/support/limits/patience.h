@@ -4,28 +4,29 @@
 
 namespace tessera {
 
-// Limits of time in tests. A test says how many seconds something takes at most on a machine at rest. The limit scales
-// with a reference piece of work that is measured in the same run. The reference takes longer on a machine with other
-// load, on a slow one and under a sanitizer, and the limit grows with it. It never falls below the seconds that the
-// test says.
+// Limits of time in tests. A test states how many seconds something takes at most on a machine at rest. The limit
+// scales with a reference piece of work that is measured in the same run. The reference takes longer on a machine with
+// other load, on a slow machine and under a sanitizer, and the limit grows with it. The limit is never below the
+// seconds that the test states.
 //
-// The reference is what ranks do: two processes start, compute, wait for each other after each piece of computation,
-// and one writes to a file. The reference takes kReferenceAtRest seconds on two cores at rest, and at least twice that
-// if two other processes are busy. tests/support/patience.py has the same for Python, and the program with_patience
-// runs a command within such a limit.
+// The reference does the same as ranks: two processes start, compute, wait for each other after each piece of
+// computation, and one writes to a file. The reference takes kReferenceAtRest seconds on two cores at rest, and at
+// least twice that if two other processes are busy. tests/support/patience.py does the same for Python, and the program
+// with_patience runs a command within such a limit.
 
 /// The seconds that the reference took on two cores at rest.
 constexpr double kReferenceAtRest = 0.06;
 
-/// Measures the seconds that the reference takes now. Throws std::runtime_error where no process can be started.
+/// Measures the seconds that the reference takes now. Throws std::runtime_error if no process can be started.
 double measure_reference_s();
 
-/// Returns how many times longer than at rest things take, at least 1, by the longest reference that this process has
-/// measured. It measures the reference if this process has not done so yet.
+/// Returns how many times longer things take than on a machine at rest, which is at least 1. It uses the longest
+/// reference that this process has measured. It measures the reference if this process has not done so yet.
 double slowness();
 
-/// Returns the limit for what takes `at_rest` on a machine at rest. It serves calls that need the limit before the work
-/// begins. A Deadline measures only where `at_rest` was not enough, so it costs nothing in most runs.
+/// Returns the limit for a piece of work that takes `at_rest` on a machine at rest. Calls that need the limit before
+/// the work begins use this function. A Deadline measures only if `at_rest` was not enough, so it costs nothing in most
+/// runs.
 inline std::chrono::milliseconds patient(std::chrono::duration<double> at_rest) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(at_rest * slowness());
 }
@@ -38,7 +39,8 @@ class Deadline {
  public:
   explicit Deadline(std::chrono::duration<double> at_rest);
 
-  /// Returns whether the machine had enough time. Measures the reference whenever the limit known so far is over.
+  /// Returns whether the machine had enough time. Measures the reference whenever the limit that is known so far has
+  /// passed.
   bool passed();
   /// Returns the seconds since the limit began.
   double seconds() const;
@@ -49,7 +51,7 @@ class Deadline {
   double limit_s_;
 };
 
-/// Returns whether something that took `seconds` is done in time, where a machine at rest needs `at_rest_s` at most.
+/// Returns whether something that took `seconds` was done in time, if a machine at rest needs at most `at_rest_s`.
 bool in_time(double seconds, double at_rest_s);
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
-// with_patience SECONDS COMMAND...: runs a command as a test with a limit of time. The limit is SECONDS on a machine at
-// rest, and grows with the load (patience.h). ctest's own limit does not grow with the load. The command has a process
-// group of its own, which ends with the command; this program ends with its exit code or signal. OpenMP's threads sleep
-// while they wait, since other tests want their cores.
+// with_patience SECONDS COMMAND...: runs a command as a test that has a limit of time. The limit is SECONDS on a
+// machine at rest, and grows with the load (patience.h). ctest's own limit does not grow with the load. The command has
+// its own process group, which ends with the command. This program ends with the exit code or signal of the command.
+// The threads of OpenMP sleep while they wait, since other tests need the cores.
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -17,14 +17,14 @@
 namespace tessera {
 namespace {
 
-constexpr int kLate = 124;  // timeout(1) ends with the same code
+constexpr int kLate = 124;  // timeout(1) has the same exit code
 constexpr int kCannotRun = 126;
 
-/// Ends this process as the command ended.
+/// Ends this process in the way in which the command ended.
 int end_like(int status) {
   if (WIFEXITED(status)) return WEXITSTATUS(status);
   const int number = WTERMSIG(status);
-  ::prctl(PR_SET_DUMPABLE, 0);  // this program writes no core file, since the command has written one
+  ::prctl(PR_SET_DUMPABLE, 0);  // this program writes no core file, since the command has already written one
   ::signal(number, SIG_DFL);
   ::raise(number);
   return 128 + number;

@@ -11,19 +11,19 @@
 
 namespace tessera::testing {
 
-/// Counts the calls of one rank in the groups that serve one purpose (WrapGroup's `use`).
+/// Counts the calls of one rank in the groups that have one purpose (WrapGroup's `use`).
 struct Calls {
   std::int64_t calls = 0, bytes = 0;
-  std::int64_t later = 0;  ///< sums that may be made beside compute
+  std::int64_t later = 0;  ///< the number of sums that may be made beside compute
   friend bool operator==(const Calls&, const Calls&) = default;
 };
 using CallsOfGroups = std::map<std::string, Calls>;  ///< [use], as in WrapGroup
 
-/// Passes all calls on, and counts them in `calls`, which must outlive it. The bytes of a reduce_scatter are its whole
-/// input's, those of other calls are this rank's part.
+/// Passes all calls on, and counts them in `calls`. `calls` must outlive this object. A reduce_scatter counts the bytes
+/// of its whole input. Other calls count the bytes of this rank's part.
 class CountedCollectives final : public ForwardingCollectives {
  public:
-  /// `in_background`: what the group says of its reductions; empty: the answer of the inner group.
+  /// `in_background`: the answer of the group about its reductions. If it is empty, the inner group's answer is used.
   CountedCollectives(std::shared_ptr<Collectives> inner, Calls& calls, std::optional<bool> in_background = {})
       : ForwardingCollectives(std::move(inner)), calls_(calls), in_background_(in_background) {}
 

@@ -14,12 +14,12 @@
 #include <vector>
 
 // Runs the source of CUDA kernels on the host, so that their results are tested where there is no GPU. The threads of a
-// thread block are fibers of one thread; a fiber runs until it comes to a barrier of its warp or its block. Blocks run
-// one after the other. This shows results, and barriers that not all threads come to. It shows neither races nor speed,
-// nor what the device's compiler makes of the source.
+// thread block are fibers of one thread. A fiber runs until it reaches a barrier of its warp or its block. Blocks run
+// one after the other. This shows wrong results, and barriers that not all threads reach. It does not show races or
+// speed, or the effects of the device's compiler.
 
 #undef __shared__
-#define __shared__ static  // all blocks can have the same memory, since one runs at a time
+#define __shared__ static  // all blocks can use the same memory, since one block runs at a time
 #undef __global__
 #define __global__
 #undef __device__
@@ -29,12 +29,12 @@
 
 namespace cuda_on_host {
 
-/// CUDA's dim3, of which kernels here use x alone.
+/// CUDA's dim3. Kernels here use only x.
 struct Index {
   unsigned x = 0;
 };
 
-/// The copies of one thread that are under way, in groups.
+/// The copies of one thread that are under way, divided into groups.
 class Copies {
  public:
   void add(void* to, const void* from, std::size_t bytes) { open_.push_back({to, from, bytes}); }
@@ -83,7 +83,7 @@ class ThreadBlock {
       }
       if (!moved && all(0, threads_, Stop::kBlock)) moved = resume(0, threads_);
       if (moved) continue;
-      for (std::size_t i = 0; i < threads_; ++i) fibers_[i].has_begun = false;  // the next launch begins them anew
+      for (std::size_t i = 0; i < threads_; ++i) fibers_[i].has_begun = false;  // the next launch starts them again
       throw std::logic_error("a barrier that not all threads come to");
     }
   }
@@ -94,7 +94,8 @@ class ThreadBlock {
     change(fiber.place, scheduler_);
   }
 
-  /// Lets every lane of this warp give a value, all in one exchange; then `take(lane)` is the value that a lane gave.
+  /// Every lane of this warp gives a value, all in one exchange. Afterwards `take(lane)` returns the value of that
+  /// lane.
   template <class T, class Take>
   T exchange(T value, const Take& take) {
     std::memcpy(fibers_[running_].given, &value, sizeof value);
@@ -117,8 +118,8 @@ class ThreadBlock {
   Copies& copies() { return fibers_[running_].copies; }
 
  private:
-  /// The place at which a fiber continues, as the compiler's own setjmp notes it: swapcontext would make a system call
-  /// each time.
+  /// The place at which a fiber continues, in the form of the compiler's own setjmp. swapcontext would make a system
+  /// call each time.
   using Place = void* [5];
 
   struct Fiber {
@@ -132,8 +133,8 @@ class ThreadBlock {
 
   static constexpr std::size_t kStackBytes = 64 << 10, kMostThreads = 1024;
 
-  /// Returns the fibers of all launches, which run one after the other. A fiber waits between launches where it ended
-  /// the last one, since beginning it takes two system calls.
+  /// Returns the fibers of all launches, which run one after the other. Between launches a fiber waits at the place
+  /// where the last launch ended, since starting a fiber takes two system calls.
   static Fiber* fibers() {
     static const std::unique_ptr<Fiber[]> all(new Fiber[kMostThreads]);
     return all.get();
@@ -145,20 +146,20 @@ class ThreadBlock {
     makecontext(&fiber.beginning, reinterpret_cast<void (*)()>(&ThreadBlock::run_fiber), 0);
   }
 
-  /// Returns the stack of a fiber. Stacks are made once, since launches run one after the other.
+  /// Returns the stack of a fiber. Stacks are made only once, since launches run one after the other.
   static char* stack(std::size_t fiber) {
     static std::vector<std::unique_ptr<char[]>> stacks;
     while (stacks.size() <= fiber) stacks.emplace_back(new char[kStackBytes]);
     return stacks[fiber].get();
   }
 
-  /// Runs one thread of block after block, of this launch and of later ones.
+  /// Runs one thread of each block, one block after the other, in this launch and in later launches.
   static void run_fiber() {
     for (;; current()->stop_at(Stop::kEnd)) current()->body_();
   }
 
-  // These are functions of their own that GCC must not look into: it would find that nothing returns to where setjmp
-  // was called.
+  // These are separate functions into which GCC must not look. Otherwise GCC would conclude that nothing returns to the
+  // place where setjmp was called.
   [[gnu::noipa, noreturn]] static void go_to(Place& place) { __builtin_longjmp(place, 1); }
   [[gnu::noipa]] static void change(Place& from, Place& to) {
     if (__builtin_setjmp(from) == 0) go_to(to);
@@ -197,7 +198,7 @@ class ThreadBlock {
 
 inline Index block_index, block_size, grid_size;
 
-/// CUDA's threadIdx: x is the index, within its block, of the thread that runs now.
+/// CUDA's threadIdx. x is the index, within the block, of the thread that runs now.
 struct ThreadIndex {
   struct X {
     operator unsigned() const { return ThreadBlock::current()->running(); }  // NOLINT
@@ -206,7 +207,7 @@ struct ThreadIndex {
 
 }  // namespace cuda_on_host
 
-inline cuda_on_host::ThreadIndex threadIdx;  // NOLINT: CUDA's names
+inline cuda_on_host::ThreadIndex threadIdx;  // NOLINT: the names are CUDA's CUDA's names
 inline cuda_on_host::Index& blockIdx = cuda_on_host::block_index;
 inline cuda_on_host::Index& blockDim = cuda_on_host::block_size;
 inline cuda_on_host::Index& gridDim = cuda_on_host::grid_size;
@@ -219,8 +220,8 @@ inline void __syncwarp() {
   using cuda_on_host::ThreadBlock;
   ThreadBlock::current()->stop_at(ThreadBlock::Stop::kWarp);
 }
-// Asynchronous copies (CUDA's "pipeline primitives") are made when they are waited for, so that code which does not
-// wait reads wrong values.
+// An asynchronous copy (CUDA's "pipeline primitives") is made when code waits for it, so code that does not wait reads
+// wrong values.
 inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes) {
   cuda_on_host::ThreadBlock::current()->copies().add(to, from, bytes);
 }

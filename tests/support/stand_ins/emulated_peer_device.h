@@ -15,9 +15,9 @@
 
 namespace tessera {
 
-/// Emulates a GPU that ranks on threads share. Work that is queued for compute happens at once, like LibTorch's
-/// operators on the CPU. Work that is queued beside compute happens as late as it may: when compute waits for it. So an
-/// event for which nobody waits, or memory that is used again too early, gives wrong values each time.
+/// Emulates a GPU that ranks on threads share. Work that is queued for compute is done at once, as LibTorch's operators
+/// do on the CPU. Work that is queued beside compute is done as late as possible, which is when compute waits for it.
+/// So every time there are wrong values if no code waits for an event, or if memory is used again too early.
 class EmulatedPeerDevice : public PeerDevice {
  public:
   ~EmulatedPeerDevice() override {
@@ -25,9 +25,9 @@ class EmulatedPeerDevice : public PeerDevice {
     while (!side_.empty()) run_next();
   }
 
-  int allocations = 0;  ///< number of allocations so far
+  int allocations = 0;  ///< the number of allocations so far
 
-  int index() const override { return -1; }  // there is no index, since its memory is that of the host
+  int index() const override { return -1; }  // there is no index, since its memory is the host's
   absl::StatusOr<std::shared_ptr<std::byte>> allocate(std::size_t bytes) override {
     ++allocations;
     auto buffer = std::make_shared<PlainBuffer>(bytes);
@@ -108,7 +108,7 @@ class EmulatedPeerDevice : public PeerDevice {
     static std::mutex mutex;
     return mutex;
   }
-  /// Runs queued work until the event has happened `number` times.
+  /// Runs queued work until the event has occurred `number` times.
   static void drive(State& state, int number) {
     while (state.happened < number) state.owner->run_next();
   }
@@ -124,7 +124,7 @@ class EmulatedPeerDevice : public PeerDevice {
   }
 
   std::deque<std::function<void()>> side_;
-  std::deque<std::shared_ptr<State>> kept_;  ///< elements stay where they are, since handles point to them
+  std::deque<std::shared_ptr<State>> kept_;  ///< elements do not move, since handles point to them
 };
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
-// Compiles the source of the optimizer's CUDA kernels to run on the host thread by thread: once for all tests that call
-// the kernels by their headers.
+// Compiles the source of the optimizer's CUDA kernels to run on the host thread by thread. This is done once for all
+// tests that call the kernels through their headers.
 #include "tests/support/stand_ins/cuda_on_host.h"
-// The kernels' source must be included after this header.
+// The source of the kernels must be included after this header.
 #include "optim/cuda/device_adafactor.cu"
 #include "optim/cuda/device_layers.cu"
 #include "optim/cuda/device_norm.cu"

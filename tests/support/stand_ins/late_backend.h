@@ -18,8 +18,8 @@
 
 namespace tessera::testing {
 
-/// A c10d::Backend that behaves like NCCL's where there is no GPU: calls are made late, when somebody waits for them,
-/// and a call that fails reports it afterwards. It moves bytes through `group`, and adds in the dtype of the wire.
+/// A c10d::Backend that behaves as NCCL's does, without a GPU. Calls are made late, when code waits for them, and a
+/// call that fails reports the failure afterwards. It sends bytes through `group`, and adds in the dtype of the wire.
 class LateBackend : public c10d::Backend {
  public:
   explicit LateBackend(std::shared_ptr<Collectives> group)
@@ -78,7 +78,7 @@ class LateBackend : public c10d::Backend {
   }
   void shutdown() override { ++shutdowns; }
 
-  /// The fault that calls have from now on.
+  /// The fault that all later calls have.
   enum class Fault { kNone, kStandsStill, kFailsOnTheDevice, kBlocksTheHost };
   std::atomic<Fault> fault = Fault::kNone;
   std::atomic<int> aborts = 0, shutdowns = 0;
@@ -88,7 +88,7 @@ class LateBackend : public c10d::Backend {
   class Late : public c10d::Work {
    public:
     Late(Fault fault, std::function<absl::Status()> call) : fault_(fault), call_(std::move(call)) {}
-    /// A call for which nobody but the watch can wait any more counts as done.
+    /// A call that only the watch can still wait for counts as done.
     bool isCompleted() override {
       const bool is_dropped = c10::raw::intrusive_ptr::use_count(this) <= 2;
       return fault_ == Fault::kFailsOnTheDevice || (fault_ == Fault::kNone && (done_ || is_dropped));
@@ -97,7 +97,7 @@ class LateBackend : public c10d::Backend {
       if (fault_ != Fault::kFailsOnTheDevice) return nullptr;
       return std::make_exception_ptr(std::runtime_error("remote process exited"));
     }
-    /// Lets the caller go on whatever becomes of the call, as on a GPU.
+    /// Returns to the caller whatever happens to the call, as on a GPU.
     bool wait(std::chrono::milliseconds) override {
       if (fault_ != Fault::kNone) return true;
       const absl::Status status = call_();

@@ -25,12 +25,12 @@ struct Mailboxes {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<Key, std::deque<std::vector<char>>> letters;
-  std::set<int> gone;  ///< ranks that send no more
+  std::set<int> gone;  ///< ranks that send no more messages
 };
 
-/// Sends point-to-point messages between threads of this process, as Gloo does. The first message sent is the first one
-/// received, in memory that may be larger than the message. A wait for a rank whose backend is gone fails at once. It
-/// counts what its rank sends.
+/// Sends point-to-point messages between threads of this process, as Gloo does. The first message sent is the first
+/// message received. The memory that receives it may be larger than the message. A wait for a rank whose backend no
+/// longer exists fails immediately. The backend counts the messages that its rank sends.
 class MailboxBackend : public c10d::Backend {
  public:
   MailboxBackend(int rank, int size, std::shared_ptr<Mailboxes> mailboxes)
@@ -55,7 +55,7 @@ class MailboxBackend : public c10d::Backend {
     return c10::make_intrusive<Received>(mailboxes_, Mailboxes::Key{from, getRank(), tag}, tensors[0]);
   }
 
-  std::size_t messages = 0, bytes = 0;  ///< counts of what was sent
+  std::size_t messages = 0, bytes = 0;  ///< the number of messages and bytes that were sent
 
  private:
   struct Sent : c10d::Work {
@@ -90,7 +90,7 @@ class MailboxBackend : public c10d::Backend {
     const std::shared_ptr<Mailboxes> mailboxes_;
     const Mailboxes::Key key_;
     const at::Tensor to_;
-    bool is_aborted_ = false;  // the mailboxes' mutex guards this
+    bool is_aborted_ = false;  // the mutex of the mailboxes guards this
   };
 
   const std::shared_ptr<Mailboxes> mailboxes_;

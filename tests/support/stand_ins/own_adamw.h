@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// AdamW, written by a user.
+/// AdamW as a user writes it.
 struct OwnAdamW final : ElementwiseOptimizer {
   std::vector<std::string> states() const override { return {"first", "second"}; }
   void update(Elements& e) const override {

@@ -12,7 +12,7 @@
 
 namespace tessera::testing {
 
-/// Muon, written by a user.
+/// Muon as a user writes it.
 struct OwnMuon final : MatrixOptimizer {
   std::vector<State> states(std::int64_t rows, std::int64_t columns) const override {
     return {{"momentum", {rows, columns}}};

@@ -12,7 +12,7 @@
 
 namespace tessera::testing {
 
-/// Wraps a group. `use`: the last word of its name: "gather", "reduce", "replicate", "world", "replica".
+/// Wraps a group. `use`: the last word of the group's name: "gather", "reduce", "replicate", "world", "replica".
 using WrapGroup = std::function<std::shared_ptr<Collectives>(const std::string& use, std::shared_ptr<Collectives>)>;
 
 /// Wraps the ranks' factory so that `wrap` wraps each of its groups. ThreadRanks::wrap_groups takes it.

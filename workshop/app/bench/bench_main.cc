@@ -1,4 +1,4 @@
-// tessera-bench: reads the command lines of the commands that measure this machine, and does nothing else.
+// tessera-bench: reads the command lines of the commands that measure this machine, and calls these commands.
 
 #include <CLI/CLI.hpp>
 #include <cstdint>

@@ -7,7 +7,7 @@
 
 namespace tessera::app {
 
-/// Returns whether this process is alone though the command wants more ranks; if so, the command starts the ranks.
+/// Returns whether this process is alone although the command wants more ranks. If so, the command starts the ranks.
 bool starts_ranks(const BenchCommand& command);
 
 /// Runs `tessera bench <section>` again, with the command's options, as `command.ranks` local processes. Returns the
@@ -18,11 +18,12 @@ int launch_ranks(const std::string& section, const BenchCommand& command);
 Mesh join_ranks(const BenchCommand& command);
 
 /// Checks, before anything is measured, that the files that the command names can be written, and that none of them
-/// replaces a file that must stay. Throws tessera::Error with the codes of check_outputs (workshop/app/output_files.h).
+/// would replace a file that must stay. Throws tessera::Error with the codes of check_outputs
+/// (workshop/app/output_files.h).
 void check_outputs(const BenchCommand& command);
 
 /// Writes `text` to the file `path`, unless `path` is empty. Throws tessera::Error: 73 if the file cannot be created,
-/// 77 without permission, 74 if it cannot be written.
+/// 77 if permission is missing, 74 if it cannot be written.
 void write_text(const std::string& text, const std::string& path, const BenchCommand& command);
 
 }  // namespace tessera::app

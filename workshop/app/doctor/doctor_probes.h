@@ -6,7 +6,7 @@
 
 namespace tessera::app {
 
-/// The health of a thing that was probed.
+/// The state of a thing that was probed.
 enum class Health {
   kOk,
   kWarn,     ///< it works, but slower or not everywhere
@@ -21,7 +21,7 @@ struct Finding {
   std::string fix;
 };
 
-/// Each probe looks at the machine and changes nothing. All except probe_disk are fast.
+/// Each probe inspects the machine and changes nothing. All except probe_disk are fast.
 Finding probe_cores();
 Finding probe_instruction_set();
 Finding probe_transparent_huge_pages();

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Returns the link of a device's first port, as the kernel names it: "InfiniBand", or "Ethernet", over which RDMA is
-/// RoCE. It is empty where the kernel names none (EFA).
+/// RoCE. It is empty if the kernel names no link (EFA).
 std::string link_of(const fs::path& device) {
   std::ifstream file(device / "ports" / "1" / "link_layer");
   std::string word;
@@ -37,20 +37,21 @@ std::vector<std::string> devices_in(const std::string& folder) {
   return devices;
 }
 
-/// Returns the first of `libraries` that the loader finds, or an empty text.
+/// Returns the first of `libraries` that the loader finds, or an empty text if it finds none.
 std::string first_of(const std::vector<std::string>& libraries, const RdmaPlaces& places) {
   const auto found = std::ranges::find_if(libraries, places.loads);
   return found == libraries.end() ? "" : *found;
 }
 
-/// Returns NCCL's net plug-in, by the names under which NCCL looks for it.
+/// Returns NCCL's net plug-in, if the loader finds one of the names under which NCCL looks for it.
 std::string net_plugin(const RdmaPlaces& places) {
   if (places.net_plugin == "none") return "";
   if (places.net_plugin.empty()) return first_of({"libnccl-net.so"}, places);
   return first_of({places.net_plugin, "libnccl-net-" + places.net_plugin + ".so"}, places);
 }
 
-/// Returns the libraries that can use devices for RDMA, each with the way in which it reaches them.
+/// Returns the libraries that can use devices for RDMA, each with the name of the interface through which it reaches
+/// them.
 std::vector<std::string> users_of(const RdmaPlaces& places) {
   std::vector<std::string> users;
   const std::string plugin = net_plugin(places);

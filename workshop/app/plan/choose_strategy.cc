@@ -23,7 +23,7 @@ bool gathers_by_unit(ShardingStrategy strategy) {
   return strategy == ShardingStrategy::kFullShard || strategy == ShardingStrategy::kHybridShard;
 }
 
-/// The values that each key may have besides its value in `like`.
+/// The values that are tried for each key, in addition to its value in `like`.
 struct Choices {
   std::vector<std::int64_t> prefetch, accumulations;
   std::vector<CompressionConfig> compression;
@@ -42,8 +42,8 @@ Choices choices_of(const Strategy& like, const Topology& topology, std::span<con
   return choices;
 }
 
-/// Sets the codec of gathers: kPlain if the strategy does not allow the given codec, kLossless if no codec is given and
-/// `packs` is true, else the given codec.
+/// Sets the codec of gathers. It is kPlain if the strategy does not allow the given codec. If no codec is given and
+/// `packs` is true, it is kLossless. Otherwise it is the given codec.
 void choose_gathers(Strategy& candidate, bool packs) {
   WireForm& gathers = candidate.compression.gathers;
   if (candidate.strategy == ShardingStrategy::kNoShard || (is_lossy(gathers) && !gathers_by_unit(candidate.strategy))) {

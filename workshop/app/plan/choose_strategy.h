@@ -16,22 +16,23 @@
 
 namespace tessera::app {
 
-/// A strategy, the memory that a rank needs with it, and the step that is predicted for it.
+/// A strategy, the memory that a rank needs with it, and the predicted step.
 struct TriedStrategy {
   Strategy strategy;
   std::int64_t bytes = 0;  ///< total of MemoryPlan
   bool fits = true;        ///< bytes are within Strategy::memory.limit_bytes
   PredictedStep step;
 
-  /// Returns the measure by which strategies are compared: a step of more microbatches trains on more data.
+  /// Returns the seconds by which strategies are compared: those of one microbatch, since a step of more microbatches
+  /// trains on more data.
   double seconds_a_microbatch() const { return step.seconds / static_cast<double>(strategy.gradient_accumulation); }
 };
 
 /// Returns all strategies that differ from `like` only in time, memory and bits on the wire. They have each
-/// ShardingStrategy that the other keys allow, several numbers of units gathered ahead, gradients in fewer bits where
-/// ranks are on several hosts, and each of `accumulations` microbatches a step (empty: the number of `like`).
-/// Strategies that fit come first, in order of time. Throws the tessera::Error of reading the files of `timing`; 65 if
-/// they are of another model; 78 if `like` allows no strategy.
+/// ShardingStrategy that the other keys allow, several numbers of units gathered ahead, and each number of microbatches
+/// in `accumulations` (empty: the number of `like`). If ranks are on several hosts, they also have gradients in fewer
+/// bits. Strategies that fit into memory come first, in order of time. Throws the tessera::Error of reading the files
+/// of `timing`; 65 if these files are of another model; 78 if `like` allows no strategy.
 std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, const Strategy& like,
                                           const Topology& topology, const TimingOptions& timing,
                                           std::span<const std::int64_t> accumulations);

@@ -57,17 +57,17 @@ std::string units_table(const MemoryPlan& plan) {
   return table.to_string();
 }
 
-/// Returns the mesh of all ranks. If replicas train by themselves, the plan is for one replica.
+/// Returns the mesh of all ranks. If replicas train by themselves, the plan is for one replica only.
 MeshPosition whole_mesh(const MemoryPlan& plan) {
   MeshPosition mesh = plan.placement().mesh;
   mesh.replicate_size *= plan.placement().replicas;
   return mesh;
 }
 
-/// Returns the bytes that one rank sends, and also receives, in a collective. These bytes are (n - 1)/n of a buffer
-/// that n ranks share for an all-gather, a reduce-scatter or an all-to-all, and twice that for an all-reduce, which is
-/// two of these. The bytes of a collective that does not run in each step are divided by the steps from one call to the
-/// next.
+/// Returns the bytes that one rank sends, and also receives, in a collective. For an all-gather, a reduce-scatter or an
+/// all-to-all of n ranks, these bytes are (n - 1)/n of the whole buffer. For an all-reduce, which is two of these, they
+/// are twice that. The bytes of a collective that does not run in each step are divided by the steps from one call to
+/// the next.
 std::int64_t wire_bytes(const StepCollective& each, const MemoryPlan& plan) {
   const MeshPosition mesh = whole_mesh(plan);
   const std::int64_t ranks = each.axis == "shard"       ? mesh.shard_size
@@ -101,14 +101,15 @@ std::string traffic_table(const MemoryPlan& plan) {
          " a step, and receives as much; ranks that share memory read instead\n";
 }
 
-/// The time that the traffic of a step takes on the disks of a host, which its ranks share.
+/// The time that the traffic of a step takes on the disks of a host. All ranks of the host share these disks.
 struct DiskTime {
   double bytes_per_s = 0;  ///< rate of all paths together, read and written back
-  double seconds = 0;      ///< time of a step, if nothing else is done meanwhile
+  double seconds = 0;      ///< time of a step's traffic, if the disks do nothing else
 };
 
 absl::StatusOr<DiskTime> measure_disks(const MemoryPlan& plan, const Strategy& strategy, const Topology& topology) {
-  // The size of gradients' records is left out: they are whole units, which a disk moves no more slowly.
+  // The size of the records of gradients is left out: each is a whole unit, and a disk moves large records at least as
+  // fast as small ones.
   const std::int64_t largest = std::max(plan.records().parameters.record_bytes, plan.records().states.record_bytes);
   const std::int64_t record_bytes = largest > 0 ? largest : strategy.offload.record_bytes;
   const auto in_flight = static_cast<int>(2 * plan.records().queue_depth);

@@ -51,7 +51,7 @@ TimingFiles read_timing(const TimingOptions& options) {
   return files;
 }
 
-// Ranks of a shard group are neighbours; those of a replica group lie a shard group apart.
+// Ranks of a shard group are neighbours. Neighbours in a replica group are a whole shard group apart.
 MeshLinks TimingFiles::links_of(const PlannedPlacement& placement, int ranks_per_host) const {
   const int shard = placement.mesh.shard_size, world = placement.mesh.world_size() * placement.replicas;
   const int of_shard_on_host = std::min(shard, ranks_per_host);

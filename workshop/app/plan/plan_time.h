@@ -20,7 +20,7 @@ struct TimingFiles {
   int servers = 0;  ///< TimingOptions::servers
 
   /// Returns the links of both axes of a plan with this placement. An axis whose ranks are all on one host gets
-  /// `links_inside`, if it is not empty; the other axis gets `links` (Links::of_group). The ranks that hold a second
+  /// `links_inside`, if that is not empty. Any other axis gets `links` (Links::of_group). The ranks that hold a second
   /// copy of the parameters together get their links by the same rule.
   MeshLinks links_of(const PlannedPlacement& placement, int ranks_per_host) const;
 };

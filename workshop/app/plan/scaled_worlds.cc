@@ -29,7 +29,7 @@ Topology with_ranks(const Topology& asked, int ranks) {
 
 /// Returns the plan, or nothing if the strategy does not allow the topology.
 std::optional<MemoryPlan> plan_of(const ModelShapes& model, Strategy strategy, const Topology& topology) {
-  if (topology.world_size == 1) strategy.secondary = {};  // one rank gathers nothing, and others are compared with it
+  if (topology.world_size == 1) strategy.secondary = {};  // one rank gathers nothing; other worlds are compared with it
   try {
     return model.plan(strategy, topology);
   } catch (const Error& error) {

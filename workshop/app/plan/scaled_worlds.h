@@ -14,7 +14,7 @@
 
 namespace tessera::app {
 
-/// A number of ranks, and the step that is predicted for it. Each rank has the same work as on one rank.
+/// A number of ranks, and the step that is predicted for this number. Each rank has the same work as a single rank has.
 struct ScaledWorld {
   static constexpr int kMostRanks = 4096;
 
@@ -22,17 +22,19 @@ struct ScaledWorld {
   PredictedStep step = {};
   std::optional<double> alone_s = {};  ///< seconds of a step of one rank; empty: the strategy does not allow one rank
 
-  /// Returns the speed-up by Gustafson's law (tessera/scaling.h), from the share of the step that a rank communicates.
+  /// Returns the speed-up by Gustafson's law (tessera/scaling.h), from the share of the step in which a rank
+  /// communicates.
   double scaled_speedup() const;
   double scaling_efficiency() const;
-  /// Returns the efficiency compared with the seconds of one rank's step: the share of its speed that is left. It
-  /// includes the cost of the cores that transport takes, and the gain of updates that ranks share.
+  /// Returns the efficiency compared with the step of a single rank: the share of the single rank's speed that each
+  /// rank still has. It includes the cost of the cores that the transport takes, and the gain from updates that ranks
+  /// share.
   std::optional<double> efficiency_beside_one() const;
 };
 
-/// Returns the strategy on 1 to kMostRanks ranks: powers of two up to the ranks that `asked` has on a host, then full
-/// hosts, whose number doubles each time, and `asked` itself. Numbers of ranks that the strategy does not allow are
-/// left out. Throws tessera::Error as predicted_step does.
+/// Returns the predictions for the strategy on 1 to kMostRanks ranks. These are powers of two up to the number of ranks
+/// that `asked` has on a host, then full hosts, whose number doubles each time, and `asked` itself. Numbers of ranks
+/// that the strategy does not allow are left out. Throws tessera::Error as predicted_step does.
 std::vector<ScaledWorld> scaled_worlds(const ModelShapes& model, const Strategy& strategy, const Topology& asked,
                                        const TimingFiles& files);
 

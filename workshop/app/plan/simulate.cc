@@ -40,7 +40,7 @@ std::optional<std::pair<First, double>> pair_of(const std::string& text, const c
   return read;
 }
 
-/// Reads "7=1.5": rank and factor.
+/// Reads a text such as "7=1.5": a rank and a factor.
 std::pair<int, double> straggler_of(const std::string& text) {
   const auto read = pair_of<int>(text, "%d=%lf%n");
   if (!read)

@@ -48,13 +48,13 @@ class StepTraffic {
       if (has_copy) gather_inside(i, times, inside);
     }
     add(std::move(inside));
-    // Ranks that share a slot each read their parts into it. The only collectives of these ranks are two barriers:
-    // before the slot is filled, and after.
+    // Ranks that share a slot each read their parts into it. These ranks make only two barriers as collectives: before
+    // the slot is filled, and after that.
     if (placement_.shared) gathers = {"barrier", "shard", "slots of units", 2 * gathers.calls, 0};
     add(std::move(gathers));
   }
 
-  /// Counts the gathers of unit `i` from the second copy. The first gather fills the copy, and goes over the shard
+  /// Counts the gathers of unit `i` from the second copy. The first gather fills the copy, and is made over the shard
   /// axis. If the copy is rounded, a gather of its rounded values follows, so that all uses in a step see the same
   /// values.
   void gather_inside(std::size_t i, std::int64_t times, StepCollective& inside) const {
@@ -90,8 +90,8 @@ class StepTraffic {
     if (replicate_) add(std::move(over_replicas));
   }
 
-  /// Adds the sums that ranks send under "reproducible" if a rank's microbatches are not whole subtrees of the tree of
-  /// sums.
+  /// Adds the sums that ranks send under "reproducible", if a rank's microbatches do not form whole subtrees of the
+  /// tree of sums.
   void join_blocks() {
     const char* const axis = !replicate_ ? "shard" : !shard_ ? "replicate" : "world";
     StepCollective sums{"all_to_all", axis,

@@ -13,18 +13,18 @@ namespace tessera::app {
 /// One kind of collective in a step.
 struct StepCollective {
   std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "barrier"
-  /// "shard", "replicate", "world" for all ranks of a mesh that has both, or "secondary" for the ranks that hold a
-  /// second copy of the parameters together (MemoryPlan::has_secondary)
+  /// "shard", "replicate", "world" for all ranks of a mesh that has both axes, or "secondary" for the ranks that
+  /// together hold a second copy of the parameters (MemoryPlan::has_secondary)
   std::string axis;
   std::string what;        ///< what is sent, such as "parameters before use"
   std::int64_t calls = 0;  ///< one for each unit, however many flat groups it has
-  std::int64_t bytes = 0;  ///< whole buffers of all calls: a rank sends less, depending on its transport
+  std::int64_t bytes = 0;  ///< bytes of whole buffers in all calls; a rank sends less
   std::int64_t every = 1;  ///< number of steps from one such collective to the next
 };
 
-/// Returns the collectives of one step of a rank that uses its units in the order of their definition, forward and then
-/// backward, as the engine runs them from its second step on. A step also agrees on loss and norm, with one all-gather
-/// of a few bytes a unit, which is not among them.
+/// Returns the collectives of one step of a rank, as the engine makes them from its second step on. The rank uses its
+/// units in the order of their definition, forward and then backward. A step also agrees on loss and norm, with one
+/// all-gather of a few bytes for each unit. The result does not have this all-gather.
 std::vector<StepCollective> collectives_of_step(const MemoryPlan& plan);
 
 }  // namespace tessera::app

@@ -10,13 +10,13 @@
 
 namespace tessera::app {
 
-/// Checks that all bytes are tokens of `model`. Errors: 78 if one is not.
+/// Checks that all bytes are tokens of `model`. Errors: 78 if a byte is no token.
 absl::Status check_byte_level(const models::LanguageModel& model);
 
-/// Continues `sampling.prompt`, token by token of `tokenizer`, or byte by byte if there is none; returns prompt and
-/// continuation. Control characters other than newline and tab, and bytes that are no UTF-8, become '?', since a model
-/// may write anything. It is collective where the model is sharded: every rank draws the same tokens. REQUIRES:
-/// check_vocabulary or check_byte_level has found no error; the model is on `device`.
+/// Continues `sampling.prompt`, token by token of `tokenizer`, or byte by byte if there is none. Returns the prompt and
+/// its continuation. Control characters other than newline and tab, and bytes that are no UTF-8, become '?', since a
+/// model may write anything. It is collective if the model is sharded: every rank draws the same tokens. REQUIRES:
+/// check_vocabulary or check_byte_level has found no error, and the model is on `device`.
 std::string continue_text(models::LanguageModel& model, const TextSampling& sampling, const Tokenizer* tokenizer,
                           at::Device device = at::Device(at::kCPU));
 

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 constexpr char kTokenizerFile[] = "tokenizer.json";
 constexpr std::int64_t kMostTokenizerBytes = std::int64_t{256} << 20;
 
-/// A dataset of text as tokens in memory, file after file.
+/// A dataset of text. Its tokens are in memory, file after file.
 class TokenizedText final : public TokenDataset {
  public:
   TokenizedText(std::string name, std::int64_t vocab_size) : name_(std::move(name)), vocab_size_(vocab_size) {}
@@ -61,7 +61,7 @@ class TokenizedText final : public TokenDataset {
   std::int64_t vocab_size_, bytes_ = 0;
   std::vector<Tokenizer::Id> tokens_;
   std::vector<fs::path> files_;
-  std::vector<std::int64_t> ends_;  ///< [file]: where the file ends, in tokens
+  std::vector<std::int64_t> ends_;  ///< [file]: number of tokens up to the end of the file
 };
 
 /// Copies a small file to the model's folder. It does nothing if there is no such file.

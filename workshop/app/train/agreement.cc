@@ -20,7 +20,8 @@ std::string name_of_rank(int rank, int world_size) {
   return "rank " + std::to_string(rank) + "/" + std::to_string(world_size);
 }
 
-/// Returns the answer of a rank: whether it failed or differs, and how. It travels as text: {"failed": "..."}.
+/// Returns the answer of a rank: whether the rank failed, or how its values differ. It travels as text: {"failed":
+/// "..."}.
 nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const nlohmann::json& reference) {
   if (!prepared.ok()) return {{"failed", message_of(prepared.status())}};
   if (reference.is_null()) return nlohmann::json::object();  // rank 0 failed, so there is nothing to compare with
@@ -53,7 +54,7 @@ class Exchange {
     return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   }
 
-  /// Rank 0 reads all answers, and tells all ranks which ranks failed or differ.
+  /// Reads all answers on rank 0, and tells all ranks which ranks failed or differ.
   absl::Status collect() {
     nlohmann::json verdict = {{"failed", nlohmann::json::array()}, {"differs", nlohmann::json::array()}};
     const int answers = options_.world_size - (seeded_fault(SeededFault::kLastAnswerUnread) ? 1 : 0);
@@ -67,8 +68,8 @@ class Exchange {
     return store_.set(kVerdict, text_of_json(verdict));
   }
 
-  /// This is called before ranks go on: the store may live on rank 0, so rank 0 leaves last. It waits at most kFarewell
-  /// for a rank that is already gone.
+  /// This is called before ranks continue. The store may be in rank 0's process, so rank 0 leaves last. Rank 0 waits at
+  /// most kFarewell for a rank that is already gone.
   absl::Status part() {
     if (options_.rank != 0) return store_.set(read_key(options_.rank), "1");
     for (int rank = 1; rank < options_.world_size; ++rank) store_.get(read_key(rank), kFarewell).status().IgnoreError();

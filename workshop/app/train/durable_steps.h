@@ -10,17 +10,17 @@
 
 namespace tessera::app {
 
-/// Returns whether a run with this "durable" was begun before and --resume lets this run go on: from its last commit,
-/// or from the start if it ended before its first commit.
+/// Returns whether a run with this "durable" was begun before, and --resume lets it continue. It continues from its
+/// last commit, or from the start if it ended before its first commit.
 bool goes_on_durably(const Strategy& strategy, const CheckpointOptions& options, int rank);
 
-/// Goes on from the last commit, if there is one and --resume is auto, and lets `batches` go on behind that commit. It
-/// is collective. Throws tessera::Error: 64 if there is a commit, and --resume is something else.
+/// Continues from the last commit, if there is one and --resume is auto. `batches` then continues after that commit. It
+/// is collective. Throws tessera::Error: 64 if there is a commit, and --resume is not auto.
 std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& options, Engine& engine,
                                                      TokenBatches& batches, bool speaks);
 
-/// This is called after each step. `items.data`: the cursor behind the step's last microbatch. `is_last`: this run
-/// makes no more steps. It is collective. Throws tessera::Error.
+/// This is called after each step. `items.data`: the cursor after the step's last microbatch. `is_last`: this run makes
+/// no more steps. It is collective. Throws tessera::Error.
 void commit_durable_step(Engine& engine, const CheckpointItems& items, bool is_last);
 
 }  // namespace tessera::app

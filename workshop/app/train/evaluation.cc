@@ -22,7 +22,7 @@ absl::StatusOr<TokenBatches> batches_of(const std::shared_ptr<const TokenDataset
   return TokenStream::batches_of(dataset, options.seq_len, options.vocab_size, sampling);
 }
 
-/// Switches dropout off while it lives, and on again at its end, even after an exception.
+/// Switches dropout off while this object exists, and on again at its end, even after an exception.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& module) : module_(module) { module_.eval(); }

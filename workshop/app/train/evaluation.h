@@ -15,7 +15,7 @@
 
 namespace tessera::app {
 
-/// The data that `--eval-data` names, and the way in which they are cut.
+/// The data that `--eval-data` names, and the numbers by which they are cut into batches.
 struct EvaluationOptions {
   std::string data, data_format = "auto";
   std::vector<std::string> extensions;
@@ -33,15 +33,16 @@ struct EvaluationResult {
   double seconds = 0.0;
 };
 
-/// The loss on held-out data: always over the same samples in the same order, each once (with `most_batches`: the first
-/// samples only). So it is the same number for any number of ranks. All ranks have the same number of batches.
+/// The loss on held-out data. It is always computed over the same samples in the same order, each of them once (with
+/// `most_batches`: only the first samples). It is therefore the same number on any number of ranks. All ranks have the
+/// same number of batches.
 class Evaluation {
  public:
   /// Opens the data. Errors: 65 if they have no sample; those of open_dataset.
   static absl::StatusOr<Evaluation> open(const EvaluationOptions& options);
 
-  /// It is collective, between two steps: every rank calls it after the same step. Dropout is off meanwhile; neither
-  /// the parameters nor the generator change.
+  /// It is collective, and is called between two steps: every rank calls it after the same step. Dropout is off
+  /// meanwhile; neither the parameters nor the generator change.
   EvaluationResult run(models::LanguageModel& model, Engine& engine) const;
 
   std::int64_t batches() const { return batches_; }  ///< number of batches of a rank in an evaluation

@@ -4,14 +4,14 @@
 
 namespace tessera::app {
 
-/// Runs LibTorch's own profiler (Kineto) around some steps. It shows which operators ran when, and on a GPU which
-/// kernels and copies.
+/// Runs LibTorch's own profiler (Kineto) around some steps. The trace shows which operators ran at which time, and on a
+/// GPU which kernels and copies.
 class OperatorTrace {
  public:
   /// Starts the profiler. Throws tessera::Error (69) if this LibTorch was built without Kineto.
   void start();
   bool is_on() const { return is_on_; }
-  /// Ends the trace, and writes a Chrome trace. If it cannot be written there is only a warning, since the training
+  /// Ends the trace, and writes a Chrome trace. If it cannot be written, there is only a warning, since the training
   /// that it shows is done.
   void try_to_write(const std::filesystem::path& path);
 

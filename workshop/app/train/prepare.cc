@@ -48,8 +48,8 @@ absl::Status check_numbers(const TrainCommand& command) {
   return absl::OkStatus();
 }
 
-/// Workers that come and go are jobs of their own, so each worker would write every file. Weights are the exception:
-/// one worker writes them.
+/// Workers that come and go are separate jobs, so each worker would write every file. Weights are the exception: one
+/// worker writes them.
 absl::Status check_elastic(const TrainCommand& command, const Strategy& strategy) {
   if (!strategy.sync.is_elastic()) return absl::OkStatus();
   const bool resumes = command.checkpoints.resume != "auto" && command.checkpoints.resume != "none";
@@ -71,7 +71,7 @@ absl::Status check_elastic(const TrainCommand& command, const Strategy& strategy
   return absl::OkStatus();
 }
 
-/// Refuses a model that is too large before anything is built: under every strategy, the ranks of a host together hold
+/// Refuses a model that is too large before anything is built. Under every strategy, the ranks of a host together hold
 /// at least local_world_size / world_size of all parameters.
 absl::Status check_size(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
   const bool on_gpus = has(strategy.comm.transport, transport_traits::kOnGpu);

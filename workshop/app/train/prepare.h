@@ -31,19 +31,19 @@ struct Prepared {
   std::optional<Evaluation> evaluation;
   ChosenTokenizer tokenizer;  ///< this is set if the data is text
   RunOutputs outputs;
-  std::string resumes;  ///< path of the checkpoint from which the run goes on; empty: none
+  std::string resumes;  ///< path of the checkpoint from which the run continues; empty: none
   FolderLock lock;      ///< rank 0's lock on the folder for checkpoints
   std::int64_t seq_len = 0;
 };
 
-/// Returns "1 rank", or "2 ranks".
+/// Returns a number with a word, such as "1 rank" or "2 ranks".
 std::string counted(std::int64_t count, const std::string& word);
 
 /// Returns the path from which the model is read.
 const std::string& model_of(const TrainCommand& command);
 
-/// Returns the strategy with record_hashes.file in the run directory, and with the options for checkpoints, which win
-/// over the strategy file. A replay writes neither hashes nor checkpoints.
+/// Returns the strategy with record_hashes.file in the run directory, and with the options for checkpoints. The options
+/// win over the strategy file. A replay writes neither hashes nor checkpoints.
 Strategy with_outputs(Strategy strategy, const TrainCommand& command);
 
 /// Returns the microbatches of a step on all ranks.
@@ -53,11 +53,11 @@ std::int64_t microbatches_of_step(const Strategy& strategy, int ranks);
 /// there is no such number.
 Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int ranks);
 
-/// Prepares everything in a run that may fail on one rank alone. `tessera train` calls it before ranks agree
+/// Prepares everything in a run that may fail on one rank only. `tessera train` calls it before ranks agree
 /// (agreement.h).
 absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh);
 
-/// Returns all that must be the same on every rank.
+/// Returns everything that must be the same on every rank.
 nlohmann::json description(const TrainCommand& command, const Strategy& strategy, const Prepared& run);
 
 }  // namespace tessera::app

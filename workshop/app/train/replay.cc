@@ -23,9 +23,9 @@
 #include "workshop/app/exit_code_after.h"
 #include "workshop/launch/launcher.h"
 
-// `tessera replay` finds what a run left of the step: checkpoint, hashes, numbers of microbatches and threads. Then it
-// runs the `tessera train` command of that run again, without outputs and with TESSERA_REPLAY set. For several ranks,
-// the launcher starts this program once for each, with the same words.
+// `tessera replay` finds the data that the run stored about the step: checkpoint, hashes, and the numbers of
+// microbatches and threads. Then it runs the `tessera train` command of that run again, without outputs and with
+// TESSERA_REPLAY set. For several ranks, the launcher starts this program once for each, with the same words.
 
 namespace tessera::app {
 namespace {
@@ -36,15 +36,15 @@ constexpr const char* kFromStart = "none";
 
 absl::Status replay_error(ExitCode code, const std::string& what) { return make_error(code, "replay: " + what); }
 
-/// The checkpoint from which the run goes on; no path: the run begins at its start.
+/// The checkpoint from which the run continues. If it has no path, the run begins at its start.
 struct CheckpointBefore {
   std::string path;
   std::int64_t step = 0;
   std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: unknown
 };
 
-/// Returns the last checkpoint of a folder that holds a step before `step`. A run that went back has several
-/// checkpoints of one step; the one that was committed last counts.
+/// Returns the last checkpoint in a folder whose step is before `step`. A run that went back has several checkpoints of
+/// one step. The checkpoint that was committed last counts.
 absl::StatusOr<std::string> last_before(const std::string& folder, std::int64_t step) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> there, list_checkpoints(folder, "--from"));
   const ListedCheckpoint* last = nullptr;
@@ -59,8 +59,8 @@ absl::StatusOr<std::string> last_before(const std::string& folder, std::int64_t 
                           ". [T0927] hint: name a later step; --from none begins where the run began");
 }
 
-/// Returns the checkpoint that --from means. A run that was started with --resume and a path began with the checkpoint
-/// at that path, and not with fresh weights.
+/// Returns the checkpoint that --from names. If the run was started with --resume and a path, it began with the
+/// checkpoint at that path, and not with fresh weights.
 absl::StatusOr<std::string> path_before(const ReplayCommand& command) {
   if (command.from == kFromStart) {
     const std::string& resume = command.run.checkpoints.resume;
@@ -95,7 +95,8 @@ absl::StatusOr<CheckpointBefore> checkpoint_before(const ReplayCommand& command)
   return CheckpointBefore{path, manifest.step, all > 0 ? all : manifest.ranks * number_at("/gradient_accumulation")};
 }
 
-/// Returns the file of hashes: the one that is named, or the one that the run wrote, if it is there; empty if not.
+/// Returns the file of hashes: the file that the command names, or the file that the run wrote. It is empty if there is
+/// no such file.
 std::string hashes_of_run(const ReplayCommand& command, const Strategy& strategy) {
   if (!command.hashes.empty()) return command.hashes;
   if (strategy.record_hashes.every == 0) return "";
@@ -104,15 +105,15 @@ std::string hashes_of_run(const ReplayCommand& command, const Strategy& strategy
   return fs::exists(path, ignored) ? path : "";
 }
 
-/// The steps that are made again, and how they are made.
+/// The steps that are repeated, and how they are repeated.
 struct ReplayedRun {
   ReplayRequest request;
   TrainCommand train;
-  std::int64_t threads = 0;  ///< threads of a rank, as the run recorded them; 0: not recorded
+  std::int64_t threads = 0;  ///< threads of a rank in the recorded run; 0: not recorded
   std::string text;          ///< a line that describes the replay
 };
 
-/// Returns the number of microbatches of a step on all ranks. 0: the file of hashes has it.
+/// Returns the number of microbatches of a step on all ranks. The result 0 means that the file of hashes has it.
 absl::StatusOr<std::int64_t> microbatches_of_step(const ReplayCommand& command, const std::vector<StepRecord>& records,
                                                   const CheckpointBefore& before) {
   if (command.microbatches > 0) return command.microbatches;
@@ -126,11 +127,11 @@ absl::StatusOr<std::int64_t> microbatches_of_step(const ReplayCommand& command, 
       "the run's number of ranks times gradient_accumulation");
 }
 
-/// Returns the run's own command, to be made up to the step, without its outputs and measurements.
+/// Returns the run's own command, with which its steps up to `step` are repeated, without its outputs and measurements.
 TrainCommand as_made_again(TrainCommand run, const CheckpointBefore& before, std::int64_t step) {
   run.replays = true;
   run.steps = step;
-  // The samples of a step follow from the number of microbatches, which is known.
+  // The number of microbatches is known, and the number of a step's samples follows from it.
   if (run.batch > 0 && run.global_batch % run.batch == 0) run.global_batch = 0;
   run.checkpoints = {};
   run.checkpoints.resume = before.path.empty() ? "none" : before.path;
@@ -198,7 +199,8 @@ int run_replay(const ReplayCommand& command) {
   const absl::StatusOr<ReplayedRun> run = replayed_run(command);
   if (!run.ok()) return exit_code_after(run.status());
   ::setenv("TESSERA_REPLAY", run->request.to_json().c_str(), /*overwrite=*/1);
-  // LibTorch's operators may give other bits with another number of threads. The caller's own number wins.
+  // LibTorch's operators may give other bits if the number of threads differs. If the caller has set a number of
+  // threads, that number is used.
   if (run->threads > 0) ::setenv("OMP_NUM_THREADS", std::to_string(run->threads).c_str(), /*overwrite=*/0);
   const absl::StatusOr<Topology> topology = resolve_topology();  // run_train reports errors of the topology
   if (command.ranks > 1 && topology.ok() && topology->launcher == "single") {

@@ -37,7 +37,7 @@ RunOutputs outputs_of(const TrainCommand& command, int restart_count, bool resum
   if (command.outputs.overwrite || outputs.is_restart) outputs.existing = Existing::kReplaced;
   outputs.run_id = new_run_id();
   const std::filesystem::path folder = command.outputs.folder;
-  // An absolute path stays the same when it is put behind a folder.
+  // An absolute path does not change when it is joined to a folder.
   const auto place = [&](const std::string& path, const char* standard) {
     if (!path.empty()) return folder / path;
     return folder.empty() || !standard ? std::filesystem::path() : folder / standard;
@@ -66,7 +66,7 @@ absl::Status check_outputs(const TrainCommand& command, const RunOutputs& output
        {std::pair("--data", command.data.path), std::pair("--eval-data", command.evaluation.data)}) {
     if (data.empty()) continue;
     inputs.push_back({name, data, command.data.extensions});
-    // Megatron's data are two files; the command line names one of the files, or their common prefix.
+    // Megatron's data are two files. The command line names one of the files, or their common prefix.
     for (const char* extension : {".idx", ".bin"}) {
       inputs.push_back({name, data + extension});
       inputs.push_back({name, std::filesystem::path(data).replace_extension(extension)});

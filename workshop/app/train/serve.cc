@@ -12,7 +12,8 @@
 
 namespace tessera::app {
 
-// `tessera serve`: a parameter server, which lives until somebody ends it. `tessera launch --servers` starts some.
+// `tessera serve`: a parameter server, which runs until a signal ends it. `tessera launch --servers` starts such
+// servers.
 
 int run_serve(const ServeCommand& command) {
   take_process_limits();
@@ -33,7 +34,7 @@ int run_serve(const ServeCommand& command) {
   int signal = 0;
   sigwait(&ends, &signal);
   const timespec pause{0, 50'000'000};
-  // SIGUSR1 lets workers that are connected finish. Another signal ends the server at once.
+  // After SIGUSR1, the server waits until the connected workers have finished. Another signal ends the server at once.
   while (signal == SIGUSR1 && !(*server)->is_idle() && sigtimedwait(&ends, nullptr, &pause) < 0) {
   }
   server->reset();  // saves the shards that were not saved yet

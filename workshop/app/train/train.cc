@@ -43,11 +43,11 @@ namespace {
 constexpr std::int64_t kTracedSteps = 3;
 // `tessera train`, on one rank.
 //
-// `run_train` reads the strategy and joins the ranks. `train_on` prepares everything that may fail by itself
-// (prepare.h: numbers, data, model without memory, outputs, the checkpoint to begin with), lets all ranks agree on it
+// `run_train` reads the strategy and joins the ranks. `train_on` prepares everything that may fail on one rank
+// (prepare.h: numbers, data, model without memory, outputs, the first checkpoint). It lets all ranks agree on it
 // (agreement.h), and only then makes the Engine, which gives parameters memory. `train` is the loop: `train_step` runs
-// microbatches until they complete a step; a report, an evaluation, a checkpoint and a commit follow where they are
-// due; at the end weights, exports, traces and a sample are written. The result of a GPU's step is known one step late
+// microbatches until they complete a step. Then a report, an evaluation, a checkpoint and a commit follow, if they are
+// due. Weights, exports, traces and a sample are written at the end. The result of a GPU's step is known one step late
 // (`unknown`).
 
 constexpr std::int64_t kMostTokensToCount = std::int64_t{1} << 30;
@@ -74,7 +74,7 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
   std::fflush(stdout);
 }
 
-/// Reads the whole data once, on rank 0 alone. It is left out if the other ranks would wait too long.
+/// Reads all of the data once, on rank 0 only. It is left out if the other ranks would wait too long.
 std::optional<double> entropy_of(const TokenDataset& dataset) {
   if (dataset.num_tokens() > kMostTokensToCount) return std::nullopt;
   const double entropy = value_or_throw(unigram_entropy(dataset));
@@ -89,17 +89,17 @@ at::Tensor forward(models::LanguageModel& model, const TokenBatch& batch) {
   return model.forward(batch.input, batch.target);
 }
 
-/// A step's result, with the epoch and the traffic after it.
+/// A step's result, with the epoch and the traffic counts after the step.
 struct FinishedStep {
   StepResult result;
   std::int64_t epoch = 0;
   TrafficCounts traffic;
 };
 
-/// Brings `count` batches to the Engine's device, each while the one before it trains. A step's first batch waits,
-/// where microbatches are dealt, until the rank's microbatches are known. It waits, where workers come and go, until
-/// the rank's step is known. If ranks make each other's microbatches, a batch is brought once it is known which
-/// microbatch comes next.
+/// Brings `count` batches to the Engine's device. Each batch is brought while the batch before it trains. If
+/// microbatches are dealt, a step's first batch waits until the rank's microbatches are known. If workers come and go,
+/// it waits until the rank's step is known. If ranks make each other's microbatches, a batch is brought as soon as it
+/// is known which microbatch comes next.
 class BatchesAhead {
  public:
   BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)
@@ -112,7 +112,7 @@ class BatchesAhead {
     start();
   }
 
-  /// This is called before a step's first batch where workers come and go: the step is the one with this number.
+  /// This is called before a step's first batch if workers come and go. `step` is the number of that step.
   void go_to_step(std::int64_t step) {
     batches_.go_to_step(step);
     left_ = engine_.strategy().gradient_accumulation;
@@ -126,7 +126,7 @@ class BatchesAhead {
     left_ = run.end - run.begin;
     start();
   }
-  /// This is called behind a step's last batch.
+  /// This is called after a step's last batch.
   void end_step() {
     if (!backs_up_) return;
     batches_.end_step();
@@ -144,13 +144,13 @@ class BatchesAhead {
     cursor_ = now.cursor;
     return {now.upload.tensors()[0], now.upload.tensors()[1], now.weight};
   }
-  /// Leaves out `count` batches.
+  /// Skips `count` batches.
   void skip(std::int64_t count) {
     for (; count > 0; --count) next();
   }
   /// Returns the epoch of the batch that `next` gave last.
   std::int64_t epoch() const { return epoch_; }
-  /// Returns the cursor behind the batch that `next` gave last.
+  /// Returns the cursor after the batch that `next` gave last.
   const SamplerCursor& cursor() const { return cursor_; }
 
  private:
@@ -221,13 +221,13 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
   return metrics;
 }
 
-/// Returns whether an evaluation is due: every --eval-every steps, and at the end. `before`: the steps that were done
-/// before the last result.
+/// Returns whether an evaluation is due: every --eval-every steps, and at the end. `before`: the number of steps that
+/// were done before the last result.
 bool evaluation_is_due(const TrainCommand& command, const Prepared& run, std::int64_t before, std::int64_t steps_done) {
   return run.evaluation && (passes(before, steps_done, command.evaluation.every) || steps_done == command.steps);
 }
 
-/// Writes a trace. If it cannot be written there is only a warning, since the training is done.
+/// Writes a trace. If it cannot be written, there is only a warning, since the training is done.
 void try_to_write_trace(const std::string& path, const Mesh& mesh) {
   try {
     write_trace(path, mesh);
@@ -304,7 +304,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     if (traces && traces_operators) operators.start();
     FinishedStep now{train_step(engine, *run.model, batches), batches.epoch(), engine.traffic()};
     if (profiler) profiler->end_step(/*counts=*/step > done);
-    // A rank that was late has skipped steps ("sync" backups), and skips their data.
+    // A rank that was late has skipped steps ("sync" backups). It skips the data of those steps too.
     const std::int64_t before = std::exchange(step, step + std::max<std::int64_t>(1, now.result.missed));
     batches.skip((step - before - 1) * engine.strategy().gradient_accumulation);
     if (elastic) now.result.step = step;
@@ -321,7 +321,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     }
     const bool ends = checkpoints.after_step({before, step, command.steps}, batches.cursor(), held_out);
     commit_durable_step(engine, checkpoints.items(batches.cursor()), ends || step == command.steps);
-    // A signal came, so the outputs of the end of training are left to the run that goes on.
+    // There was a signal. The run that continues later writes the outputs at the end of training.
     if (ends) {
       report_latencies(step);
       return command.checkpoints.signal_exit_code;
@@ -357,8 +357,8 @@ int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& 
   throw_if_error(agree(mine, {mesh.rank(), mesh.world_size(), strategy.comm.init_timeout_s}, groups_of(mesh).store()));
   const int threads = set_threads_of_rank(mesh.topology().local_world_size);
   Engine engine(run->model, strategy, mesh);
-  // Weights are the same on all ranks, but random numbers drawn while training (dropout) are not. Under "reproducible"
-  // the Engine sets the generator for each microbatch.
+  // Weights are the same on all ranks. Random numbers that are drawn while training (dropout) must differ between
+  // ranks. Under "reproducible" the Engine sets the generator for each microbatch.
   if (!strategy.reproducible) at::manual_seed(seed_for_rank(command.seed, mesh.rank()));
   return train(command, mesh, *run, engine, threads);
 }

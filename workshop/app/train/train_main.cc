@@ -1,9 +1,9 @@
-// tessera-train: reads the command lines of the commands that train, plan and look at checkpoints, and does nothing
-// else.
+// tessera-train: reads the command lines of the commands that train, plan and read checkpoints, and calls these
+// commands.
 //
-// There is an `add_...` for each command, which declares its options with their bounds and binds them to a struct of
-// commands.h. Groups of options that commands share have an `add_...` of their own. `run_command_line` then calls the
-// command that was given.
+// Each command has a function `add_...`, which declares its options with their bounds and binds them to a struct of
+// commands.h. Each group of options that several commands share has its own `add_...`. `run_command_line` then calls
+// the command that was given.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -242,8 +242,8 @@ void add_replay(CLI::App& app, ReplayCommand& replay) {
       ->transform(integer_from(1, kMostSteps));
 }
 
-/// Reads the words behind "--" as a command line of `tessera train`, and makes a step of that run again. The whole line
-/// that started the run may be given: words before its word "train" are ignored.
+/// Reads the words after "--" as a command line of `tessera train`, and repeats a step of that run. The whole line that
+/// started the run may be given: words before its word "train" are ignored.
 int replay_run(ReplayCommand& replay, std::vector<std::string> words) {
   if (words.empty())
     return refuse(

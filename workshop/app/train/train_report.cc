@@ -79,7 +79,7 @@ std::vector<Metric> metrics_of(const EvaluationResult& result) {
   return {{"eval_loss", result.loss}, {"eval_tokens", result.tokens}, {"eval_seconds", result.seconds}};
 }
 
-/// Returns one call's latencies as metrics, whose names begin with `before`.
+/// Returns one call's latencies as metrics. Their names begin with `before`.
 std::vector<Metric> times_of(const CallLatency& latency, const std::string& before) {
   return {{before + "p50_seconds", latency.p50},
           {before + "p95_seconds", latency.p95},

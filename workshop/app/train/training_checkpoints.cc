@@ -24,7 +24,7 @@ namespace tessera::app {
 namespace {
 
 constexpr int kStopping[] = {SIGTERM, SIGUSR1};
-/// The item of a checkpoint that holds the least loss on held-out data so far.
+/// The item of a checkpoint with the least loss on held-out data so far.
 constexpr const char* kLeastLoss = "least_loss";
 
 std::atomic<int> received_signal{0};
@@ -36,7 +36,7 @@ std::int64_t step_of_checkpoint(const std::string& path) {
   return value_or_throw(SavedCheckpoint::open(path, "--resume"))->manifest().step;
 }
 
-/// One byte that a rank sends the others after a step: two flags, and the number of a signal.
+/// One byte that a rank sends to the others after a step. It has two flags, and the number of a signal.
 constexpr unsigned char kMinutesAreOver = 0x80, kSaveHasEnded = 0x40, kSignal = 0x3f;  // number of the signal
 
 }  // namespace
@@ -62,7 +62,7 @@ absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& option
   if (std::filesystem::symlink_status(config.dir + "/latest", error).type() != std::filesystem::file_type::not_found)
     return find_checkpoint(config.dir, "--checkpoint-dir");
   if (!there.empty())
-    return config.dir + "/" + there.back().name;  // a save was killed before `latest` was first written
+    return config.dir + "/" + there.back().name;  // a save was killed before it wrote `latest` for the first time
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> damaged, damaged_checkpoints(config.dir, "--checkpoint-dir"));
   if (damaged.empty()) return "";
   return make_error(
@@ -123,7 +123,7 @@ std::int64_t TrainingCheckpoints::resume(const std::string& path, const std::opt
   return loaded.step;
 }
 
-/// Takes over the least loss. A checkpoint of a program that measured nothing has no such item.
+/// Takes the least loss from a checkpoint. A checkpoint of a program that did not measure it has no such item.
 void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   const auto item = items.json.find(kLeastLoss);
   if (item == items.json.end()) return;
@@ -135,8 +135,8 @@ void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   least_loss_ = loss.get<double>();
 }
 
-/// All ranks give the same answer for the same steps, even ranks that skip some: a step at which one rank meets the
-/// others is one at which all meet.
+/// All ranks give the same answer for the same steps, even ranks that skip some. If one rank meets the others at a
+/// step, all ranks meet at that step.
 bool TrainingCheckpoints::ranks_meet(const Place& at, bool has_measured) const {
   if (engine_.strategy().sync.type != SyncType::kBackups || has_measured || at.step == at.steps) return true;
   return passes(at.before, at.step, kStepsBetweenMeetings) || passes(at.before, at.step, config_.every_steps);
@@ -153,7 +153,7 @@ bool TrainingCheckpoints::after_step(const Place& at, const SamplerCursor& data,
   // A loss that is NaN is not less than any other loss.
   const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;
   const bool is_best = is_less && keeps_best_;
-  if (is_best) end_save(Failure::kIsWarned);  // if this save of the best checkpoint fails, the least loss changes
+  if (is_best) end_save(Failure::kIsWarned);  // this save of a best checkpoint may fail, which changes the least loss
   if (is_less) least_before_ = std::exchange(least_loss_, held_out);
   if (is_regular || agreed.minutes_are_over || is_last || is_best) {
     const bool saved = save(step, data, is_best, is_last ? Failure::kEndsTraining : Failure::kIsWarned);
@@ -222,7 +222,7 @@ bool TrainingCheckpoints::attempt(std::int64_t step, Failure failure, const Body
     body();
     return true;
   } catch (const Error& error) {
-    engine_.check();  // throws if a rank is lost, which is no failed save
+    engine_.check();  // throws if a rank is lost: that is not a failed save
     if (failure == Failure::kEndsTraining || failed_ >= config_.failures) throw;
     ++failed_;
     if (rank_ == 0) {

@@ -22,22 +22,22 @@ class Collectives;
 
 namespace tessera::app {
 
-/// Returns the path of the checkpoint that a run begins with, by its folder (--checkpoint-dir, or checkpoint.dir) and
-/// --resume; empty: none.
+/// Returns the path of the checkpoint with which a run begins; empty if there is none. The path follows from the folder
+/// (--checkpoint-dir, or checkpoint.dir) and --resume.
 ///
 /// | --resume | begins with                                                                |
 /// |----------|----------------------------------------------------------------------------|
-/// | auto     | the latest one in the folder; from the start where there is none; a commit    |
-/// |          | ("durable") that is later comes first                                       |
+/// | auto     | the latest checkpoint in the folder, or the start if there is none; a commit  |
+/// |          | ("durable") that is later is used instead                                   |
 /// | none     | the start                                                                  |
-/// | PATH     | that checkpoint, or the latest one of that folder                           |
+/// | PATH     | this checkpoint, or the latest checkpoint of this folder                    |
 ///
 /// Errors: those of find_checkpoint (66, 65) if PATH is no checkpoint, or if the folder has checkpoints but `latest` is
-/// damaged; 64 for
-/// options that need a folder. `config`: the strategy's settings, changed by the options.
+/// damaged; 64 if an option needs a folder and there is none. `config`: the strategy's settings, changed by the
+/// options.
 absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& options, const CheckpointConfig& config);
 
-/// SIGTERM and SIGUSR1 ask for an end after the current step, as long as such an object lives. A second signal ends the
+/// While such an object exists, SIGTERM and SIGUSR1 ask for an end after the current step. A second signal ends the
 /// process at once.
 class StopSignals {
  public:
@@ -45,48 +45,50 @@ class StopSignals {
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
-  /// Returns the signal that came, or 0.
+  /// Returns the signal that arrived, or 0.
   static int received();
 };
 
-/// The checkpoints of a training run: it decides when they are made, lets all ranks agree on that, and handles
+/// The checkpoints of a training run. It decides when they are made, lets all ranks agree on that, and handles
 /// failures.
 ///
 /// A checkpoint is made every checkpoint.every_steps steps, every checkpoint.every_minutes minutes by rank 0's clock,
-/// when a signal asks for the end, and after the last step. With --keep-best one is also made when held-out data had
-/// their least loss so far. Up to checkpoint.failures may fail in a row, with a warning each; the last checkpoint of a
-/// run must succeed. Ranks agree with an all-gather of one byte a step. With "sync" backups, where nobody waits for the
-/// slowest rank in a step, they agree only every kStepsBetweenMeetings steps, and at steps where a checkpoint is due or
-/// held-out data have been measured. If there is no folder nothing happens, and signals keep their usual effect.
+/// when a signal asks for the end, and after the last step. With --keep-best, a checkpoint is also made when the loss
+/// on held-out data is the least so far. Up to checkpoint.failures saves in a row may fail, with a warning each. The
+/// last checkpoint of a run must succeed. Ranks agree with an all-gather of one byte in each step. With "sync" backups,
+/// no rank waits for the slowest rank in a step. Ranks then agree only every kStepsBetweenMeetings steps, at steps
+/// where a checkpoint is due, and after a measurement on held-out data. If there is no folder, nothing happens, and
+/// signals keep their usual effect.
 class TrainingCheckpoints {
  public:
-  /// Makes the checkpoints of a training run with `engine`, whose strategy says when. It is collective if there is a
-  /// folder. Throws tessera::Error.
+  /// Makes the checkpoints of a training run with `engine`. The engine's strategy says when. It is collective if there
+  /// is a folder. Throws tessera::Error.
   TrainingCheckpoints(Engine& engine, const CheckpointOptions& options, const models::ModelConfig& model,
                       const Mesh& mesh);
   ~TrainingCheckpoints();
 
-  /// Loads `path`, unless it is empty or no later than the commit that `committed` came from, and lets `batches` go on
-  /// behind the checkpoint. Returns the steps that are done. It is collective.
+  /// Loads `path`, unless it is empty or no later than the commit `committed`. `batches` then continues after the
+  /// checkpoint. Returns the number of steps that are done. It is collective.
   std::int64_t resume(const std::string& path, const std::optional<LoadedCheckpoint>& committed, TokenBatches& batches);
 
-  /// Returns what a checkpoint or a commit holds in addition to training state. `data`: the cursor behind the last
+  /// Returns the content of a checkpoint or a commit that is not training state. `data`: the cursor after the last
   /// microbatch.
   CheckpointItems items(const SamplerCursor& data) const;
 
-  /// How far a run is: the steps that are done, the steps that were done before the last result, and all steps.
+  /// The progress of a run: the number of steps that are done, the number that were done before the last result, and
+  /// the number of all steps.
   struct Place {
     std::int64_t before = 0, step = 0, steps = 0;
   };
-  /// This is called after each step, and saves if it is time. `data`: the cursor behind the step's last microbatch.
-  /// `held_out`: the loss on held-out data after this step, the same on every rank, if it was measured. Returns true if
-  /// training ends here, since a signal came. It is collective. Throws tessera::Error if a checkpoint cannot be
-  /// written, and training must therefore end.
+  /// This is called after each step, and saves a checkpoint if one is due. `data`: the cursor after the step's last
+  /// microbatch. `held_out`: the loss on held-out data after this step, the same on every rank, if it was measured.
+  /// Returns true if training ends here because of a signal. It is collective. Throws tessera::Error if a checkpoint
+  /// cannot be written and training must therefore end.
   bool after_step(const Place& at, const SamplerCursor& data, std::optional<double> held_out);
 
  private:
   enum class Failure : std::uint8_t { kIsWarned, kEndsTraining };
-  /// Saves a checkpoint. Returns false if it failed, and training goes on.
+  /// Saves a checkpoint. Returns false if it failed and training continues.
   bool save(std::int64_t step, const SamplerCursor& data, bool is_best, Failure failure);
   /// Runs `body`, which saves the checkpoint of `step` or ends its save. Returns false if that failed.
   template <class Body>
@@ -108,7 +110,7 @@ class TrainingCheckpoints {
     double next_report_s = 0;  ///< time of the next report of progress, in seconds after last_save_
     bool is_best = false;
   };
-  /// Prints on rank 0 how far the save is, once a second.
+  /// Prints on rank 0 how far the save is, once per second.
   void report_progress();
   /// Waits for the save that is under way, if there is one.
   void end_save(Failure failure);
@@ -122,8 +124,8 @@ class TrainingCheckpoints {
   std::shared_ptr<Collectives> ranks_;
   std::chrono::steady_clock::time_point last_save_;
   std::optional<UnderWay> under_way_;
-  std::optional<double> least_loss_;    ///< the least on held-out data, in this run and the runs before it
-  std::optional<double> least_before_;  ///< the least loss before the last checkpoint that was the best
+  std::optional<double> least_loss_;    ///< the least loss on held-out data, in this run and the runs before it
+  std::optional<double> least_before_;  ///< the least loss before the last best checkpoint was saved
   std::int64_t failed_ = 0;             ///< number of failed saves in a row
 };
 

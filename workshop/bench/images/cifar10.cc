@@ -66,7 +66,7 @@ class Cifar10 : public ImageDataset {
  private:
   std::filesystem::path folder_;
   std::vector<MappedFile> files_;
-  std::vector<std::int64_t> ends_;  ///< [file]: number of records in the files up to this one, itself included
+  std::vector<std::int64_t> ends_;  ///< [file]: number of records in this file and all files before it
 };
 
 }  // namespace

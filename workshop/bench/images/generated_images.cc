@@ -16,7 +16,7 @@ constexpr int kWaves = 3;
 constexpr int kMostShift = 1;
 const float kPatternDeviation = std::sqrt(1.0f / 3), kNoiseDeviation = std::sqrt(2.0f / 3);
 
-/// Random words of one stream, each a function of (seed, stream, number).
+/// Random words of one stream. Each word is a function of (seed, stream, number).
 class Words {
  public:
   Words(std::uint64_t seed, std::uint64_t stream) : key_(mix64(mix64(seed) + stream)) {}
@@ -63,7 +63,7 @@ class GeneratedImages : public ImageDataset {
  private:
   using Pattern = std::array<float, kNumel>;
 
-  /// Returns waves of whole periods over the image, so a shift is a rotation; their sum has the standard deviation
+  /// Returns waves with whole periods over the image, so a shift is a rotation. Their sum has the standard deviation
   /// kPatternDeviation.
   Pattern pattern_of(std::int64_t label) const {
     Words words(seed_, static_cast<std::uint64_t>(label));

@@ -20,8 +20,8 @@ class ImageDataset {
   virtual ~ImageDataset() = default;
 
   virtual std::int64_t num_images() const = 0;  ///< > 0
-  /// Copies image `i` as [kChannels, kSide, kSide], normalised to about mean 0 and variance 1 over the dataset. Returns
-  /// its label, in [0, kClasses). REQUIRES: 0 <= i < num_images(), pixels.size() == kNumel.
+  /// Copies image `i` as [kChannels, kSide, kSide], normalised to a mean of about 0 and a variance of about 1 over the
+  /// dataset. Returns its label, in [0, kClasses). REQUIRES: 0 <= i < num_images(), pixels.size() == kNumel.
   virtual std::int64_t copy(std::int64_t i, std::span<float> pixels) const = 0;
   /// Returns a line such as "data/cifar: CIFAR-10, 50000 images".
   virtual std::string describe() const = 0;

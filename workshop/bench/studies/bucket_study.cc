@@ -40,7 +40,7 @@ class Values {
     for (at::Tensor& buffer : module.buffers()) buffer.copy_(value++->second);
   }
 
-  /// Returns the name of the first tensor that has other bits; empty if no tensor has.
+  /// Returns the name of the first tensor whose bits differ. It is empty if no tensor differs.
   std::string difference(const Values& other) const {
     for (std::size_t i = 0; i < named_.size(); ++i) {
       const at::Tensor &a = named_[i].second, &b = other.named_[i].second;
@@ -74,7 +74,7 @@ class ModelStudy {
     check_bits();
     const Clock::time_point begin = Clock::now();
     for (int round = 0; round < options_.rounds && fits_another(round, nanoseconds_since(begin)); ++round) {
-      // Each round begins with another bucket, so that no bucket always follows the same one.
+      // Each round begins with another bucket, so that no bucket always follows the same other bucket.
       for (std::size_t i = 0; i < timings_.size(); ++i) time_steps(*timings_[(i + round) % timings_.size()]);
       for (ReductionTiming& reduction : report_.reductions) time_reductions(reduction);
     }
@@ -162,7 +162,7 @@ class ModelStudy {
     }
   }
 
-  /// Returns the offset in `memory_` of the next reduction of `bytes`: reductions go through the memory in strides of
+  /// Returns the offset in `memory_` of the next reduction of `bytes`. Reductions go through the memory in strides of
   /// at least 1 MiB.
   std::int64_t next_part(std::int64_t bytes) {
     if (part_ + bytes > largest_) part_ = 0;

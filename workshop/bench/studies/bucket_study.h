@@ -18,11 +18,11 @@ namespace tessera::app {
 struct BucketStudyOptions {
   std::vector<double> caps_mb = {0.5, 1, 2, 4, 8, 16, 25, 32, 64};  ///< MiB; buckets of one parameter are timed too
   int rounds = 12;        ///< number of rounds over all buckets, each time with a new Engine
-  double budget_s = 105;  ///< seconds for a model: rounds that would take longer are left out, except the first
-  int warm_up_steps = 1;  ///< steps that come first and are not counted
+  double budget_s = 105;  ///< seconds for a model: rounds that would exceed this are left out, except the first
+  int warm_up_steps = 1;  ///< steps at the beginning that are not counted
   int timed_steps = 4;
   std::vector<std::int64_t> reduction_bytes;      ///< bytes of single reductions, which are timed for the fit
-  std::int64_t reduction_round_bytes = 32 << 20;  ///< a size is reduced `reduction_round_bytes / size` times a round
+  std::int64_t reduction_round_bytes = 32 << 20;  ///< each round reduces a size `reduction_round_bytes / size` times
   int most_reductions = 40;                       ///< most reductions of a size in a round; at least one is made
   int held_out_batches = 40;
   ImageSource images;
@@ -31,15 +31,15 @@ struct BucketStudyOptions {
 
 /// Training under one `units.bucket_cap_mb`.
 struct BucketTiming {
-  double cap_mb = 0;             ///< 0: one parameter a bucket
-  std::int64_t collectives = 0;  ///< reductions a step
+  double cap_mb = 0;             ///< 0: one parameter per bucket
+  std::int64_t collectives = 0;  ///< reductions in each step
   Samples step;                  ///< forward, backward and update, on the slowest rank
   /// time in reductions for each step, on the rank that waited least, so that waits for late ranks are left out
   Samples communication;
 };
 
-/// All-reduces of `bytes` of fp32, in place in the group's memory, each in another part of it, so that no reduction
-/// finds its bytes in a cache (as in a step).
+/// All-reduces of `bytes` of fp32, in place in the group's memory. Each uses another part of that memory, so that no
+/// reduction finds its bytes in a cache (as in a step).
 struct ReductionTiming {
   std::int64_t bytes = 0;
   Samples call;  ///< time on the slowest rank
@@ -65,8 +65,8 @@ struct BucketModelReport {
   int steps_a_round = 1;  ///< timed steps of each bucket in a round
 
   std::int64_t gradient_bytes() const { return 4 * parameters; }
-  /// Returns how many times faster the bucket is than one parameter for each bucket: the median over rounds, each of
-  /// which measures both.
+  /// Returns how many times faster the bucket is than one parameter per bucket. It is the median over rounds, and each
+  /// round measures both.
   double step_gain(const BucketTiming& timing) const;
   double communication_gain(const BucketTiming& timing) const;
   /// Returns the bucket of the sweep with the largest step_gain.
@@ -80,7 +80,7 @@ struct BucketReport {
   std::vector<BucketModelReport> models;  ///< the models, such as ResNet-18 and GPT
 };
 
-/// Checks that a step gives the same bits under every bucket, then trains each model under all of them by turns, and
+/// Checks that a step gives the same bits under every bucket. Then trains each model under all buckets in turn, and
 /// times the steps. It is collective; every rank returns the same report. Throws tessera::Error (70) if bits differ.
 BucketReport study_buckets(const Mesh& mesh, const BucketStudyOptions& options);
 

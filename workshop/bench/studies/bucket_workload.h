@@ -18,7 +18,7 @@
 
 namespace tessera::app {
 
-/// Inputs and targets: images [B, 3, 32, 32] and labels [B], or tokens [B, T] and the tokens that follow.
+/// Inputs and targets. They are images [B, 3, 32, 32] and labels [B], or tokens [B, T] and the tokens that follow them.
 struct LabelledBatch {
   at::Tensor input, target;
 };
@@ -43,12 +43,13 @@ struct ImageSource {
   std::uint64_t seed = 1;
 };
 
-/// Returns a ResNet-18 for 32 x 32 images, 4 images a rank; `small`: an eighth of its width. Throws tessera::Error for
-/// files that cannot be used.
+/// Returns a ResNet-18 for 32 x 32 images, 4 images a rank; `small`: an eighth of its width. Throws tessera::Error if
+/// files cannot be used.
 BucketWorkload resnet_workload(const Mesh& mesh, const ImageSource& source, bool small);
 
-/// Returns a GPT of 10.6 million parameters on 64 tokens a rank, from a Markov chain that can be learnt. Each of 64
-/// tokens has one successor seven times in eight, and any of the 64 tokens otherwise. `small`: 0.2 million.
+/// Returns a GPT of 10.6 million parameters, with 64 tokens on each rank. The tokens come from a Markov chain that can
+/// be learnt. Each of 64 tokens is followed by one fixed token seven times in eight, and by any of the 64 tokens
+/// otherwise. `small`: a GPT of 0.2 million parameters.
 BucketWorkload gpt_workload(const Mesh& mesh, std::uint64_t seed, bool small);
 
 /// Images [B, 3, 32, 32] fp32, normalised, and labels [B] int64.

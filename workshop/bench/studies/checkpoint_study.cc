@@ -44,7 +44,7 @@ struct Layers : torch::nn::Module {
   std::vector<torch::nn::Linear> layers;
 };
 
-/// Layers with an Engine that has made a step, so that there are states.
+/// Layers with an Engine that has made a step, so that the optimizer has states.
 struct Trained {
   Trained(const Mesh& mesh, std::int64_t width, const std::function<void(Strategy&)>& adjust)
       : input(at::ones({1, width})) {
@@ -64,7 +64,7 @@ struct Trained {
   std::unique_ptr<Engine> engine;
 };
 
-/// Writes `bytes` to a new file, as a checkpoint's shard is written: portions of a MiB, then fsync.
+/// Writes `bytes` to a new file in the way in which a checkpoint's shard is written: portions of a MiB, then fsync.
 void write_file(const std::filesystem::path& path, const std::vector<std::byte>& bytes) {
   const auto expect = [&](bool worked) {
     if (!worked) throw Error(ExitCode::kIo, path.string() + ": " + std::strerror(errno));
@@ -81,7 +81,7 @@ void write_file(const std::filesystem::path& path, const std::vector<std::byte>&
   expect(::close(file) == 0);
 }
 
-/// Writes over a file past the page cache, as a commit does, and syncs it. The first round creates the file.
+/// A file that is overwritten past the page cache, as a commit does, and then synced. The first round creates the file.
 class OverwrittenFile {
  public:
   OverwrittenFile(const std::filesystem::path& path, std::size_t bytes)
@@ -142,7 +142,7 @@ class CheckpointStudy {
     time(counts, kCopy, [&] { std::memcpy(to_.data(), from_.data(), from_.size()); });
     time(counts, kWrite, [&] { write_file(folder_ / ("plain-" + std::to_string(mesh_.rank())), from_); });
     time(counts, kSave, [&] { save_checkpoint(*waiting_.engine, folder_, {}, {.keep = 1}); });
-    // A save leaves nothing in the page cache, where its file system can bypass that.
+    // A save leaves nothing in the page cache, if its file system can bypass the cache.
     for (const Number number : {kLoadFirst, kLoad}) {
       time(counts, number, [&] { load_checkpoint(*waiting_.engine, folder_); });
     }
@@ -152,7 +152,7 @@ class CheckpointStudy {
     note(counts, kCommit, begin);
     time(counts, kOverwrite, [&] { overwritten_->write(); });
     durable_.step();
-    // A commit goes on beside training; here no training runs meanwhile.
+    // A commit normally runs during training. No training runs here.
     time(counts, kDurable, [&] {
       commit_durable(*durable_.engine);
       finish_commit(*durable_.engine);
@@ -179,7 +179,7 @@ class CheckpointStudy {
     Samples samples = {};
   };
 
-  /// Adds the time from the moment when all ranks are ready to the moment when all have done `body`.
+  /// Adds the time from the moment when all ranks are ready to the moment when all ranks have run `body`.
   void time(bool counts, Number number, const std::function<void()>& body) {
     barrier(mesh_);
     const Clock::time_point begin = Clock::now();

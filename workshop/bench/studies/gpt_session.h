@@ -7,8 +7,8 @@
 
 namespace tessera::app {
 
-/// A GPT with an Engine, and one sequence for each of its steps, which differs on each rank. Studies of whole steps
-/// train this GPT; sessions that are made alike have the same first values.
+/// A GPT with an Engine. Each of its steps has one sequence, which differs on each rank. Studies of whole steps train
+/// this GPT. Sessions that are made with the same arguments have the same first values.
 class GptSession {
  public:
   GptSession(const Mesh& mesh, const models::GPTConfig& config, const Strategy& strategy);

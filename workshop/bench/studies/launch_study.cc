@@ -37,7 +37,7 @@ at::Tensor loss_of(models::GPT& model, const at::Tensor& tokens) {
   return model->forward(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length));
 }
 
-/// Returns the module without an Engine, in bf16, as users would write it by hand.
+/// Returns a step of the module without an Engine, in bf16, as users would write it by hand.
 Step plain(const models::GPTConfig& config, const at::Device& device) {
   struct State {
     models::GPT model{nullptr};

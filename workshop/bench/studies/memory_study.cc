@@ -29,7 +29,7 @@ std::int64_t charged_bytes() {
   return total;
 }
 
-/// Returns how many bytes of a parameter's 16 (4 each for itself and its gradient, 8 for the moments) are sharded.
+/// Returns how many of a parameter's 16 bytes (4 for the parameter, 4 for its gradient, 8 for the moments) are sharded.
 double sharded_bytes(ShardingStrategy kind) {
   switch (kind) {
     case ShardingStrategy::kNoShard:
@@ -76,7 +76,7 @@ BenchTable study_memory(const Mesh& mesh, const models::GPTConfig& config) {
   const auto parameters = static_cast<double>(models::parameter_count(config));
   for (const Contender& contender : contenders()) {
     if (contender.alone) continue;
-    if (table.rows.empty()) measure(mesh, *world, contender.strategy, config);  // libraries take memory at first
+    if (table.rows.empty()) measure(mesh, *world, contender.strategy, config);  // libraries allocate memory at first
     const double sharded = sharded_bytes(contender.strategy.strategy);
     const Measured measured = measure(mesh, *world, contender.strategy, config);
     const auto planned = static_cast<double>(measured.planned), charged = static_cast<double>(measured.charged);

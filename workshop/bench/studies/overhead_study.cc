@@ -62,7 +62,7 @@ class OverheadStudy {
  public:
   OverheadStudy(const Mesh& mesh, int operators) : mesh_(mesh), operators_(operators) {}
 
-  /// Times one case by itself, since an Engine that gathers watches all operators of the process as long as it lives.
+  /// Times one case alone, since an Engine that gathers watches all operators of the process as long as it exists.
   void time(const std::string& name, const std::optional<Strategy>& strategy,
             const std::function<at::Tensor(const Leaves&, const at::Tensor&, int)>& op, int rounds) {
     const auto module = std::make_shared<Leaves>(kUnits);
@@ -81,7 +81,7 @@ class OverheadStudy {
   }
 
   /// Times whole steps of a module of `units` units, whose parameters a step adds up. `plain_row`: the row with which
-  /// the new row is compared; the plain row is compared with itself.
+  /// the new row is compared. The plain row is compared with itself.
   void time_steps(const std::string& name, int units, const std::optional<Strategy>& strategy, int rounds,
                   std::size_t plain_row) {
     const auto module = std::make_shared<Leaves>(units);
@@ -106,8 +106,8 @@ class OverheadStudy {
     rows_.push_back({name, std::move(each), plain_row});
   }
 
-  /// Times steps of a small GPT, and their checks of what the program did around the step (the trace's spans "checks").
-  /// It makes two rows: the step, and the checks beside it.
+  /// Times steps of a small GPT, and the checks in them of the program's calls around the step (the trace's spans
+  /// "checks"). It makes two rows: one for the step, and one for the checks.
   void time_checks(const models::GPTConfig& config, int rounds) {
     at::manual_seed(3);
     models::GPT model = deferred_init([&] { return models::GPT(config); });
@@ -132,8 +132,8 @@ class OverheadStudy {
     rows_.push_back({name + ": checks of the program in a step", std::move(checks), rows_.size()});
   }
 
-  /// Times the updates in steps of a small GPT: with all parameters in one group, and with each in its own group, by
-  /// turns. The wait for other ranks' updates does not count. It makes two rows.
+  /// Times the updates in steps of a small GPT, in turn with all parameters in one group and with each parameter in its
+  /// own group. The wait for other ranks' updates is not counted. It makes two rows.
   void time_groups(const models::GPTConfig& config, int rounds) {
     struct Session {
       Session(const models::GPTConfig& config, const Mesh& mesh, bool has_groups)
@@ -211,7 +211,7 @@ BenchTable study_overhead(const Mesh& mesh, int rounds, int operators) {
   const models::GPTConfig small{.vocab_size = 256, .seq_len = 32, .layers = 24, .width = 64, .heads = 4};
   study.time_checks(small, operators < 1000 ? 2 : 30);
   study.time_groups(small, operators < 1000 ? 2 : 30);
-  // These rows show how the cost of a step grows with the number of units gathered ahead.
+  // These rows show how the time of a step grows with the number of units gathered ahead.
   const int units = operators < 1000 ? kManyUnits / 20 : kManyUnits, steps = rounds < 10 ? 2 : 11;
   const std::string many = " of " + std::to_string(units) + " units";
   const std::size_t plain = study.rows();

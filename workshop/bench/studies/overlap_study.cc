@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The computation of a unit: it returns its input after a while; in backward it takes twice as long.
+/// The computation of a unit. It returns its input after a while; backward takes twice as long as forward.
 struct Sleep : torch::autograd::Function<Sleep> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, double seconds) {
     context->saved_data["seconds"] = seconds;
@@ -35,7 +35,7 @@ struct Sleep : torch::autograd::Function<Sleep> {
   }
 };
 
-/// A unit whose gradient comes when its compute in backward is over.
+/// A unit whose gradient arrives when its backward computation has ended.
 struct Timed : torch::nn::Module {
   explicit Timed(std::int64_t numel) { weight = register_parameter("weight", at::zeros({numel})); }
   at::Tensor forward(const at::Tensor& x, double seconds) { return Sleep::apply(x + weight.sum(), seconds); }

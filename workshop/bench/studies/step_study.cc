@@ -16,13 +16,13 @@ namespace {
 
 using Clock = SampleClock;
 
-/// One contender in one round: its own model, data and Engine.
+/// One contender in one round, with its own model, data and Engine.
 class Trial {
  public:
   Trial(const Mesh& mesh, const Contender& contender, const models::GPTConfig& config)
       : session_(mesh, config, contender.strategy) {}
 
-  /// Trains one step, and adds to `timing`. Returns its loss.
+  /// Trains one step, and adds its times to `timing`. Returns its loss.
   double step(StepTiming& timing) {
     const Clock::time_point begin = Clock::now();
     const at::Tensor loss = session_.loss();

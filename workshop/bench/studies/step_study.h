@@ -11,8 +11,8 @@
 
 namespace tessera::app {
 
-/// Returns the model that `bench step`, `bench memory` and `bench buckets` train, with one sequence a rank: a GPT of
-/// 10.6 million parameters, or of 0.2 million if `small`.
+/// Returns the model that `bench step`, `bench memory` and `bench buckets` train, with one sequence for each rank. It
+/// is a GPT of 10.6 million parameters, or of 0.2 million if `small`.
 models::GPTConfig studied_gpt(bool small);
 
 /// A contender's name, and the strategy under which it trains. `alone`: each rank trains by itself, all ranks at the
@@ -22,15 +22,15 @@ struct Contender {
   Strategy strategy;
   bool alone = false;
 };
-/// Returns "no communication", every strategy of a mesh of one dimension, and FULL_SHARD without shared memory.
+/// Returns "no communication", every strategy of a mesh with one axis, and FULL_SHARD without shared memory.
 std::vector<Contender> contenders();
 
 /// Options of study_steps.
 struct StepStudyOptions {
   models::GPTConfig model;
-  int rounds = 5;   ///< each round runs all contenders in turn, each with a model and an Engine of its own
-  int warm_up = 3;  ///< steps of a contender's turn that are not counted; they come first
-  int steps = 10;   ///< steps of a contender's turn that are counted
+  int rounds = 5;   ///< each round runs all contenders, each with its own model and Engine
+  int warm_up = 3;  ///< steps of a contender at the beginning of a round that are not counted
+  int steps = 10;   ///< steps of a contender in a round that are counted
 };
 
 /// The steps of one contender.
@@ -38,16 +38,16 @@ struct StepTiming {
   std::string name;
   Samples step;                       ///< time on the slowest rank
   Samples forward, backward, update;  ///< parts of the step on rank 0; `update` is Engine::step
-  Samples communication;              ///< rank 0's time in collectives, waiting included, within these parts
+  Samples communication;              ///< rank 0's time in collectives within these parts, with waits
 };
 
-/// Trains under every contender by turns. It is collective; `step` is the same on every rank. All strategies must give
+/// Trains under every contender in turn. It is collective; `step` is the same on every rank. All strategies must give
 /// the same losses, bit for bit; otherwise it throws tessera::Error (70).
 std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options);
 
-/// Returns the median, p10 and p90 of the step and its parts; exposed communication (the step less the step without
-/// communication), its fraction of the step, and Gustafson's scaled efficiency (step without communication over the
-/// step: every rank brings its own batch, so N ranks do N times the work).
+/// Returns three kinds of figures: the median, p10 and p90 of the step and its parts; exposed communication (the step
+/// minus the step without communication) and its fraction of the step; and Gustafson's scaled efficiency (the step
+/// without communication over the step: every rank brings its own batch, so N ranks do N times the work).
 BenchTable to_table(const std::vector<StepTiming>& timings);
 
 }  // namespace tessera::app

@@ -16,7 +16,7 @@
 namespace tessera::app {
 namespace {
 
-constexpr int kWarmUp = 2;  ///< steps of a turn that are not counted, since another Engine had the turn before
+constexpr int kWarmUp = 2;  ///< steps of a turn that are not counted: another Engine ran before
 
 std::atomic<std::int64_t> ranges_seen = 0;
 
@@ -25,7 +25,7 @@ std::unique_ptr<at::ObserverContext> count_range(const at::RecordFunction&) {
   return nullptr;
 }
 
-/// Observes this thread's ranges as long as the object lives.
+/// Observes this thread's ranges as long as the object exists.
 class Observer {
  public:
   Observer() {
@@ -66,7 +66,7 @@ class TimesStudy {
   TimesStudy(const TimesStudy&) = delete;
   TimesStudy& operator=(const TimesStudy&) = delete;
 
-  /// Each round begins with another turn, so that no turn always follows the same one.
+  /// Each round begins with another turn, so that no turn always follows the same other turn.
   void time(int rounds) {
     for (int round = 0; round < rounds; ++round) {
       for (std::size_t i = 0; i < kTurns.size(); ++i) take((i + static_cast<std::size_t>(round)) % kTurns.size());

@@ -7,7 +7,7 @@ constexpr std::size_t kHeader = 9;                // type, rank, length of the b
 constexpr std::uint64_t kLongestBody = 64 << 20;  // a job with all of its arguments has less
 constexpr auto kLastType = static_cast<std::uint8_t>(FrameType::kGone);
 
-// Numbers go with their lowest byte first, whatever the order of this machine is.
+// Numbers are written with their lowest byte first, whatever the byte order of this machine is.
 void put(std::string& bytes, std::uint64_t value, int size) {
   for (int i = 0; i < size; ++i) bytes += static_cast<char>(value >> (8 * i));
 }

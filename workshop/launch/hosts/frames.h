@@ -8,22 +8,22 @@
 
 namespace tessera {
 
-/// Frames that a launcher and its agent on another host (workshop/launch/agent.h) send each other over ssh's pipes. A
-/// frame has a type, a rank and a body. The launcher and the agent are of one version of Tessera, so frames have no
-/// version of their own.
+/// Frames that a launcher and its agent on another host (workshop/launch/agent.h) send to each other over ssh's pipes.
+/// A frame has a type, a rank and a body. The launcher and the agent have the same version of Tessera, so frames have
+/// no version of their own.
 enum class FrameType : std::uint8_t {
   // These frames go from the launcher to the agent.
   kJob = 1,  ///< body: what to start (host_job.h); sent once, and first
   kSignal,   ///< body: the signal to send to the rank's process group
-  kAlive,    ///< no body; this frame shows that the launcher lives
+  kAlive,    ///< no body; this frame shows that the launcher is alive
   // These frames go from the agent to the launcher.
-  kRefused,  ///< body: exit code and text of what is wrong; the ranks could not be started
+  kRefused,  ///< body: the exit code, and the text of the error; the ranks could not be started
   kStarted,  ///< body: the rank's pid
   kOutput,   ///< body: bytes of the rank's stdout
   kErrors,   ///< body: bytes of the rank's stderr
   kStopped,  ///< body: 1 if the rank is stopped from now on (SIGSTOP), 0 if it runs again
   kExit,     ///< body: how the rank's leader ended (host_job.h)
-  kGone,     ///< no body; nothing of the rank's process group is left, and all of its output was sent
+  kGone,     ///< no body; no process of the rank's group is left, and all of its output was sent
 };
 
 struct Frame {
@@ -41,7 +41,7 @@ class FrameReader {
   void add(std::string_view bytes) { bytes_ += bytes; }
   /// Returns the next whole frame; nothing if more bytes are needed, or if the stream is broken.
   std::optional<Frame> next();
-  /// Returns whether the stream holds something that is no frame. Nothing that follows can be read.
+  /// Returns whether the stream has bytes that are no frame. The bytes that follow them cannot be read.
   bool is_broken() const { return broken_; }
 
  private:

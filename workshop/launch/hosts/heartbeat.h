@@ -8,10 +8,10 @@
 
 namespace tessera {
 
-/// Tells the agents on other hosts that the launcher lives. A separate thread writes to each agent: the launcher's own
-/// thread waits when nobody reads its output (`| less`), and must not look dead then.
+/// Tells the agents on other hosts that the launcher is alive. A separate thread writes to each agent. The launcher's
+/// own thread waits when nobody reads its output (`| less`), and must not seem dead then.
 ///
-/// A frame of this size is written whole or not at all, so it never lies inside a frame of the launcher's own.
+/// A frame of this size is written whole or not at all, so it never lies inside one of the launcher's other frames.
 class Heartbeat {
  public:
   explicit Heartbeat(std::chrono::milliseconds every) : every_(every) {}
@@ -20,9 +20,10 @@ class Heartbeat {
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  /// Writes to `pipe` from now on, until `remove`. The pipe must not block; bytes that it does not take are left out.
+  /// Writes to `pipe` from now on, until `remove` is called. The pipe must not block; bytes that it does not take are
+  /// left out.
   void add(int pipe);
-  /// Ends the writes to `pipe`, and returns when none is under way any more.
+  /// Ends the writes to `pipe`, and returns when no write is under way any more.
   void remove(int pipe);
 
  private:

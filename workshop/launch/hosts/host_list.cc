@@ -16,19 +16,19 @@ namespace {
 
 constexpr std::string_view kBlanks = " \t\r\v\f";
 
-/// A part of a list of hosts, and the column at which it begins.
+/// A part of a list of hosts, and the column at which that part begins.
 struct Piece {
   std::string_view text;
-  std::size_t column = 1;  ///< the column of its first character, from 1
+  std::size_t column = 1;  ///< column of the part's first character, counted from 1
 
   Piece from(std::size_t offset) const { return {text.substr(offset), column + offset}; }
 };
 
-/// The list that is read: its hosts, and the text with which its error messages begin.
+/// The list that is being read: its hosts, and the prefix of its error messages.
 struct List {
   std::string name;  ///< "--hosts", or the file
   ExitCode code = ExitCode::kUsage;
-  std::size_t line = 0;  ///< 0: the list has no lines
+  std::size_t line = 0;  ///< 0: the text is that of --hosts, without lines
   std::vector<HostSlots> hosts;
 
   absl::Status refuse(std::size_t column, const std::string& text) const {
@@ -78,7 +78,7 @@ absl::Status take_name(const List& list, Piece& piece, std::string& name) {
   return absl::OkStatus();
 }
 
-/// Reads "a:2" or "a" and adds the host. `counted`: whether the text gave a number of slots.
+/// Reads a text such as "a:2" or "a" and adds the host. `counted`: whether the text gave a number of slots.
 absl::Status add_host(List& list, Piece piece, bool& counted) {
   HostSlots host;
   const std::size_t column = piece.column;
@@ -97,7 +97,7 @@ absl::Status add_host(List& list, Piece piece, bool& counted) {
   return absl::OkStatus();
 }
 
-/// Cuts the next word off `rest`. The word is empty if there is none.
+/// Removes the next word from the front of `rest`, and returns it. The word is empty if there is none.
 Piece take_word(Piece& rest) {
   rest = rest.from(std::min(rest.text.find_first_not_of(kBlanks), rest.text.size()));
   const std::size_t end = std::min(rest.text.find_first_of(kBlanks), rest.text.size());

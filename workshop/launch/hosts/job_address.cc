@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// An address of IPv4 or IPv6. Its port means nothing.
+/// An address of IPv4 or IPv6. Its port has no meaning.
 struct Address {
   sockaddr_storage bytes{};
   socklen_t length = sizeof(sockaddr_storage);
@@ -37,7 +37,7 @@ struct Address {
   }
 };
 
-/// Returns all addresses of a host, those of IPv4 first; the result is empty if the name is unknown.
+/// Returns all addresses of a host, those of IPv4 first. The result is empty if the name is unknown.
 std::vector<Address> resolve(const std::string& name) {
   addrinfo wanted{};
   wanted.ai_socktype = SOCK_DGRAM;
@@ -55,7 +55,7 @@ std::vector<Address> resolve(const std::string& name) {
   return addresses;
 }
 
-/// Returns whether this machine has the address: only then may a socket be bound to it.
+/// Returns whether this machine has the address, since a socket can be bound only to such an address.
 bool is_ours(Address address) {
   if (address.bytes.ss_family == AF_INET)
     reinterpret_cast<sockaddr_in*>(&address.bytes)->sin_port = 0;
@@ -67,14 +67,14 @@ bool is_ours(Address address) {
   return ours;
 }
 
-/// Returns the address of this machine from which packets to `there` start. Nothing is sent.
+/// Returns the address of this machine from which packets to `there` are sent. Nothing is sent here.
 std::string way_to(const Address& there) {
   const int fd = ::socket(there.bytes.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   Address here;
   const bool known =
       fd >= 0 && ::connect(fd, there.raw(), there.length) == 0 && ::getsockname(fd, here.raw(), &here.length) == 0;
   if (fd >= 0) ::close(fd);
-  // A way over the loopback interface leads to no other machine, unless the other "host" is this machine too.
+  // A route over the loopback interface leads to no other machine, unless the other "host" is this machine too.
   return known && here.is_loopback() == there.is_loopback() ? here.text() : "";
 }
 

@@ -1,4 +1,4 @@
-// This file is compiled without contraction of a * b + c into one rounding, like the CPU's sums.
+// This file is compiled without fused multiply-add (a * b + c with one rounding), like the CPU's sums.
 
 #include <cuda_fp16.h>
 
@@ -30,7 +30,7 @@ struct alignas(sizeof(T) * kWidth) Several {
   T values[kWidth];
 };
 
-/// Adds neighbours; an odd last one is carried up unchanged.
+/// Adds neighbours; an odd last addend is carried up unchanged.
 template <int kCount>
 __device__ __forceinline__ float tree_sum(float (&values)[kCount]) {
 #pragma unroll

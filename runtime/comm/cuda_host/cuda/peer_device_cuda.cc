@@ -21,7 +21,7 @@ static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(PeerDevice::Handle));
 static_assert(sizeof(cudaIpcEventHandle_t) == sizeof(PeerDevice::Handle));
 static_assert(cuda::SumInputs::kMost == static_cast<int>(PeerDevice::kMostInputs));
 
-/// Returns a hint for an error: only errors of memory have more to say than CUDA's own text.
+/// Returns a hint for an error, if there is more to say than CUDA's own text, as for errors of memory.
 std::string hint_of(cudaError_t error) {
   return error == cudaErrorMemoryAllocation
              ? ". [T0450] hint: shard over more GPUs, or give \"offload\" a tier below memory"
@@ -48,8 +48,8 @@ T handle_of(const PeerDevice::Handle& bytes) {
   return handle;
 }
 
-/// Calls the driver's cuMemGetAddressRange, which is found at run time: nothing is linked to the driver, which a
-/// machine without a GPU does not have.
+/// Calls the driver's cuMemGetAddressRange, which is found at run time. Nothing is linked to the driver, since a
+/// machine without a GPU has none.
 absl::StatusOr<std::byte*> allocation_of(const void* memory) {
   using GetAddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
   static void* const function = [] {
@@ -67,7 +67,7 @@ absl::StatusOr<std::byte*> allocation_of(const void* memory) {
   return make_error(ExitCode::kInternal, "cuMemGetAddressRange: error " + std::to_string(result));
 }
 
-/// Peers' allocations that this process has opened, for all groups together: one mapping each, with the number of
+/// Peers' allocations that this process has opened, for all groups together. Each has one mapping, and the number of
 /// devices (PeerDevice) that use it.
 class OpenedMemory {
  public:

@@ -42,7 +42,7 @@ absl::StatusOr<ModeWorld> simulate_mode(const ModeCost& cost, int ranks, const W
   if (options.steps * ranks > kMostModePieces / std::max(pieces, kLeastPieces))
     return make_error(ExitCode::kUsage,
                       fmt::format("simulated world: {} steps of {} ranks, each with {} pieces of work that vary, take "
-                                  "too long to simulate. hint: a few dozen steps tell enough",
+                                  "too long to simulate. [T1055] hint: a few dozen steps tell enough",
                                   options.steps, ranks, pieces));
   const RankSpeeds speeds(options, ranks);
   const double even_s = cost.compute_s();

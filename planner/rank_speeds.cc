@@ -30,7 +30,7 @@ absl::Status check_world(const WorldOptions& options, int ranks) {
                               options.steps));
   if (!is_within(options.stall_share, 0, 1) || !is_within(options.stall_s, 0, kMostStall))
     return refuse(
-        fmt::format("a stall must have a share from 0 to 1 and from 0 to {:g} seconds, got {} and {}. hint: "
+        fmt::format("a stall must have a share from 0 to 1 and from 0 to {:g} seconds, got {} and {}. [T1056] hint: "
                     "0.02 and 1 stop a rank for a second in one of 50 steps",
                     kMostStall, options.stall_share, options.stall_s));
   for (const auto& [rank, factor] : options.stragglers) {

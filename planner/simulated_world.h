@@ -30,8 +30,9 @@ struct SimulatedWorld {
 /// Simulates the steps of predict_step, but for each rank of the plan's mesh separately. A call begins when the last of
 /// its ranks has joined it, and ends for all of them at the same time. In shared memory a rank computes its share of a
 /// sum when all ranks have started the sum. A rank that has ended a step begins the next step without waiting for other
-/// ranks. If ranks do not differ, the seconds of a step are exactly those of predict_step. Microbatches that are dealt by speed are so from the
-/// first step on. A rank that stands still does so before it first computes in the step.
+/// ranks. If ranks do not differ, the seconds of a step are exactly those of predict_step. Dealing by speed deals
+/// microbatches by the ranks' speeds from the first step on. A rank that stands still does so before it first computes
+/// in the step.
 ///
 /// The cost of a step is proportional to ranks x entries x log(ranks).
 ///

@@ -66,9 +66,10 @@ Mesh init(const CommConfig& comm, const MakeBackend& make) {
     throw Error(ExitCode::kConfig, "comm.network_fit is \"" + comm.network_fit +
                                        "\", but the program brings its own transport. [T0181] hint: leave it out");
   if (comm.outage_s != CommConfig().outage_s)
-    throw Error(ExitCode::kConfig,
-                "comm.outage_s is set, but the program brings its own transport, which alone knows of outages. hint: "
-                "leave it out");
+    throw Error(
+        ExitCode::kConfig,
+        "comm.outage_s is set, but the program brings its own transport, which alone knows of outages. [T1053] hint: "
+        "leave it out");
   const double timeout = comm.init_timeout_s;
   return join_job([&](const Topology& topology) {
     return make_process_mesh(topology, comm,

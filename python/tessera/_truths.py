@@ -52,7 +52,7 @@ def meet(timeout_s: float) -> tuple[dict[str, str], Any]:
         host, port, served = _meeting_place(store, len(set(hosts)) == 1, timeout_s)
     except distributed.DistNetworkError as error:
         raise Error(f"rank {distributed.get_rank()} of torch.distributed's process group met the others in tessera.init, and the process that "
-                    f"serves their store is gone: {error}. hint: what that process (rank 0, in most cases) printed last, or its launcher, says why "
+                    f"serves their store is gone: {error}. [T1062] hint: what that process (rank 0, in most cases) printed last, or its launcher, says why "
                     "it ended", _PEER_LOST) from error
     except RuntimeError as error:  # torch.distributed's store raises this
         raise Error(f"rank {distributed.get_rank()} of torch.distributed's process group waited for the others in tessera.init: {error}. "

@@ -44,7 +44,7 @@ absl::Status AddedTokens::split(std::string_view text, StepBudget& budget,
     if (!budget.take(steps))
       return make_error(ExitCode::kCorruptData,
                         fmt::format("added_tokens cannot be looked for in {} bytes of text: it takes too many steps. "
-                                    "hint: leave out long tokens that begin like much of the text",
+                                    "[T1061] hint: leave out long tokens that begin like much of the text",
                                     budget.text_bytes()));
     if (token == nullptr) {
       ++i;

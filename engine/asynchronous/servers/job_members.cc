@@ -36,9 +36,10 @@ absl::StatusOr<std::optional<JobMembers::Place>> JobMembers::join(int wanted, bo
                                             " is there already. [T0967] hint: give each process a rank of its own");
   // Only server 0 of an elastic run gives numbers, and knows which steps a worker holds.
   if (is_elastic() && returns && next_number_ > 0 && !away_.contains(place.number))
-    return make_error(ExitCode::kUnavailable, "worker " + std::to_string(place.number) +
-                                                  " was away for too long, and its steps are dealt again. hint: start "
-                                                  "it anew");
+    return make_error(ExitCode::kUnavailable,
+                      "worker " + std::to_string(place.number) +
+                          " was away for too long, and its steps are dealt again. [T1050] hint: start "
+                          "it anew");
   Member& member = members_[place.number];
   if (const auto found = away_.find(place.number); found != away_.end()) {
     member = std::move(found->second);
@@ -286,8 +287,9 @@ absl::StatusOr<JobMembers::Deal> JobMembers::deal(int number, std::int64_t steps
 absl::Status JobMembers::end_results(int number) {
   const MutexLock lock(mutex_);
   if (finisher_ != number)
-    return make_error(ExitCode::kUsage, "worker " + std::to_string(number) +
-                                            " was not to write the results. hint: ask Engine::writes_results first");
+    return make_error(ExitCode::kUsage,
+                      "worker " + std::to_string(number) +
+                          " was not to write the results. [T1051] hint: ask Engine::writes_results first");
   are_written_ = true;
   note_change();
   return absl::OkStatus();

@@ -515,9 +515,10 @@ void ServedShards::sum_over_replica(LocalStep& told, std::span<char> used) {
     ToldInReplica each;
     std::memcpy(&each, theirs, sizeof each);
     if (each.numbers != own.numbers)
-      throw Error(ExitCode::kUsage, self() +
-                                        ": ranks of one replica have different learning rates or options. hint: all "
-                                        "ranks of a replica call set_lr and set_option alike");
+      throw Error(ExitCode::kUsage,
+                  self() +
+                      ": ranks of one replica have different learning rates or options. [T1052] hint: all "
+                      "ranks of a replica call set_lr and set_option alike");
     told.loss += each.loss / pieces_;
     told.weight += each.weight;
     told.tokens += each.tokens;

@@ -184,7 +184,7 @@ class RollCall {
       return make_error(ExitCode::kConfig, self(topology_) + ": the transport is \"" + transport_ +
                                                "\" here (comm.transport), and another one on " +
                                                std::to_string(topology_.world_size - over_this) +
-                                               " of the other ranks. hint: start all ranks with one strategy");
+                                               " of the other ranks. [T1057] hint: start all ranks with one strategy");
     return make_error(
         ExitCode::kConfig,
         self(topology_) + " (" + topology_.launcher + ") knows hosts of these numbers of ranks: " +

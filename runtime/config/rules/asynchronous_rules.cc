@@ -105,7 +105,7 @@ StrategyRule order_of_replicas_rule() {
         const AsynchronousConfig& config = s.sync.asynchronous;
         if (config.replica_ranks == 1 || (config.record_order.empty() && config.play_order.empty())) return "";
         return "cannot stand beside sync.record_order and sync.play_order: an order is one of replicas of one rank. "
-               "hint: leave one of them out";
+               "[T1058] hint: leave one of them out";
       }};
 }
 

@@ -53,10 +53,9 @@ std::pair<int, double> straggler_of(const std::string& text) {
 std::pair<double, double> stall_of(const std::string& text) {
   const auto read = pair_of<double>(text, "%lf=%lf%n");
   if (!read)
-    throw Error(
-        ExitCode::kUsage,
-        "simulate: --stall \"" + text +
-            "\" is no share of steps and seconds. hint: write them such as 0.02=1, for 1 s in 2 % of the steps");
+    throw Error(ExitCode::kUsage, "simulate: --stall \"" + text +
+                                      "\" is no share of steps and seconds. [T1060] hint: write them such as 0.02=1, "
+                                      "for 1 s in 2 % of the steps");
   return *read;
 }
 

@@ -92,8 +92,8 @@ function(tessera_test name)
     add_executable(${program})
     target_link_libraries(${program} PRIVATE test_patience GTest::gmock ${main} tessera_options)
     add_dependencies(${program} with_patience)
-    # A test's own code runs only for a short time, so the time that the compiler saves is worth more than faster tests. Its lines are known to debuggers
-    # in other builds, and to sanitizers.
+    # A test's own code runs only for a short time, so the time that the compiler saves is worth more than faster tests.
+    # Debuggers know its lines in builds of other types, and sanitizers do.
     set(quick -O1)
     if(NOT TESSERA_SANITIZE)
       list(APPEND quick -g0)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <span>
+#include <string>
 #include <utility>
 #include <variant>
 
@@ -82,6 +83,14 @@ void expect_enough_ranks(const PlanScene& scene) {
                                           " are backups. [T0899] hint: give a count below the number of ranks"));
 }
 
+/// Throws if the ranks are no whole number of replicas of several ranks.
+void expect_whole_replicas(const PlanScene& scene) {
+  const std::int64_t group = scene.mesh.world_size(), ranks = scene.sync.asynchronous.replica_ranks;
+  if (group % ranks == 0) return;
+  throw Error(ExitCode::kConfig, "/sync/replica_ranks: " + std::to_string(group) + " ranks do not make replicas of " +
+                                     std::to_string(ranks) + ". [T1054] hint: start a multiple of sync.replica_ranks");
+}
+
 /// Returns the second copy of the parameters that the strategy asks for on these ranks. Throws if no gather would use
 /// this copy, or if the number of ranks that hold it does not fit the shard axis.
 SecondaryCopy secondary_on(const Strategy& strategy, const PlanScene& scene, const Placement& placement) {
@@ -156,6 +165,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   expect_small_batches(strategy, scene);
   expect_one_replica(scene);
   expect_enough_ranks(scene);
+  expect_whole_replicas(scene);
   if (strategy.compression.has_method() && scene.mesh.replicate_size > 1) {
     throw Error(ExitCode::kConfig,
                 c10::str("/compression/method: needs a mesh of one replica, whose ranks sum all "

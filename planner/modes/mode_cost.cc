@@ -84,6 +84,11 @@ absl::StatusOr<ModeCost> mode_cost(const MemoryPlan& plan, const StepProfile& pr
                                    int servers) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<int> units, units_of(profile, plan));
   const SyncConfig& sync = plan.update().outer;
+  if (sync.asynchronous.replica_ranks > 1)
+    return make_error(
+        ExitCode::kConfig,
+        "/sync/replica_ranks: the time in which the ranks of a replica sum gradients and gather values is "
+        "not predicted. hint: leave the key out of the strategy, or plan without --links");
   const int ranks = plan.placement().mesh.world_size();
   ModeCost cost;
   cost.rule = rule_of(sync);

@@ -40,7 +40,8 @@ struct ModeCost {
 /// With servers each unit is pulled while the one before it computes, and gradients are sent while backward goes on; a
 /// step waits for what does not fit in there, for the first unit, and for the update by `servers` of them.
 ///
-/// `links`: in shared memory, or to servers. Errors: those of units_of.
+/// `links`: in shared memory, or to servers. Errors: those of units_of; 78 for replicas of several ranks
+/// (AsynchronousConfig::replica_ranks), whose sums and gathers are not predicted.
 absl::StatusOr<ModeCost> mode_cost(const MemoryPlan& plan, const StepProfile& profile, const Links& links, int servers);
 
 }  // namespace tessera

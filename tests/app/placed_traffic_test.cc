@@ -125,5 +125,26 @@ TEST(PlacedTraffic, StepWithASecondCopyMovesWhatThePlanLists) {
   }
 }
 
+TEST(PlacedTraffic, RanksOfAReplicaGatherValuesAndSumGradientsAmongThemselves) {
+  Topology topology;
+  topology.world_size = kRanks;
+  topology.local_world_size = kRanksOfHost;
+  topology.launcher = "thread";
+  Strategy strategy = testing::strategy_for(ShardingStrategy::kShardOptimizer);
+  strategy.host_sharing = true;
+  strategy.sync.type = SyncType::kAsynchronous;
+  strategy.sync.asynchronous.owners = ShardOwners::kServers;
+  testing::Tiny shapes = testing::make_tiny({}, true);
+  EXPECT_TRUE(collectives_of_step(plan_in_detail(*shapes, strategy, topology)).empty()) << "servers are no collective";
+  strategy.sync.asynchronous.replica_ranks = 2;
+  const MemoryPlan plan = plan_in_detail(*shapes, strategy, topology);
+  const std::vector<StepCollective> all = collectives_of_step(plan);
+  ASSERT_EQ(all.size(), 2u);
+  for (const StepCollective& each : all) {
+    EXPECT_EQ(each.axis, "replica");
+    EXPECT_EQ(each.bytes, 2 * plan.served_bytes().received);
+  }
+}
+
 }  // namespace placed_traffic_test
 }  // namespace tessera::app

@@ -123,6 +123,14 @@ TEST(ModeCost, StepWaitsForWhatServersCannotHideBehindCompute) {
   EXPECT_NEAR(slow.served_s, 10 * (root_s + 2 * block_s), 1e-9) << "more than the update";
 }
 
+TEST(ModeCost, ReplicasOfSeveralRanksAreRefused) {
+  TimedPlan timed = timed_mode(SyncType::kAsynchronous);
+  timed.input.update.outer.asynchronous.owners = ShardOwners::kServers;
+  timed.input.update.outer.asynchronous.replica_ranks = 2;
+  const auto cost = mode_cost(timed.plan(), timed.profile, timed.links.shard, /*servers=*/1);
+  EXPECT_NE(message_of(cost.status()).find("/sync/replica_ranks"), std::string::npos);
+}
+
 TEST(ModeWorld, RankAtHalfSpeedDelaysSynchronousRanksOnly) {
   const WorldOptions options{.stragglers = {{3, 2.0}}, .steps = 70};
   ModeCost cost;

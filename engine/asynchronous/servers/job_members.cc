@@ -159,8 +159,6 @@ bool JobMembers::is_empty() const {
   return members_.empty();
 }
 
-bool JobMembers::is_known(int number) const { return members_.contains(number) || away_.contains(number); }
-
 /// Returns the number of steps that the slowest worker has pushed, among the workers that have steps to make; 0 if
 /// there is no such worker.
 std::int64_t JobMembers::slowest() const {
@@ -269,9 +267,11 @@ absl::StatusOr<JobMembers::Deal> JobMembers::deal(int number, std::int64_t steps
     return deal;
   } else {
     if (!std::exchange(member.rests, true)) note_change();
-    deal.kind = made_ < steps_ ? Deal::Kind::kAskAgain : Deal::Kind::kOver;
+    // If the worker that writes the results is away and does not come back, the worker that asks writes them.
+    const bool waits_for_finisher = finisher_ && !are_written_ && away_.contains(*finisher_);
+    deal.kind = made_ < steps_ || waits_for_finisher ? Deal::Kind::kAskAgain : Deal::Kind::kOver;
     if (deal.kind == Deal::Kind::kAskAgain || are_written_) return deal;
-    if (!finisher_ || !is_known(*finisher_)) {
+    if (!finisher_ || !members_.contains(*finisher_)) {
       finisher_ = number;
       note_change();
     }

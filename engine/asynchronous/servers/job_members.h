@@ -106,7 +106,7 @@ class JobMembers {
   struct Deal {
     enum class Kind {
       kStep,      ///< the worker makes `step`
-      kAskAgain,  ///< other workers hold the last steps, and may leave before they make them
+      kAskAgain,  ///< other workers hold the last steps, or the one that writes the results is away; they may be gone
       kOwnFirst,  ///< this worker itself holds the last steps
       kOver       ///< all steps are made
     };
@@ -134,7 +134,6 @@ class JobMembers {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool is_known(int number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::int64_t slowest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   /// Lets the steps of a worker that has left be dealt again.
   void give_up(int number, const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

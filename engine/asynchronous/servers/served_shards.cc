@@ -162,8 +162,11 @@ void ServedShards::connect(const Strategy& strategy) {
 /// first worker has begun, which may take as long as reading a large file of weights.
 void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
   const Server& there = servers_[static_cast<std::size_t>(server)];
-  const auto joined = there.courier->start(deadline, config_.elastic ? ServerLink::Clock::now() + limit_ : deadline);
-  if (config_.elastic && exit_code_of(joined.status()) == ExitCode::kUnavailable)
+  const auto busy_until = config_.elastic ? ServerLink::Clock::now() + limit_ : deadline;
+  const auto joined = there.courier->start(deadline, busy_until);
+  // A server that refuses a worker with this code does so earlier, such as one whose folder another server uses.
+  if (config_.elastic && exit_code_of(joined.status()) == ExitCode::kUnavailable &&
+      ServerLink::Clock::now() > busy_until)
     throw Error(
         ExitCode::kPeerLost,
         there.name +

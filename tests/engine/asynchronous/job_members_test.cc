@@ -298,6 +298,19 @@ TEST(JobMembers, WorkersThatDoNotComeBackInTimeAreGivenUp) {
   EXPECT_EQ(dealt(*members, b, 2).step, 0) << "its step is dealt again";
 }
 
+TEST(JobMembers, NextWorkerWritesTheResultsWhereTheOneThatWasToldToDoesNotComeBack) {
+  JobMembers first(0, 1s);
+  const int a = joined(first), b = joined(first);
+  dealt(first, a, 1);
+  first.note(a, 1, 1);
+  EXPECT_TRUE(dealt(first, a, 1).finishes);
+  const auto members = come_back(first, 500ms);
+  EXPECT_TRUE(members->join(b, /*returns=*/true).ok());
+  EXPECT_EQ(dealt(*members, b, 1).kind, Kind::kAskAgain) << "the other one may come back and write them";
+  std::this_thread::sleep_for(550ms);
+  EXPECT_TRUE(dealt(*members, b, 1).finishes);
+}
+
 TEST(JobMembers, NextWorkerGivesTheFirstValuesWhereTheGiverDoesNotComeBack) {
   JobMembers first(0, 1s);
   const auto giver = first.join(JobMembers::kAnyNumber);

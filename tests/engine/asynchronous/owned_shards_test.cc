@@ -352,6 +352,24 @@ TEST(OwnedShards, PlanWithServersHasTheirShardsAndStatesForCheckpointsAlone) {
   EXPECT_THAT(plan.to_table(), HasSubstr("of gradients that wait for its push"));
 }
 
+TEST(OwnedShards, PlanOfReplicasHasARanksShareOfTheBytesAndOnlyWholeReplicas) {
+  const auto plan_with = [](std::int64_t replica_ranks) {
+    const Strategy strategy =
+        strategy_of(OptimizerType::kAdamW, {.owners = ShardOwners::kServers, .replica_ranks = replica_ranks});
+    torch::nn::Sequential module = make_module();
+    const auto units = partition(*module, strategy, kRanks, nullptr, nullptr);
+    PlanScene scene{MeshPosition{1, kRanks, 0, 0}};
+    scene.sync = strategy.sync;
+    return make_plan(units, strategy, scene, *make_optimizer(strategy.optimizer));
+  };
+  const MemoryPlan alone = plan_with(1), together = plan_with(kRanks);
+  EXPECT_EQ(together.served_bytes().shards, alone.served_bytes().shards);
+  EXPECT_EQ(kRanks * together.served_bytes().sent, alone.served_bytes().sent);
+  EXPECT_EQ(kRanks * together.served_bytes().received, alone.served_bytes().received);
+  EXPECT_EQ(together.to_table().find("of gradients that wait for its push"), std::string::npos);
+  EXPECT_THROW(plan_with(2), Error);
+}
+
 TEST(OwnedShards, FailedRankIsNamedByThoseWhoWaitForIt) {
   std::string error;
   try {

@@ -188,6 +188,17 @@ TEST(Servers, RanksThatMakeNoWholeReplicasAreRefused) {
               HasSubstr("an order is one of replicas of one rank"));
 }
 
+// The others of the replica would wait for what it does not pull.
+TEST(Servers, RankOfAReplicaHasABatchInEachStep) {
+  const Servers servers(1);
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    Session session(mesh, in_replicas(2));
+    EXPECT_THAT(usage_error_of([&] { session.engine.backward_nothing(); }), HasSubstr("sync.replica_ranks"));
+    session.train(0);
+    barrier(mesh);
+  });
+}
+
 TEST(Servers, ShardsInAFileHaveTheBitsOfThoseInMemory) {
   const TestFolder folder;
   const Strategy strategy = served([](Strategy& s) { s.sync.asynchronous.max_staleness = 0; });

@@ -73,6 +73,7 @@ std::int64_t wire_bytes(const StepCollective& each, const MemoryPlan& plan) {
   const std::int64_t ranks = each.axis == "shard"       ? mesh.shard_size
                              : each.axis == "secondary" ? plan.placement().secondary.ranks
                              : each.axis == "world"     ? mesh.world_size()
+                             : each.axis == "replica"   ? plan.update().outer.asynchronous.replica_ranks
                                                         : mesh.replicate_size;
   const std::int64_t once = each.bytes / ranks * (ranks - 1) + each.bytes % ranks * (ranks - 1) / ranks;
   return (each.operation == "all_reduce" ? 2 * once : once) / each.every;

@@ -23,7 +23,10 @@ class StepTraffic {
         replicate_(placement_.mesh.replicate_size > 1) {}
 
   std::vector<StepCollective> all() {
-    if (plan_.update().outer.has_common_parameters()) return {};
+    if (plan_.update().outer.has_common_parameters()) {
+      step_with_neighbours();
+      return std::move(collectives_);
+    }
     gather_parameters();
     reduce_gradients();
     publish_updates();
@@ -34,6 +37,22 @@ class StepTraffic {
  private:
   void add(StepCollective collective) {
     if (collective.calls > 0) collectives_.push_back(std::move(collective));
+  }
+
+  /// Adds the collectives of the ranks that are one replica beside parameter servers.
+  void step_with_neighbours() {
+    if (plan_.update().outer.asynchronous.replica_ranks == 1) return;
+    StepCollective gathers{"all_gather", "replica", "parameters before use"};
+    StepCollective sums{"all_reduce", "replica", "gradients, fp32"};
+    for (const UnitShape& unit : plan_.units()) {
+      if (unit.trainable_numel() == 0) continue;
+      for (StepCollective* const each : {&gathers, &sums}) {
+        ++each->calls;
+        each->bytes += 4 * unit.trainable_numel();
+      }
+    }
+    add(std::move(gathers));
+    add(std::move(sums));
   }
 
   void gather_parameters() {

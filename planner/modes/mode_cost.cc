@@ -84,6 +84,11 @@ absl::StatusOr<ModeCost> mode_cost(const MemoryPlan& plan, const StepProfile& pr
                                    int servers) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<int> units, units_of(profile, plan));
   const SyncConfig& sync = plan.update().outer;
+  if (sync.asynchronous.replica_ranks > 1)
+    return make_error(
+        ExitCode::kConfig,
+        "/sync/replica_ranks: ranks that are one replica wait for each other in each of its steps, which is not "
+        "predicted. hint: leave --links out; or give \"replica_ranks\" 1, to see how long a step of a lone rank takes");
   const int ranks = plan.placement().mesh.world_size();
   ModeCost cost;
   cost.rule = rule_of(sync);

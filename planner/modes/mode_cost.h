@@ -21,7 +21,7 @@ struct ModeCost {
   ModeRule rule = {};
   std::vector<double> pieces_s = {};  ///< compute of a microbatch, in pieces that vary by themselves (WorldOptions)
   std::int64_t microbatches = 1;      ///< number of microbatches in a step
-  double rest_s = 0;                  ///< StepProfile::rest_seconds
+  double rest_s = 0;                  ///< StepProfile::rest_seconds; at outer steps, all else in a replica's step
   ModeCosts costs = {};
   /// The seconds for which the parameter servers are busy with one rank's step, all of them at once; 0 without servers.
   double served_s = 0;
@@ -40,7 +40,8 @@ struct ModeCost {
 /// With servers each unit is pulled while the one before it computes, and gradients are sent while backward goes on; a
 /// step waits for what does not fit in there, for the first unit, and for the update by `servers` of them.
 ///
-/// `links`: in shared memory, or to servers. Errors: those of units_of.
+/// `links`: in shared memory, or to servers. Errors: those of units_of; 78 if several ranks are one replica
+/// (AsynchronousConfig::replica_ranks).
 absl::StatusOr<ModeCost> mode_cost(const MemoryPlan& plan, const StepProfile& profile, const Links& links, int servers);
 
 }  // namespace tessera

@@ -110,9 +110,11 @@ std::string MemoryPlan::to_table() const {
   text += text_of_common_values(*this);
   if (const ServedBytes served = served_bytes(); served.shards > 0) {
     text += "servers: the shards of all parameter servers have " + exact_bytes(served.shards) + "; a rank sends them " +
-            format_bytes(served.sent) + " a step, and receives " + format_bytes(served.received) +
-            "; for each rank they have room for " + format_bytes(4 * passes_.outer.served) +
-            " of gradients that wait for its push\n";
+            format_bytes(served.sent) + " a step, and receives " + format_bytes(served.received);
+    if (input_.update.outer.asynchronous.replica_ranks == 1)  // gradients of several ranks leave when they are summed
+      text += "; for each rank they have room for " + format_bytes(4 * passes_.outer.served) +
+              " of gradients that wait for its push";
+    text += "\n";
   }
   if (input_.wire.longest_run > 0) {
     text += "deal: a rank computes at most " + std::to_string(input_.wire.longest_run) + " of a step's " +

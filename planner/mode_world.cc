@@ -69,11 +69,14 @@ absl::StatusOr<ModeWorld> simulate_mode(const ModeCost& cost, int ranks, const W
   return world;
 }
 
-ModeCost cost_of_outer_steps(const PredictedStep& step, const SyncConfig& outer) {
+ModeCost cost_of_outer_steps(const PredictedStep& step, const MemoryPlan& plan, const StepProfile& profile) {
+  const std::int64_t every = plan.update().outer.every;
   ModeCost cost;
-  cost.rule = {.kind = ModeRule::Kind::kMeeting, .every = outer.every};
-  cost.pieces_s = {step.seconds - step.exposed_outer_s};
-  cost.costs.meet_s = step.exposed_outer_s * static_cast<double>(outer.every);
+  cost.rule = {.kind = ModeRule::Kind::kMeeting, .every = every};
+  for (const ProfileEntry& entry : profile.entries) cost.pieces_s.push_back(entry.seconds);
+  cost.microbatches = plan.wire().accumulation;
+  cost.rest_s = std::max(0.0, step.seconds - step.exposed_outer_s - cost.compute_s());
+  cost.costs.meet_s = step.exposed_outer_s * static_cast<double>(every);
   cost.left_out = step.left_out;
   return cost;
 }

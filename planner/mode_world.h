@@ -35,7 +35,8 @@ constexpr std::int64_t kMostModePieces = 1 << 27;
 /// Errors: 64 for options that are out of range (check_world), and for more than kMostModePieces.
 absl::StatusOr<ModeWorld> simulate_mode(const ModeCost& cost, int ranks, const WorldOptions& options);
 
-/// Returns the costs of replicas that meet at outer steps, from the predicted step of a replica (local_sgd, diloco).
-ModeCost cost_of_outer_steps(const PredictedStep& step, const SyncConfig& outer);
+/// Returns the costs of replicas that meet at outer steps (local_sgd, diloco). `step`: the step of a replica, as
+/// predict_step predicts it from `plan` and `profile`.
+ModeCost cost_of_outer_steps(const PredictedStep& step, const MemoryPlan& plan, const StepProfile& profile);
 
 }  // namespace tessera

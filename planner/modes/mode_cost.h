@@ -21,7 +21,7 @@ struct ModeCost {
   ModeRule rule = {};
   std::vector<double> pieces_s = {};  ///< compute of a microbatch, in pieces that vary by themselves (WorldOptions)
   std::int64_t microbatches = 1;      ///< number of microbatches in a step
-  double rest_s = 0;                  ///< StepProfile::rest_seconds
+  double rest_s = 0;                  ///< StepProfile::rest_seconds; at outer steps, all else in a replica's step
   ModeCosts costs = {};
   /// The seconds for which the parameter servers are busy with one rank's step, all of them at once; 0 without servers.
   double served_s = 0;

@@ -403,6 +403,8 @@ bool CallWatch::look() {
     end_lonely_calls();
     return true;
   }
+  // An outage that is over does not count towards the next one, and rank 0 is watched over another connection after it.
+  if (questions_ == 0 && first_.rank && first_.rank->is_watched() && !first_.rank->has_ended()) first_.ended.reset();
   if (exchange->verdict.empty()) {
     std::vector<WaitReport> reports = {own};
     for (const std::string& text : exchange->texts)

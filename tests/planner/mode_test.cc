@@ -121,6 +121,9 @@ TEST(ModeCost, StepWaitsForWhatServersCannotHideBehindCompute) {
   // The first block's gradients leave 2 s after the begin of backward, which lasts 6 s.
   EXPECT_NEAR(slow.costs.push_s, 2 + 2 * 10 * block_s + 10 * root_s - 6 + 3, 1e-9);
   EXPECT_NEAR(slow.served_s, 10 * (root_s + 2 * block_s), 1e-9) << "more than the update";
+  timed.input.update.outer.asynchronous.replica_ranks = 2;
+  const absl::Status refusal = mode_cost(timed.plan(), timed.profile, timed.links.shard, 1).status();
+  EXPECT_EQ(exit_code_of(refusal), ExitCode::kConfig) << message_of(refusal);
 }
 
 TEST(ModeCost, ReplicasOfSeveralRanksAreRefused) {
@@ -193,8 +196,9 @@ TEST(ModeWorld, OuterStepsOfEqualReplicasTakeThePredictedTime) {
   timed.input.placement.replicas = 2;
   timed.links.replicate = links_of(1e-6);
   const PredictedStep step = timed.predicted();
-  const ModeCost cost = cost_of_outer_steps(step, timed.input.update.outer);
+  const ModeCost cost = cost_of_outer_steps(step, timed.plan(), timed.profile);
   EXPECT_GT(cost.costs.meet_s, 0);
+  EXPECT_EQ(cost.pieces_s.size(), timed.profile.entries.size()) << "each varies by itself";
   EXPECT_NEAR(played(cost, 2, {.steps = 20}).seconds, 20 * step.seconds, 1e-9);
 }
 

@@ -26,7 +26,8 @@ std::vector<ModePart> parts_of(const ModeCost& cost) {
 ModeCost mode_cost_of(const PlannedWorld& world, const TimingFiles& files) {
   const SyncConfig& sync = world.plan.update().outer;
   if (!sync.has_common_parameters())
-    return cost_of_outer_steps(predicted_step(world.plan, files, world.topology.local_world_size), sync);
+    return cost_of_outer_steps(predicted_step(world.plan, files, world.topology.local_world_size), world.plan,
+                               files.profile);
   expect_servers(files, sync);
   const Links links = sync.has_servers() ? files.links : files.links_inside.value_or(files.links);
   return value_or_throw(mode_cost(world.plan, files.profile, links, std::max(files.servers, 1)));
@@ -37,6 +38,10 @@ int ranks_of_mode(const MemoryPlan& plan) {
 }
 
 AlikeSteps steps_of_alike(const ModeCost& cost, int ranks) {
+  if (cost.rule.kind == ModeRule::Kind::kMeeting) {  // the mean from one meeting to the next, which may be far
+    const auto every = static_cast<double>(cost.rule.every);
+    return {cost.compute_s() + ((every - 1) * cost.costs.push_s + cost.costs.meet_s) / every, 0.0};
+  }
   const WorldOptions options{.steps = 10};
   const ModeWorld world = value_or_throw(simulate_mode(cost, ranks, options));
   return {world.seconds / static_cast<double>(options.steps), world.staleness_mean};

@@ -74,10 +74,14 @@ WorldOptions options_of(const SimulateCommand& command) {
 }
 
 /// Returns how replicas differ whose ranks differ as `of_ranks` says: a replica is as slow as its slowest rank, and
-/// stands still when one of its ranks does.
-WorldOptions of_replicas(const WorldOptions& of_ranks, const PlannedPlacement& placement) {
+/// stands still when one of its ranks does. The run goes on to the next meeting of the replicas, since the mean of its
+/// steps would miss a part of a meeting otherwise.
+WorldOptions of_replicas(const WorldOptions& of_ranks, const MemoryPlan& plan) {
+  const PlannedPlacement& placement = plan.placement();
+  const std::int64_t every = plan.update().outer.every;
   const int ranks = placement.mesh.world_size();  // those of a replica are neighbours
   WorldOptions options = of_ranks;
+  options.steps = (of_ranks.steps + every - 1) / every * every;
   options.stragglers.clear();
   for (int replica = 0; replica < placement.replicas; ++replica) {
     double slowest = 0;
@@ -106,7 +110,7 @@ double synchronous_seconds(const PlannedWorld& world, const TimingFiles& files, 
 std::string print_mode(const PlannedWorld& world, const TimingFiles& files, const WorldOptions& of_ranks) {
   const SyncConfig& sync = world.strategy.sync;
   throw_if_error(check_world(of_ranks, world.topology.world_size));
-  const WorldOptions options = sync.makes_outer_steps() ? of_replicas(of_ranks, world.plan.placement()) : of_ranks;
+  const WorldOptions options = sync.makes_outer_steps() ? of_replicas(of_ranks, world.plan) : of_ranks;
   const int ranks = ranks_of_mode(world.plan);
   const ModeCost cost = mode_cost_of(world, files);
   const ModeWorld found = value_or_throw(simulate_mode(cost, ranks, options));

@@ -1,4 +1,4 @@
-"""Reports everything except the code on which a result depends: the machine, the versions, the commit. It uses the
+"""Reports everything on which a result depends besides the code: the machine, the versions, the commit. It uses the
 standard library only."""
 
 import json

@@ -112,7 +112,7 @@ def lines(series, y_label, y_format=lambda y: f"{y:g}", x_label="bytes"):
     _curves(axes, series)
     figure.legend(loc="outside right upper", handlelength=3.5, labelcolor=COLOURS["soft"], fontsize=11)
     values = [y for entry in series for _, y in entry["points"]]
-    # Ticks are powers of 10, or 1, 2, 5 and their multiples by 10 if the range is narrow.
+    # The values lie between two ticks. Ticks are powers of 10 or, if the range is narrow, also 2 and 5 times these.
     factors = (1, 2, 5) if max(values) < 30 * min(values) else (1,)
     decades = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
     ticks = [factor * 10.0**decade for decade in decades for factor in factors]

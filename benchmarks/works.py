@@ -44,9 +44,9 @@ class Work:
         return self.batch * self.model["seq_len"]
 
     def needs_bytes(self):
-        """Returns the bytes that a GPU needs. PyTorch with masters that the program stores needs most. It needs 2 bytes
-        each for a bf16 parameter and its gradient, and 4 bytes each for the fp32 master, its gradient and two moments.
-        It needs 4 GiB more for activations, logits and libraries."""
+        """Returns the bytes that a GPU needs. If states are on the GPU, PyTorch with masters that the program stores
+        needs most: 2 bytes each for a bf16 parameter and its gradient, and 4 bytes each for the fp32 master, its
+        gradient and two moments. Activations, logits and libraries need 4 GiB more."""
         return self.needs_per_parameter * self.parameters() + 2**32
 
     def facts(self):

@@ -49,8 +49,8 @@ function(tessera_layer name)
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera_${name})
 endfunction()
 
-# tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s] [CLOCK filter] [FAST] [WHOLE] [TORCH] [ALONE]
-#              [IN <program>])
+# tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s] [CLOCK filter] [FAST] [WHOLE]
+#              [TORCH] [ALONE] [IN <program>])
 #
 # This makes one GoogleTest executable. It is registered as one ctest entry for each test case, or with WHOLE as one
 # entry for all. TORCH: the test includes LibTorch's headers. ALONE: no other test runs at the same time as its cases of
@@ -61,8 +61,9 @@ endfunction()
 # the label `clock` (docs/testing.md). In a WHOLE program they are a separate entry, <name>_clock, and "*" stands for
 # all cases.
 #
-# IN: the test shares a program with others, and its ctest entries are still its own. Most of a test's compilation is headers, and
-# files of one program are compiled many at a time (TESSERA_BATCHES). So names of a file lie in a namespace of the file's name.
+# IN: the test shares a program with others, and its ctest entries are still its own. Most of a test's
+# compilation is headers, and files of one program are compiled many at a time (TESSERA_BATCHES). So names of a file lie
+# in a namespace of the file's name.
 function(tessera_test name)
   cmake_parse_arguments(ARG "FAST;WHOLE;TORCH;ALONE" "TIMEOUT;CLOCK;IN" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
@@ -92,8 +93,8 @@ function(tessera_test name)
     add_executable(${program})
     target_link_libraries(${program} PRIVATE test_patience GTest::gmock ${main} tessera_options)
     add_dependencies(${program} with_patience)
-    # A test's own code runs only for a short time, so the time that the compiler saves is worth more than faster tests.
-    # Debuggers know its lines in builds of other types, and sanitizers do.
+    # A test's own code runs only for a short time, so the time that the compiler saves is worth more than faster
+    # tests. Its lines are known to debuggers in other builds, and to sanitizers.
     set(quick -O1)
     if(NOT TESSERA_SANITIZE)
       list(APPEND quick -g0)

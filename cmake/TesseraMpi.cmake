@@ -1,5 +1,5 @@
-# Decides whether the plug-in libtessera_mpi.so is built: TESSERA_HAVE_MPI, with the target MPI::MPI_CXX. An MPI and its header must be there
-# (Debian: libopenmpi-dev). No test and no other target needs them.
+# Decides whether the plug-in libtessera_mpi.so is built: TESSERA_HAVE_MPI, with the target MPI::MPI_CXX. An MPI and its
+# header must be there (Debian: libopenmpi-dev). No test and no other target needs them.
 #
 # TESSERA_MPI=AUTO builds it if that is possible, and ON requires it. It is left out with sanitizers, since MPI itself
 # has leaks and races.

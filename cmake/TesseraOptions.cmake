@@ -16,8 +16,8 @@ if(CCACHE_PROGRAM)
   # Without this setting, precompiled headers make ccache hash time stamps.
   set(CMAKE_CXX_COMPILER_LAUNCHER
     ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime)
-  # In a build from nothing ccache takes the headers from the compiler's list of dependencies, and no longer preprocesses each source
-  # before it is compiled.
+  # In a build from nothing ccache takes the headers from the compiler's list of dependencies, and no longer
+  # preprocesses each source before it is compiled.
   if(TESSERA_BATCHES)
     list(APPEND CMAKE_CXX_COMPILER_LAUNCHER CCACHE_DEPEND=1)
   endif()

@@ -2,8 +2,8 @@
 # that link it have one copy of the layers, and of their registries and caches.
 option(TESSERA_SHARED "Build and install libtessera.so in place of the archives" OFF)
 
-# Appends `target` to the list `result`, and before it the layers on which it depends, each of them once. The command's
-# own layers (app, launch, models, ...) come after them.
+# Appends `target` to the list `result`, and before it the layers on which it depends, each of them once. Layers that
+# depend on `target` are not in the list: with tessera_engine, none of the command's own (app, launch, models, ...).
 function(tessera_layers_below target result)
   get_property(every_layer GLOBAL PROPERTY TESSERA_LAYERS)
   get_target_property(links ${target} LINK_LIBRARIES)

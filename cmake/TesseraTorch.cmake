@@ -51,8 +51,8 @@ if(NOT TARGET tessera::torch)
 endif()
 
 # tessera_use_torch_pch(<target>...): compiles targets with one shared precompiled header of LibTorch's expensive ones
-# (torch/nn/module.h alone costs 9 s a file), and of what layers without LibTorch have precompiled (TesseraLayers.cmake), but for fmt,
-# of which LibTorch brings a copy of its own. Sources still include what they use.
+# (torch/nn/module.h alone costs 9 s a file), and of what layers without LibTorch have precompiled
+# (TesseraLayers.cmake), but for fmt, of which LibTorch brings a copy of its own. Sources still include what they use.
 function(tessera_use_torch_pch)
   if(NOT TARGET tessera_torch_pch)
     file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/tessera_torch_pch.cc CONTENT "")

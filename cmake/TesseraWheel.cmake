@@ -26,7 +26,8 @@ tessera_shared_library(tessera_wheel_library)
 set_target_properties(tessera_wheel_library PROPERTIES EXCLUDE_FROM_ALL ON VERSION ${tessera_minor} INSTALL_RPATH "${tessera_wheel_rpath}"
   BUILD_WITH_INSTALL_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${tessera_wheel_build}/lib)
 
-# tessera_relink(<new target> <target> <output name> <rpath>...): links the objects of a program or module with libtessera.so.
+# tessera_relink(<new target> <target> <output name> <rpath>...): links the objects of a program or module with
+# libtessera.so.
 function(tessera_relink new target name)
   get_target_property(type ${target} TYPE)
   get_target_property(links ${target} LINK_LIBRARIES)

@@ -129,11 +129,11 @@ void Training::expect_nothing() const {
          "ranks gather units. [T0132] hint: loop over uneven(loader, engine) on all ranks, where those with a batch "
          "tell it; or run forward and backward of any batch, with weight 0 if it must not count");
   // The others gather each unit's values from all ranks of the replica in a step's first forward (ServedShards).
-  expect(
-      sync.config().asynchronous.replica_ranks == 1 || window.microbatch > 0,
-      "backward_nothing before a step's first microbatch, where several ranks are one replica (sync.replica_ranks): "
-      "the others wait for the values that this rank would pull. hint: give the ranks of a replica as many steps, or "
-      "run forward and backward of any batch, with weight 0 if it must not count");
+  expect(sync.config().asynchronous.replica_ranks == 1 || window.microbatch > 0,
+         "backward_nothing before a step's first microbatch, where several ranks are one replica (sync.replica_ranks): "
+         "the others wait for the values that this rank would pull. [T1063] hint: give the ranks of a replica as many "
+         "steps, or "
+         "run forward and backward of any batch, with weight 0 if it must not count");
   expect(!(job.strategy.check.as_across_hosts && plan.placement().shared),
          "backward_nothing under check.as_across_hosts: a rank without a batch uses no units, so it cannot be compared "
          "with the others. [T0133] hint: leave the key out, or set host_sharing to false, which makes copies private");

@@ -72,7 +72,8 @@ struct RankSamplerOptions {
 /// With RankSamplerOptions::microbatches it deals whole microbatches instead of samples. The samples of a microbatch
 /// then depend neither on the number of ranks nor on the rank that computes it. Microbatch m of an epoch's step k has
 /// the `batch` samples from number (k * microbatches + m) * batch of the order on. A rank takes neighbouring
-/// microbatches: at first all ranks take equally many, and after a call of `deal` a rank takes those of its run.
+/// microbatches. At first ranks take equally many, or one more if the number of ranks does not divide `microbatches`.
+/// After a call of `deal` a rank takes those of its run.
 /// Tail::kPad fills the last step of an epoch with the first samples of the order. Tail::kDrop leaves out samples that
 /// do not fill a step. Copies of such a sampler share one position, so `cursor` of the program's copy is also that of
 /// the loader's copy. The DataLoader must not have workers here: they would take samples before it is known which rank

@@ -88,7 +88,7 @@ absl::StatusOr<ModeCost> mode_cost(const MemoryPlan& plan, const StepProfile& pr
     return make_error(
         ExitCode::kConfig,
         "/sync/replica_ranks: the time in which the ranks of a replica sum gradients and gather values is "
-        "not predicted. hint: leave the key out of the strategy, or plan without --links");
+        "not predicted. [T1064] hint: leave the key out of the strategy, or plan without --links");
   const int ranks = plan.placement().mesh.world_size();
   ModeCost cost;
   cost.rule = rule_of(sync);

@@ -171,10 +171,11 @@ class RankSampler(Sampler[list[int]]):
     on the rank that computes it. `microbatches` is the number of microbatches in a step on all ranks:
     gradient_accumulation times ranks, or deal.microbatches. Microbatch m of an epoch's step k has `batch` samples of
     the epoch's order, from number (k * microbatches + m) * batch on. A rank takes neighbouring microbatches: at first
-    as many as every other rank, and after a call of `deal` those that were given to `deal`. The order of an epoch is
-    that of C++'s RankSampler. Each iteration over the sampler is another epoch, and the first one is epoch number
-    `epoch`. With `tail` "pad", the first samples of an epoch's order also fill its last step. With "drop", samples that
-    do not fill that step are left out. `rank` and `world_size` are those of the job by default.
+    as many as every other rank (or one more, if the number of ranks does not divide `microbatches`), and after a call
+    of `deal` those that were given to `deal`. The order of an epoch is that of C++'s RankSampler. Each iteration over
+    the sampler is another epoch, and the first one is epoch number `epoch`. With `tail` "pad", the first samples of an
+    epoch's order also fill its last step. With "drop", samples that do not fill that step are left out. `rank` and
+    `world_size` are those of the job by default.
 
     The DataLoader needs `num_workers=0`: workers would take samples before a step begins, when it is not yet known
     which rank gets them. Ranks do not communicate: each of them makes this object with the same arguments. Use a

@@ -300,8 +300,8 @@ class Ranks:
         """Returns the tensor of each rank, in rank order: size() tensors of the shape of `tensor`."""
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sends row q of `tensor` [size(), ...] to rank q. Returns the rows of all ranks, in rank order, in the same
-        shape.
+        """Sends row q of `tensor` [size(), ...] to rank q. Returns the rows that this rank has received, in
+        rank order, in the same shape.
         """
 
 class Gathered:

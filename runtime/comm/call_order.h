@@ -54,8 +54,9 @@ struct WaitReport {
 ///
 /// Nothing else is a proof: a rank whose thread computes may still begin the call, and a call that all ranks have begun
 /// may be under way. A rank counts as not having begun a call of another library's group only if it reports how far it
-/// is in that group. Calls of threads that never called one group together prove nothing either, since such calls have
-/// no order. An old report proves as much as a new one, since a rank waits until the other ranks have begun the call.
+/// is in that group. In a ring, a thread that waits in a call of another group counts only if it has made calls of the
+/// first group, or if both groups are of one family: otherwise another thread may begin the call. An old report proves
+/// as much as a new one, since a rank waits until the other ranks have begun the call.
 std::string disagreement_of(const std::vector<WaitReport>& reports);
 
 }  // namespace tessera

@@ -40,7 +40,7 @@ struct Candidate {
   const Dialect* dialect = nullptr;
   int rank = 0;
   int world_size = 1;
-  const char* world_origin = "";         ///< variable from which world_size was read: Slurm has two Slurm has two
+  const char* world_origin = "";         ///< variable from which world_size was read, since Slurm has two
   int local_rank = -1;                   ///< -1: unknown
   int local_world_size = -1;             ///< -1: unknown
   std::string local_origin;              ///< variable from which local_world_size was read

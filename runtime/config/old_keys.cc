@@ -16,9 +16,10 @@ constexpr char kGroup[] = "/compression", kMethod[] = "method";
 /// A key that "compression" had in version 0.1, and the new key in its place.
 struct OldKey {
   const char* name;
-  bool chooses;        ///< true if the key turned a method on; false if it was a number of a method
-  const char* off;     ///< JSON: the value that had no effect
-  const char* types;   ///< types of compression.method, with blanks between; "sign": all that begin so
+  bool chooses;     ///< true if the key turned a method on; false if it was a number of a method
+  const char* off;  ///< JSON: the value that had no effect
+  /// Types of compression.method, with " or " between them. For "sign" it is "sign_": the old value completes the name.
+  const char* types;
   const char* member;  ///< the member that has the value; null: the value chooses the type
 };
 constexpr OldKey kOldKeys[] = {{"power_sgd_rank", true, "0", "power_sgd", "rank"},

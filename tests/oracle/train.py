@@ -4,7 +4,9 @@
     Usage: train.py --init weights --batches batches --config model.json --strategy fsdp2 --ranks 2 --steps 20
 
 `--init` and `--batches` are folders in the format of exchange.h. The folder of `--init` holds every parameter by name.
-The folder of `--batches` holds `tokens` and `targets`, each [batches, global_batch, time] int64.
+The folder of `--batches` holds `tokens` and `targets`, each [batches, global_batch, time] int64. Update s takes
+`--accumulation` batches, beginning with number s * accumulation. After the last batch it begins again with the first.
+Rank r of N takes rows r * B / N to (r + 1) * B / N of each batch of B rows.
 
 It prints one JSON object. For each update the object has the global mean loss before the update, and the norm of the
 averaged gradient before clipping. It also has the loss scale of this update, and whether the update was skipped because

@@ -72,7 +72,8 @@ class ExitsTest(unittest.TestCase):
                 """, 75, "rank 1", "every rank takes as many steps")
 
     def test_sys_exit_code_of_one_rank_is_the_jobs(self):
-        # Exit code 65 has a special meaning if Tessera chooses it. An exit that the program catches does not count. The builtins exit and quit do not call sys.exit.
+        # Exit code 65 has a special meaning if Tessera chooses it. An exit that the program catches does not count. The
+        # builtins exit and quit do not call sys.exit.
         for call, code in ("sys.exit", 65), ("quit", 3):
             with self.subTest(call=call):
                 output = self.expect(MADE + f"""

@@ -30,7 +30,7 @@ namespace tessera {
 /// |-------------------------------------------------|------|
 /// | ssh ended with 255: no connection, no key       | 69   |
 /// | no answer within connect_s                      | 69   |
-/// | an answer, but then no report of a rank for that | 69   |
+/// | an answer, but no rank's report for that long   | 69   |
 /// | `tessera` does not exist at its path            | 66   |
 /// | that `tessera` has another version              | 78   |
 /// | the agent refused: no such program, folder, ... | its  |

@@ -275,7 +275,8 @@ TEST(DeviceCompression, AHookHasTheCpusBits) {
   }
 }
 
-/// Returns all ranks' residuals of gradients in a checkpoint, by name, rank and place.
+/// Returns all that compression keeps in a checkpoint, by name, rank and place: each rank's residuals and momentum, and
+/// the factors of PowerSGD.
 std::map<std::string, std::vector<std::byte>> kept_in(const TestFolder& folder, int ranks) {
   std::map<std::string, std::vector<std::byte>> kept;
   const auto checkpoint = SavedCheckpoint::open(*find_checkpoint(folder.path(), "test"), "test");

@@ -361,8 +361,8 @@ TEST(Reproducible, SeveralLossesOfAMicrobatchAreOneLeafOrRefused) {
   EXPECT_NE(told.find("backward with retain_graph under \"reproducible\""), std::string::npos) << told;
 }
 
-/// Trains Tiny if rank 1 is slow and microbatches are dealt by speed. `counts` gets the number of microbatches of this
-/// rank in each step.
+/// Trains Tiny with a slow rank 1, and with microbatches that may be dealt by speed. `counts` gets the number of
+/// microbatches of this rank in each step.
 Trained train_dealt(const Mesh& mesh, const Strategy& strategy, std::vector<std::int64_t>& counts) {
   at::set_num_threads(1);
   const TinyOptions options;

@@ -207,7 +207,7 @@ struct ThreadIndex {
 
 }  // namespace cuda_on_host
 
-inline cuda_on_host::ThreadIndex threadIdx;  // NOLINT: the names are CUDA's CUDA's names
+inline cuda_on_host::ThreadIndex threadIdx;  // NOLINT: the names are CUDA's
 inline cuda_on_host::Index& blockIdx = cuda_on_host::block_index;
 inline cuda_on_host::Index& blockDim = cuda_on_host::block_size;
 inline cuda_on_host::Index& gridDim = cuda_on_host::grid_size;

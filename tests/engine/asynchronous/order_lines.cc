@@ -10,7 +10,7 @@
 
 namespace tessera::testing {
 
-double power(double base, std::int64_t exponent) {
+double power_of(double base, std::int64_t exponent) {
   double result = 1.0;
   for (; exponent > 0; exponent >>= 1, base *= base) {
     if ((exponent & 1) != 0) result *= base;

@@ -26,6 +26,6 @@ std::vector<OrderLine> shuffled(const std::vector<OrderLine>& lines, int ranks, 
 std::vector<OrderLine> counted(std::vector<OrderLine> lines);
 
 /// Returns base^exponent by repeated squaring, as bias corrections are computed.
-double power(double base, std::int64_t exponent);
+double power_of(double base, std::int64_t exponent);
 
 }  // namespace tessera::testing

@@ -120,8 +120,8 @@ void OrderOracle::update(std::size_t parameter, const Piece& piece, const at::Te
     weight.copy_(weight - first * lr);
     return;
   }
-  const double root = std::sqrt(1.0 - power(config.beta2, count));
-  const auto step_size = static_cast<float>(static_cast<double>(lr) * root / (1.0 - power(config.beta1, count)));
+  const double root = std::sqrt(1.0 - power_of(config.beta2, count));
+  const auto step_size = static_cast<float>(static_cast<double>(lr) * root / (1.0 - power_of(config.beta1, count)));
   const auto decay = static_cast<float>(1.0 - static_cast<double>(lr) * config.weight_decay);
   first.copy_(first + (g - first) * static_cast<float>(1.0 - config.beta1));
   second.copy_(second * static_cast<float>(config.beta2) + g * g * static_cast<float>(1.0 - config.beta2));

@@ -224,8 +224,8 @@ class Oracle {
       weight.copy_(weight - first * lr);
       return;
     }
-    const double beta1 = config.beta1, beta2 = config.beta2, root = std::sqrt(1.0 - power(beta2, count));
-    const auto step_size = static_cast<float>(static_cast<double>(lr) * root / (1.0 - power(beta1, count)));
+    const double beta1 = config.beta1, beta2 = config.beta2, root = std::sqrt(1.0 - power_of(beta2, count));
+    const auto step_size = static_cast<float>(static_cast<double>(lr) * root / (1.0 - power_of(beta1, count)));
     first.copy_(first + (g - first) * static_cast<float>(1.0 - beta1));
     second.copy_(second * static_cast<float>(beta2) + g * g * static_cast<float>(1.0 - beta2));
     weight.copy_(weight * static_cast<float>(1.0 - static_cast<double>(lr) * decay) -

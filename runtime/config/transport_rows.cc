@@ -29,6 +29,8 @@ const TransportRow& row_of(TransportChoice choice) {
   return *std::ranges::find(transport_rows(), choice, &TransportRow::choice);
 }
 
+std::string word_of(TransportChoice choice) { return choice == TransportChoice::kAuto ? "auto" : row_of(choice).word; }
+
 TransportChoice transport_named(const std::string& word) {
   const auto found = std::ranges::find(transport_rows(), word, &TransportRow::word);
   return found == transport_rows().end() ? TransportChoice::kAuto : found->choice;

@@ -35,6 +35,9 @@ const std::vector<TransportRow>& transport_rows();
 /// Returns the row of a transport. REQUIRES: `choice` is not kAuto.
 const TransportRow& row_of(TransportChoice choice);
 
+/// Returns the word of a transport: that of its row, or "auto".
+std::string word_of(TransportChoice choice);
+
 /// Returns the transport with this word; kAuto if no transport has it, as for "" of an option that was not given.
 TransportChoice transport_named(const std::string& word);
 

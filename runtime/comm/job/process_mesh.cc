@@ -30,7 +30,7 @@ GroupDefaults defaults_of(const Topology& topology, const CommConfig& comm) {
 }
 
 absl::StatusOr<std::shared_ptr<C10dStore>> join_store(const Topology& topology, const CommConfig& comm) {
-  return tcp_store(topology, comm.init_timeout_s, row_of(comm.transport).word);
+  return tcp_store(topology, comm.init_timeout_s, word_of(comm.transport));
 }
 
 absl::Status check_hosts(const Topology& topology, TransportChoice transport) {

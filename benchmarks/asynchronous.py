@@ -53,7 +53,7 @@ RANKS, BATCH, BUCKETS = 4, 8, 20
 LOSS_AT = 0.9                  # the share of the synchronous run's steps whose loss others are to reach
 TUNING_SEED = 0
 CALIBRATION_STEPS = 24
-FACTORS = (1, 0.5, 0.25)       # of the synchronous run's rate, among which other ways choose
+FACTORS = (1, 0.5, 0.25)       # factors of the synchronous run's learning rate: the other ways choose among these rates
 EXIT_UNAVAILABLE = 69
 
 

@@ -88,7 +88,8 @@ def strategy(optimizer, rate, batch, way, schedule, rise):
     keys, scaling, _ = OPTIMIZERS[optimizer]
     schedule = {"type": "cosine"} | schedule
     if way == SCALED:
-        begin = BASE / batch if scaling == LINEAR else math.sqrt(BASE / batch)  # warm-up from the base batch's rate on
+        # The warm-up begins at the learning rate of the base batch.
+        begin = BASE / batch if scaling == LINEAR else math.sqrt(BASE / batch)
         schedule |= {"base_batch_size": BASE, "batch_scaling": scaling, "warmup_from": begin} | rise
     return {"optimizer": keys | {"lr": rate}, "lr_schedule": schedule, "noise_scale": {"every": 1, "smoothing": 0.0}}
 

@@ -103,7 +103,8 @@ struct SavedResiduals {
   friend bool operator==(const SavedResiduals&, const SavedResiduals&) = default;
 };
 
-/// What the step goes on with beside parameters and their states (StepProgress of engine/step/step.h).
+/// The numbers that the next step needs in addition to parameters and their states (StepProgress of
+/// engine/step/step.h).
 struct SavedProgress {
   std::int64_t steps_applied = 0;
   std::int64_t samples_seen = 0;  ///< samples of all steps; 0, and not in the file, if the program did not give their

@@ -161,7 +161,8 @@ StepResult Engine::step(bool partial) {
   bool saved = false;
   const StepResult result = job.or_abort("step", [&, &job = job, &training = training, &saving = saving] {
     StepResult taken = training.take_step();
-    // The host waits here to know whether to go back before another step begins; otherwise it would run ahead of a GPU.
+    // The host waits here, so that it knows before the next step begins whether to go back to a checkpoint. Otherwise
+    // it would run ahead of a GPU.
     if (job.strategy.on_spike.action == SpikeAction::kRollback) taken.wait();
     saved = saving.ends_in_step && saving.save_has_ended();
     return taken;
@@ -170,7 +171,7 @@ StepResult Engine::step(bool partial) {
     EngineCheckpoints(*this).go_back(result.step);
     saved = saving.ends_in_step;  // go_back has waited for the save
   }
-  if (saved) EngineCheckpoints(*this).finish();  // this may throw, but the step was made
+  if (saved) EngineCheckpoints(*this).finish();  // `finish` may throw, but the step was made
   State::follow_sync(state_, training.times.attempts);
   return result;
 }

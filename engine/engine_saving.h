@@ -32,7 +32,7 @@ struct Saving {
   /// The checkpoint to which a spike goes back (SpikeAction::kRollback).
   struct LastCheckpoint {
     std::string path;  ///< path of the checkpoint that was saved or loaded last; empty: none
-    int returns = 0;   ///< how often spikes have gone back to it
+    int returns = 0;   ///< number of times that spikes have gone back to this checkpoint
   };
 
   explicit Saving(Job& job_given) : job(job_given) {}

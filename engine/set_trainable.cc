@@ -42,8 +42,8 @@ Named named(const std::vector<std::unique_ptr<Unit>>& units, std::span<const std
   return found;
 }
 
-/// Gives the parameters of `units` the groups of `optimizer`, of which the last group is new. If it throws, parameters
-/// keep their groups.
+/// Assigns the parameters of `units` to the groups of `optimizer`. The last of these groups is new. If this function
+/// throws, all parameters keep their groups.
 void assign_new_group(const std::vector<std::unique_ptr<Unit>>& units, const OptimizerConfig& optimizer) {
   try {
     assign_groups(units, optimizer);

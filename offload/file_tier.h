@@ -75,7 +75,7 @@ struct FileTierOptions {
 /// or released first is reused first, whether or not that record has already been written to disk. So the records that
 /// must be read do not depend on the disk's speed (if all fetched records are also got, in the same order). If a
 /// traversal begins where the last one ended (forward, then backward), the last records are still in the slots. The
-/// resident records save the same number of reads and writes in any order.
+/// number of reads and writes that the resident records save does not depend on the order of a traversal.
 ///
 /// **A record that is needed again while it is being written** is not read, because its slot still has it. The caller
 /// gets the record when the write has ended. So there is never a read and a write of the same record at the same time.

@@ -28,7 +28,7 @@ constexpr int kMostStepsInFlight = 4;
 struct StepMessageHeader {
   double loss = 0.0;         ///< LocalStep::loss; the device writes this field and the next field, and the host writes
                              ///< all others
-  double own_squares = 0.0;  ///< LocalStep::own, in a step that measures noise; else zeros
+  double own_squares = 0.0;  ///< LocalStep::own; zero in steps that do not measure noise
   double weight = 0.0;       ///< sum of the weights of this rank's microbatches
   std::int64_t tokens = 0, samples = 0;
   std::uint64_t gathers = 0;  ///< digest of the order in which units were gathered
@@ -153,7 +153,7 @@ struct StepNorms {
 /// The addresses of a step's data. All pointers point to device memory; [n] is a length.
 struct StepTables {
   int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
-  /// Whether units are updated in backward. The steps of a parameter are then counted when its unit is updated
+  /// Whether units are updated in backward. If so, the steps of a parameter are counted when its unit is updated
   /// (UnitRequest), and not at the step's end. The run ends with its first skipped step.
   bool updates_in_backward = false;
   /// Number of a step's microbatches on each rank, under "reproducible"; they are neighbours in the tree of sums.

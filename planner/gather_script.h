@@ -55,7 +55,8 @@ class GatherScript {
   const MemoryPlan& plan_;
   const bool is_needed_;
   std::vector<Unit> units_;
-  std::vector<int> holders_;  ///< [slot]: index of the unit in it, or -1; first the root's slot, then the shared slots
+  std::vector<int> holders_;  ///< [slot]: index of the unit in the slot, or -1 if it is empty; first the root's slot,
+                              ///< then the shared slots
   Schedule schedule_;
   int last_ = -1;
 };

@@ -12,13 +12,13 @@
 
 namespace tessera {
 
-/// A run of ranks that have clocks of their own, or of replicas that meet every now and then.
+/// A run of ranks of which each has its own clock, or of replicas that meet only in outer steps.
 struct ModeWorld {
-  /// Seconds from the start to the end of the last step. Parameter servers that are busier than the ranks lengthen it
-  /// (ModeCost::served_s).
+  /// Seconds from the start to the end of the last step. If parameter servers are busier than the ranks, the run takes
+  /// longer (ModeCost::served_s).
   double seconds = 0;
-  std::vector<std::int64_t> steps = {};  ///< [rank]: its gradients that counted
-  std::int64_t dropped = 0;              ///< gradients that came too late to count
+  std::vector<std::int64_t> steps = {};  ///< [rank]: number of the rank's gradients that counted
+  std::int64_t dropped = 0;              ///< number of gradients that came too late to count
   double staleness_mean = 0;             ///< age of gradients (StepResult::staleness_mean), where they are not summed
   std::int64_t staleness_max = 0;
   bool waits_for_servers = false;  ///< whether servers are busier than the ranks
@@ -30,9 +30,9 @@ struct ModeWorld {
 constexpr std::int64_t kMostModePieces = 1 << 27;
 
 /// Simulates a run of as many gradients as `options.steps` synchronous steps have (play_mode); backups drop some of
-/// them. `tessera plan` calls it for ranks that are alike, and `tessera simulate` for others.
+/// them. `tessera plan` calls it for ranks that are alike, and `tessera simulate` calls it for ranks that differ.
 ///
-/// Errors: 64 for options that are out of range (check_world), and for more than kMostModePieces.
+/// Errors: 64 if options are out of range (check_world), or if the run has more than kMostModePieces pieces.
 absl::StatusOr<ModeWorld> simulate_mode(const ModeCost& cost, int ranks, const WorldOptions& options);
 
 /// Returns the costs of replicas that meet at outer steps (local_sgd, diloco). `step`: the step of a replica, as

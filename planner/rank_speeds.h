@@ -20,7 +20,8 @@ struct WorldOptions {
   /// The factor by which all of a rank's work takes longer, by rank; above 0 to 1e6; ranks that are not in the map have
   /// 1.
   std::map<int, double> stragglers = {};
-  double stall_share = 0;        ///< share of a rank's steps in which it stands still, 0 to 1; the seed chooses them
+  double stall_share = 0;        ///< share of a rank's steps in which the rank stands still, 0 to 1; the seed chooses
+                                 ///< these steps
   double stall_s = 0;            ///< the seconds for which it does so, 0 to 1e6
   std::int64_t steps = 10;       ///< 1 to 100000
   std::vector<int> traced = {};  ///< the ranks that a trace shows
@@ -28,18 +29,18 @@ struct WorldOptions {
 
 constexpr int kMostSimulatedRanks = 4096;
 
-/// Returns an error (64) for options that are out of range, and for a mesh of more than kMostSimulatedRanks ranks.
+/// Returns an error (64) if options are out of range, or if the mesh has more than kMostSimulatedRanks ranks.
 absl::Status check_world(const WorldOptions& options, int ranks);
 
-/// How fast ranks work. Each number is a pure function of its arguments and the options.
+/// The speeds of ranks. Each number is a pure function of its arguments and the options.
 class RankSpeeds {
  public:
   /// REQUIRES: check_world(options, ranks).
   RankSpeeds(const WorldOptions& options, int ranks);
 
-  /// Returns the factor of all of a rank's work.
+  /// Returns the factor by which all work of a rank takes longer.
   double of_work(int rank) const { return of_rank_[static_cast<std::size_t>(rank)]; }
-  /// Returns the factor of a piece of what a rank computes in a step.
+  /// Returns the factor by which one piece of a rank's compute in a step takes longer.
   double of_compute(std::int64_t step, int rank, std::size_t piece) const {
     return of_work(rank) * jitter_.factor(step, rank, piece);
   }

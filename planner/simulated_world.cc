@@ -11,8 +11,8 @@
 namespace tessera {
 namespace {
 
-/// Returns how many microbatches each rank computes once they are dealt by the ranks' speeds; empty where nothing is
-/// dealt.
+/// Returns the number of microbatches that each rank computes once they are dealt by the ranks' speeds. The result is
+/// empty if no microbatches are dealt.
 std::vector<std::int64_t> dealt_by(const RankSpeeds& speeds, const MicrobatchOrder& order) {
   if (order.longest == 0 || order.ranks == 1) return {};
   std::vector<double> seconds;

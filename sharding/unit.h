@@ -125,7 +125,7 @@ struct FlatGroup : GroupShape {
   /// Makes the parameters' storage return its pointer, or throw a c10::Error that says why it does not, as
   /// Unit::lets_read decides.
   void set_access();
-  void point_at(std::byte* memory);  ///< makes only the storage point to `memory`, not the parameters
+  void point_at(std::byte* memory);  ///< sets `memory` as the data of the storage, but not of the parameters
   /// Makes the storage of all parameters of this group, without memory yet.
   void make_storage();
   /// Returns the part of `shard` that the optimizer updates, in the parameters' dtype; null if there is no shard.

@@ -79,7 +79,7 @@ def main():
         sender.start()
         both_ways = received_per_s(peer)
         sender.join()
-    # The line is written at once, since the ranks share standard output.
+    # The line is written with one call, since the ranks share standard output.
     sys.stdout.write(json.dumps({"rank": rank, "one_way": one_way, "both_ways": both_ways}) + "\n")
     return 0
 

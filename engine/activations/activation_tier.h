@@ -107,12 +107,12 @@ std::unique_ptr<ActivationTier> host_activations(const Accelerator& accelerator,
 /// Keeps activations in scratch files (`"offload.activations"`: `"nvme"`, on a GPU). Throws the tessera::Errors of
 /// Spill::create.
 ///
-/// **Out.** A copy to the host begins at once, and holds the tensor's storage. Once `queue_depth` further copies have
-/// begun, the host waits for this copy, frees the storage, and puts the value into the spill, which writes it in the
-/// background. **Back.** `get` takes the value from the spill, which reads ahead, and queues its copy to the device.
-/// `get` then takes and queues the value that was put just before in the same way. That earlier value arrives while the
-/// device computes with the first one. **Host memory**: the spill's slots, which the plan counts, beside the pinned
-/// memory.
+/// **Out.** A copy to the host begins immediately, and holds the tensor's storage. Once `queue_depth` further copies
+/// have begun, the host waits for this copy, frees the storage, and puts the value into the spill, which writes it in
+/// the background. **Back.** `get` takes the value from the spill, which reads ahead, and queues its copy to the
+/// device. `get` then takes and queues the value that was put just before in the same way. That earlier value arrives
+/// while the device computes with the first one. **Host memory**: the spill's slots, which the plan counts, beside the
+/// pinned memory.
 std::unique_ptr<ActivationTier> device_nvme_activations(const Accelerator& accelerator, const OffloadConfig& offload,
                                                         int rank);
 

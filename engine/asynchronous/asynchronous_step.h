@@ -9,12 +9,11 @@
 
 namespace tessera {
 
-/// The step of a rank that waits for nobody: it decides with its own loss and norm what the step does, and pushes its
-/// gradients to the parameters that all ranks own. Where several ranks are one replica, loss, norm and gradients are
-/// theirs together. Norm, clipping, schedule and skipped steps are those of this rank
-/// alone; the learning rate is not divided by the number of ranks, although N updates are made when each of N ranks
-/// makes one step. Where workers come and go, the schedule of the learning rate follows the number of steps of all
-/// workers together.
+/// The step of a rank that waits for no other rank. The rank decides with its own loss and norm what the step does, and
+/// pushes its gradients to the parameters that all ranks own. If several ranks are one replica, they have one loss,
+/// norm and gradient together. Norm, clipping, schedule and skipped steps are those of this rank alone. The learning
+/// rate is not divided by the number of ranks, although N updates are made when each of N ranks makes one step. If
+/// workers come and go, the schedule of the learning rate follows the number of steps of all workers together.
 class AsynchronousStep final : public LoneStep {
  public:
   /// Takes the arguments of LoneStep. It keeps a reference to `common`.
@@ -35,7 +34,7 @@ class AsynchronousStep final : public LoneStep {
   PushedParameters& common_;
   bool is_last_backward_ = false;      ///< whether the present backward is the last one of its step
   AgeHistogram ages_;                  ///< ages in all steps so far
-  std::optional<std::int64_t> begun_;  ///< steps before this run, where steps of all workers are counted
+  std::optional<std::int64_t> begun_;  ///< steps made before this run; no value unless steps of all workers are counted
 };
 
 }  // namespace tessera

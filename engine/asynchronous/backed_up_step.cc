@@ -35,7 +35,7 @@ void BackedUpStep::take_part(const LocalStep& told, StepResult& result) {
 void BackedUpStep::be_late(const LocalStep& told, StepResult& result) {
   const AgreedStep& own = decide_alone(told);
   tell(own, /*ranks=*/1, result);
-  result.overflow = false;  // an overflow in gradients that are dropped skips no step
+  result.overflow = false;  // no step is skipped for an overflow in gradients that are dropped
   result.missed = gradients_.miss();
   result.step += result.missed - 1;
 }

@@ -16,8 +16,8 @@ namespace tessera {
 class PulledParameters;
 struct LocalStep;
 
-/// The ages of the gradients of a step: for each thing that was updated by itself (a shard, or with Hogwild all
-/// parameters), the number of updates by other ranks since this rank read the values.
+/// The ages of a step's gradients. A shard is updated separately, and so has an age; with Hogwild all parameters have
+/// one age. An age is the number of updates by other ranks since this rank read the values.
 struct GradientAges {
   double mean() const { return count > 0 ? static_cast<double>(sum) / static_cast<double>(count) : 0.0; }
   void add(std::int64_t age) {
@@ -32,17 +32,18 @@ struct GradientAges {
 
 /// The numbers with which a push applies its gradients.
 struct PushRates {
-  UpdateRates rates;           ///< its gradient_scale does not take age into account yet
-  std::span<const char> used;  ///< [trainable parameter, by unit, group, layout]: whether this rank has its gradient
+  UpdateRates rates;           ///< rates of the push; gradient_scale does not take age into account yet
+  std::span<const char> used;  ///< [trainable parameter, by unit, group, layout]: whether this rank has a gradient of
+                               ///< the parameter
   // A server needs these numbers of the rule, since it has no copy of the rule's numbers. A rank that applies gradients
   // itself reads them from the rule.
   std::span<const double> learning_rates = {};  ///< LearningRates::all
   std::span<const double> options = {};         ///< UpdateOptions::all
 };
 
-/// The parameters that ranks train together, each with forward and backward of its own, in memory that all of them map
-/// or that servers have.
-/// ReplicaSync owns them, and a LoneStep uses them. The thread that trains calls all of it.
+/// The parameters that ranks train together. Each rank makes its own forward and backward. The parameters lie in memory
+/// that all ranks map, or in memory of servers. ReplicaSync owns them, and a LoneStep uses them. The thread that trains
+/// calls all of it.
 ///
 /// | class          | "sync"'s type | a rank computes with         | an update is                                   |
 /// |----------------|---------------|------------------------------|------------------------------------------------|
@@ -63,19 +64,20 @@ class CommonParameters {
   /// Returns the bytes that this rank has beside TrainingMemory (MemoryCategory::kOptimizer).
   virtual std::int64_t memory_bytes() const = 0;
   /// Shares this rank's parameters and states with all ranks after they were written. The written values are the same
-  /// on all ranks, or at least correct in each rank's own part. It is collective.
+  /// on all ranks, or are at least correct in the part that each rank owns. It is collective.
   virtual void adopt() = 0;
-  /// Merges the states of all ranks into one, and returns once every rank sees the result. It is collective.
+  /// Merges the states of all ranks into one set of states, and returns once every rank sees the result. It is
+  /// collective.
   virtual void bring_together() = 0;
   /// Returns how often each parameter of a group was updated, as this rank writes it into a checkpoint. REQUIRES: no
   /// rank pushes.
   virtual std::span<std::int64_t> counts(const FlatGroup& group) = 0;
-  /// Makes the numbers that loading a checkpoint wrote into the result of `counts` take effect. It is collective.
+  /// Applies the numbers that loading a checkpoint has written into the result of `counts`. It is collective.
   virtual void share_counts() { board_.meet("counts of steps"); }
-  /// Returns the seconds so far in which this rank waited for others or copied from them.
+  /// Returns the seconds so far in which this rank waited for other ranks or copied from them.
   virtual double communication_seconds() const = 0;
-  /// Returns `this` where a rank computes with a copy that it pulls; null where it computes with the values that all
-  /// ranks write.
+  /// Returns `this` if a rank computes with a copy of the values that it pulls. Returns null if it computes with the
+  /// values that all ranks write.
   virtual PulledParameters* pulled() { return nullptr; }
 
  protected:
@@ -94,18 +96,18 @@ class PushedParameters : public CommonParameters {
   virtual GradientAges push(const ElementUpdate& rule, const PushRates& with) = 0;
   /// Returns how many ranks make a step together, with the sum of their gradients (AsynchronousConfig::replica_ranks).
   virtual int ranks_of_replica() const { return 1; }
-  /// Sums the gradients of all units over these ranks, in place. Afterwards `told` and `used` ([trainable parameter])
-  /// are about all of them. It is collective over these ranks.
+  /// Sums the gradients of all units over the ranks of a replica, in place. Afterwards `told` and `used` ([trainable
+  /// parameter]) are about all of these ranks. It is collective over these ranks.
   virtual void sum_over_replica(LocalStep& /*told*/, std::span<char> /*used*/) {}
   /// Ends this rank's step without a push.
   virtual void skip() = 0;
   /// Says that the last backward of this rank's step begins.
   virtual void begin_last_backward() {}
   /// Says that this backward has made a unit's gradients, so that they may be sent ahead of `push`. It is called again
-  /// if the gradients have changed. They stay in place until the step ends, or until the next backward.
+  /// if the gradients have changed. The gradients stay in place until the step ends, or until the next backward.
   virtual void reduced(const Unit&) {}
-  /// Returns the number of steps that all workers have pushed, as far as this rank has seen; nothing where ranks count
-  /// their own steps.
+  /// Returns the number of steps that all workers have pushed, as far as this rank has seen. Returns nothing if each
+  /// rank counts only its own steps.
   virtual std::optional<std::int64_t> steps_of_all() const { return std::nullopt; }
 };
 

@@ -21,12 +21,12 @@ struct MeanSquares {
 /// The epsilon of arXiv 1609.08326, which is added to a mean square.
 constexpr float kMeanSquareEpsilon = 1e-7F;
 
-/// Scales `gradients` [n] by `scale` and compensates them, in place. No operation is fused with another, so the results
-/// have the same bits on every machine.
+/// Scales `gradients` [n] by `scale` and compensates them for their delay, in place. No operation is fused with
+/// another, so the results have the same bits on every machine.
 void compensate(float* gradients, std::int64_t n, float scale, const DelayCompensation& with);
 
-/// Compensates as `compensate` does, but with lambda / sqrt(mean + kMeanSquareEpsilon) in place of lambda, once the
-/// mean is updated.
+/// Compensates as `compensate` does, but with lambda / sqrt(mean + kMeanSquareEpsilon) in place of lambda. The mean is
+/// updated before it is used.
 void compensate_adaptively(float* gradients, std::int64_t n, float scale, const DelayCompensation& with,
                            const MeanSquares& squares);
 

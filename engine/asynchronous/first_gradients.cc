@@ -13,8 +13,8 @@
 namespace tessera {
 namespace {
 
-/// A turn is a number: the count of steps that are over, and in its lowest 16 bits how many ranks have joined the next
-/// step.
+/// A turn is one number: the number of steps that are over and, in the lowest 16 bits, the number of ranks that have
+/// joined the next step.
 constexpr int kRankBits = 16;
 std::int64_t completed_of(std::uint64_t turn) { return static_cast<std::int64_t>(turn >> kRankBits); }
 std::int64_t joined_of(std::uint64_t turn) { return static_cast<std::int64_t>(turn & ((1U << kRankBits) - 1)); }
@@ -29,15 +29,15 @@ struct alignas(128) FirstGradients::Control {
   std::atomic<std::int64_t> dropped, applied, samples;
 };
 
-/// `joined`, `summed` and `updated` are the latest step that the rank has joined, the latest one in which it has summed
-/// its shards, and the latest one in which it has updated them. A rank writes the other fields before one of these
-/// numbers; other ranks of the step read the number first.
+/// `joined`, `summed` and `updated` are the latest steps that the rank has joined, in which it has summed its shards,
+/// and in which it has updated its shards. A rank writes the other fields before one of these numbers; other ranks of
+/// the step read this number before the other fields.
 struct alignas(128) FirstGradients::Entry {
   std::atomic<std::int64_t> joined, summed, updated;
   double loss, weight;
   std::int64_t tokens, samples;
   std::uint64_t numbers;  ///< digest_of_numbers
-  std::int64_t finite;    ///< whether the sums of its shards are finite
+  std::int64_t finite;    ///< whether the sums of the rank's shards are finite
 };
 
 FirstGradients::FirstGradients(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
@@ -110,7 +110,7 @@ void FirstGradients::wait_for(const Arrived& arrived, std::int64_t spare) {
   board_.wait([&] { return "step " + std::to_string(told_step_); }, arrived, spare);
 }
 
-/// If a rank is killed between the exchange and the store, others notice that its process is gone.
+/// If a rank is killed between the exchange and the store, the other ranks notice that its process is gone.
 bool FirstGradients::try_to_join() {
   std::uint64_t seen = control().turn.load();
   while (completed_of(seen) == known_ && joined_of(seen) < needed_) {
@@ -137,7 +137,7 @@ bool FirstGradients::offer(std::int64_t step, const LocalStep& own, std::span<co
   for (int q = 0; q < board_.size(); ++q) {
     if (has_joined(q)) members_.push_back(q);
   }
-  read_done();  // nobody ends this step before this rank has summed
+  read_done();  // no rank ends this step before this rank has summed
   return true;
 }
 
@@ -148,7 +148,7 @@ void FirstGradients::for_own_owners(const Body& body) const {
     body(owner);
 }
 
-/// Sums go where this rank's own gradients were; nobody else reads those elements in this step.
+/// The sums overwrite this rank's gradients. No other rank reads those elements in this step.
 bool FirstGradients::sum_parts(int owner) {
   bool finite = true;
   double* to = sums_of(owner);
@@ -199,8 +199,8 @@ void FirstGradients::read(int rank) {
   for (std::size_t i = 0; i < used.size(); ++i) agreed_.used[i] |= used[i];
 }
 
-/// All ranks of the step throw. A rank that came too late would wait for these ranks, so each of them says that it has
-/// failed before it throws.
+/// All ranks of the step throw. A rank that came too late would wait for these ranks, so each of these ranks first says
+/// that it has failed.
 void FirstGradients::check_numbers(const LocalStep& own) {
   const std::uint64_t digest = digest_of_numbers(own.rates, own.options);
   for (const int q : members_) {

@@ -19,10 +19,10 @@
 
 namespace tessera {
 
-/// Steps that use only the gradients that come first: those of all ranks except the last SyncConfig::backups (arXiv
-/// 1604.00981). Parameter values and optimizer states lie in OwnedShards. A rank computes with the values that it
-/// pulled last. Gradients lie in memory that all ranks map (MeshAxes::readers), so nothing is sent: the ranks that take
-/// part in a step read each other's gradients where backward left them.
+/// Steps that use only the gradients that are ready first: those of all ranks except the SyncConfig::backups slowest
+/// ranks (arXiv 1604.00981). Parameter values and optimizer states lie in OwnedShards. A rank computes with the values
+/// that it pulled last. Gradients lie in memory that all ranks map (MeshAxes::readers), so nothing is sent. The ranks
+/// that take part in a step read each other's gradients at the places where backward wrote them.
 ///
 /// | call     | what it does                                                                                     |
 /// |----------|--------------------------------------------------------------------------------------------------|
@@ -33,19 +33,19 @@ namespace tessera {
 /// | `miss`   | replaces the last three calls if this rank comes too late                                        |
 ///
 /// Invariants:
-///  1. Shards change between the moment at which the last rank that takes part has come and the step's end, and at no
-///     other time. All gradients of a step were therefore computed with one version of the values: a rank that takes
-///     part began to compute after the previous step had ended.
+///  1. Shards change only from the offer of the last rank that takes part to the end of the step. All gradients of a
+///     step were therefore computed with one version of the values: a rank that takes part began to compute after the
+///     previous step had ended.
 ///  2. Sums are made in the pairwise tree over the ranks that take part, in rank order. A step in which all ranks take
 ///     part has the same bits as an ordinary step, in which all ranks wait for each other.
 ///  3. A rank that takes part sees in `done` the Counts after the step before, from its offer to the end of its step.
 ///
-/// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends or does not
-/// come within comm.timeout_s; 64 where ranks were given other learning rates or options.
+/// The thread that trains calls all of it. Throws tessera::Error: 75 if a rank for which this rank waits ends, or does
+/// not come within comm.timeout_s; 64 if ranks were given different learning rates or options.
 class FirstGradients final : public CommonParameters {
  public:
-  /// Makes the shards. FlatGroup::gradient of all groups is in memory that all ranks of `board` map, one rank's behind
-  /// the other's. Keeps references to the first three arguments. It is collective.
+  /// Makes the shards. FlatGroup::gradient of all groups is in memory that all ranks of `board` map. The gradients of
+  /// the ranks lie there one after another. Keeps references to the first three arguments. It is collective.
   FirstGradients(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
 
   std::int64_t memory_bytes() const override { return shards_.memory_bytes(); }
@@ -58,37 +58,37 @@ class FirstGradients final : public CommonParameters {
   /// Returns how many ranks take part in a step.
   std::int64_t ranks_of_a_step() const { return needed_; }
   /// Offers this rank's gradients to the step after the latest one that this rank knows; error messages name this step
-  /// by the number `step`.
-  /// `used`: [trainable parameter] whether the parameter has a gradient of this rank. Returns false where the gradients
-  /// come too late; else returns true once enough ranks take part.
+  /// by the number `step`. `used`: [trainable parameter] whether the parameter has a gradient of this rank. Returns
+  /// false if the gradients come too late. If not, returns true once enough ranks take part.
   bool offer(std::int64_t step, const LocalStep& own, std::span<const char> used);
-  /// Adds up the data of the step's ranks. The result is the same on all of them, and valid until the next call.
+  /// Adds up the data of the step's ranks. The result is the same on all of these ranks, and valid until the next call.
   const AgreedStep& sum(const LocalStep& own);
-  /// Returns whether this rank logs for the ranks of the step, as the first of them. Call it after `offer`.
+  /// Returns whether this rank writes log messages for all ranks of the step. The first of these ranks does. Call it
+  /// after `offer`.
   bool speaks() const { return members_.front() == board_.rank(); }
   void update(const ElementUpdate& rule, const PushRates& with);
-  /// Steps that updated parameters, and their samples.
+  /// The number of steps that updated parameters, and the number of samples in these steps.
   struct Counts {
     std::int64_t steps = 0, samples = 0;
   };
-  /// Waits until all ranks of the step have updated their shards, and opens the next step. `counts` include this step.
+  /// Waits until all ranks of the step have updated their shards, and opens the next step. `counts` includes this step.
   void end(const Counts& counts);
   /// Drops this rank's gradients. Waits until the step for which the gradients came too late is over, and returns the
   /// number of steps that others have made since this rank's last one, including the step that was missed.
   std::int64_t miss();
 
-  /// Returns how many times ranks have dropped their gradients so far, all ranks together.
+  /// Returns the number of times that ranks have dropped their gradients so far, summed over all ranks.
   std::int64_t dropped() const;
-  /// Returns the counts after the latest step that this rank knows. They may include a step that is about to end, after
-  /// `miss`.
+  /// Returns the counts after the latest step that this rank knows. After `miss`, the counts may include a step that is
+  /// about to end.
   const Counts& done() const { return done_; }
   void set_done(const Counts& counts);
   /// Returns the steps that this rank has skipped in `bring_together` since the last call.
   std::int64_t take_skipped() { return std::exchange(skipped_, 0); }
 
  private:
-  struct Control;  // lies in memory that ranks share, as Entry does
-  struct Entry;    // what a rank tells the others about its step
+  struct Control;  // a struct in memory that ranks share, as Entry is
+  struct Entry;    // the data of one rank about its step, for the other ranks
   /// An owner's part of a group.
   struct Part {
     FlatGroup* group = nullptr;
@@ -127,9 +127,10 @@ class FirstGradients final : public CommonParameters {
   std::size_t parameters_ = 0;            ///< number of trainable parameters
   Arena memory_;                          ///< Control, Entries, flags, sums of squares
   double* sums_ = nullptr;                ///< [owner][NormTotals::most_sums]: sums of squares of the owner's parts
-  std::int64_t known_ = 0;                ///< the latest step that this rank knows; it takes part in the next one
+  std::int64_t known_ = 0;                ///< the latest step that this rank knows; the rank takes part in the step
+                                          ///< after it
   std::int64_t skipped_ = 0;
-  std::int64_t told_step_ = 0;            ///< number of the step under way, for messages
+  std::int64_t told_step_ = 0;            ///< number of the step under way, for error messages
   Counts done_;                           ///< what `done` returns
   std::vector<int> members_;              ///< ranks of the step under way, in order
   std::vector<const void*> sources_;      ///< scratch of sum_parts

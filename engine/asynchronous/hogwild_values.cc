@@ -77,7 +77,7 @@ GradientAges HogwildValues::push(const ElementUpdate& rule, const PushRates& wit
   for (const Group& group : groups_) {
     const auto used = with.used.subspan(group.first_parameter, group.flat->parameters.size());
     if (std::ranges::find(used, char{1}) == used.end()) continue;
-    // Each rank begins at its own part, so that the ranks do not all write the same cache lines at once.
+    // Each rank begins at its own part, so that the ranks do not all write the same cache lines at the same time.
     const std::size_t pieces = group.pieces.size(), first = static_cast<std::size_t>(board_.rank());
     for (std::size_t k = 0; k < pieces; ++k)
       update(group, group.pieces[(first + k) % pieces], rule, {with.rates, used});
@@ -104,7 +104,7 @@ std::int64_t HogwildValues::steps_of_others() const {
 
 void HogwildValues::update(const Group& group, const Piece& piece, const ElementUpdate& rule, const PushRates& with) {
   for (std::size_t i = 0; i < with.used.size(); ++i) {
-    // Each update of a parameter has a number of its own, on whatever rank it is made.
+    // Each update of a parameter has its own number; no update by another rank has the same number.
     before_counts_[i] = std::atomic_ref(piece.counts[i]).fetch_add(with.used[i] ? 1 : 0, std::memory_order_relaxed);
   }
   runs_.clear();
@@ -139,7 +139,7 @@ void HogwildValues::update_block(const FlatGroup& view, const ElementUpdate& rul
   for (std::size_t i = 0; i < shared; ++i) write_words(states[i], states_before_[i].data(), states_after_[i].data(), n);
 }
 
-/// Returns the memory of a state of a whole group that `rank` has for itself.
+/// Returns the memory of a state of a whole group. This memory belongs to `rank` alone.
 float* HogwildValues::state_of(const Group& group, std::size_t state, int rank) const {
   return reinterpret_cast<float*>(group.pieces[0].view.state[state].data + (rank - board_.rank()) * memory_.bytes());
 }
@@ -147,7 +147,8 @@ float* HogwildValues::state_of(const Group& group, std::size_t state, int rank) 
 void HogwildValues::bring_together() {
   board_.meet("hogwild ranks come together");
   if (has_own_states()) {
-    // Each rank reads and writes its own part of all ranks' states, then the other parts of its own states.
+    // Each rank first reads and writes its part of all ranks' states. Then it reads and writes the other parts of its
+    // own states.
     for (const Group& group : groups_) average_own_part(group);
     board_.meet("hogwild states");
     take_parts_of_others();
@@ -191,8 +192,8 @@ void HogwildValues::take_parts_of_others() {
   }
 }
 
-/// All ranks take the largest of all counts. Nothing else writes counts meanwhile, and every rank writes this largest
-/// number, so it makes no difference whether a count is read before or after it is written.
+/// For each parameter, all ranks take the largest count of any rank. No other code writes counts during this call, and
+/// every rank writes the same largest count. So a count may be read before or after it is written.
 void HogwildValues::take_counts() {
   auto* const counts = reinterpret_cast<std::int64_t*>(control_.data());
   for (std::size_t parameter = 0; parameter < parameters_; ++parameter) {

@@ -18,8 +18,8 @@
 
 namespace tessera {
 
-/// The one copy of the parameters that all ranks of a host read in forward and backward, and update whenever one of
-/// them has gradients: Hogwild! (arXiv 1106.5730). No rank waits for another, and none takes a lock.
+/// The only copy of the parameters. All ranks of a host read it in forward and backward, and each rank updates it
+/// whenever the rank has gradients: Hogwild! (arXiv 1106.5730). No rank waits for another rank or takes a lock.
 ///
 /// | memory                                  | whose                 | read by           | written by               |
 /// |-----------------------------------------|-----------------------|-------------------|--------------------------|
@@ -28,17 +28,17 @@ namespace tessera {
 /// | states and counts, StateSharing::kOwn   | each has all of them  | `push`            | that rank's `push`       |
 /// | counts of updates, StateSharing::kShared| a set with each part  | `push`            | `push`, counted atomically |
 ///
-/// A push takes a block of elements at a time: it copies their values, lets the rule update the copy, and merges what
-/// has changed into the common ones. So an update by another rank is lost only where it falls between the load and the
-/// store of one number. With one rank values have the bits of plain training. Shared states are copied back: of two
-/// updates of one state at the same time the later one stays.
+/// A push takes one block of elements after another. It copies the block's values, lets the rule update the copy, and
+/// merges the changes into the common values. So an update by another rank is lost only if it falls between the load
+/// and the store of one number. With one rank, values have the same bits as in plain training. Shared states are copied
+/// back. If two ranks update one state at the same time, the later update stays.
 ///
 /// A rule that leaves an element without a gradient as it is (sgd without momentum, adagrad; no weight decay) does not
-/// write that element: in an embedding it touches only the rows that a batch has used.
+/// write that element. In an embedding, such a rule changes only the rows that a batch has used.
 class HogwildValues final : public PushedParameters {
  public:
   /// Units have their first values, in memory that all ranks of `board` map. Makes the states, which are zeros, and
-  /// points each group's states at this rank's own. It keeps references to all arguments. It is collective.
+  /// points each group's states at the states of this rank. It keeps references to all arguments. It is collective.
   HogwildValues(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
 
   /// Returns the bytes of this rank's states, or of its part of the shared states.
@@ -46,17 +46,18 @@ class HogwildValues final : public PushedParameters {
   /// The age is the number of steps that other ranks have made since this rank's last one.
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
-  /// All ranks have the values already. Ranks with states of their own copy from every other rank that rank's part of
-  /// the states.
+  /// All ranks have the values already. If each rank has its own states, it copies each other rank's part of the states
+  /// from that rank.
   void adopt() override;
-  /// Where each rank has states of its own, replaces the states by their mean over the ranks that have updated the
-  /// parameter, and gives all ranks the largest of each count.
+  /// If each rank has states of its own, replaces the states by their mean over the ranks that have updated the
+  /// parameter. Each parameter's count of updates becomes the largest count of any rank.
   void bring_together() override;
   std::span<std::int64_t> counts(const FlatGroup& group) override;
   double communication_seconds() const override { return 0; }
 
  private:
-  static constexpr std::int64_t kBlock = 1024;  ///< elements that are updated at a time: a core's cache holds them
+  static constexpr std::int64_t kBlock = 1024;  ///< number of elements that are updated together; they fit in a core's
+                                                ///< cache
   using Block = std::array<float, kBlock>;
 
   /// Elements of a group whose states lie together.
@@ -66,7 +67,7 @@ class HogwildValues final : public PushedParameters {
   };
   struct Group {
     FlatGroup* flat = nullptr;
-    std::vector<Piece> pieces;  ///< [owner] where states are shared, else one piece
+    std::vector<Piece> pieces;  ///< [owner] if states are shared; otherwise one piece
     std::size_t first_parameter = 0;
   };
 
@@ -88,7 +89,7 @@ class HogwildValues final : public PushedParameters {
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;   ///< number of trainable parameters
   std::int64_t seen_ = 0;        ///< steps of other ranks when this rank's last step ended
-  std::vector<UpdateRun> runs_;  ///< scratch of `update`, as are the members below
+  std::vector<UpdateRun> runs_;  ///< scratch of `update`; the members below are also scratch
   std::vector<std::int64_t> before_counts_;
   Block before_{}, after_{};
   std::array<Block, kMostStates> states_before_{}, states_after_{};

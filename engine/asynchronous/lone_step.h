@@ -17,9 +17,9 @@
 
 namespace tessera {
 
-/// The base class of the steps of ranks with common parameters. Each rank has a loss, gradients and a norm of its own,
-/// and the numbers of the update rule. A derived class says in `run` what becomes of the gradients: AsynchronousStep
-/// pushes them, BackedUpStep offers them to a step of several ranks.
+/// The base class of the steps of ranks with common parameters. Each rank has its own loss, gradients and norm, and the
+/// numbers of the update rule. A derived class uses the gradients in `run`: AsynchronousStep pushes them, and
+/// BackedUpStep offers them to a step of several ranks.
 class LoneStep : public Step {
  public:
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;
@@ -36,7 +36,7 @@ class LoneStep : public Step {
   std::int64_t applied() const override { return applied_; }
   std::int64_t samples_seen() const override { return samples_; }
   StepProgress progress() const override;
-  /// It is collective: no rank continues before all have their counts.
+  /// It is collective: no rank continues before all ranks have their counts.
   void resume(const StepProgress& progress) override;
   double communication_seconds() const override { return common_.communication_seconds(); }
 
@@ -48,8 +48,8 @@ class LoneStep : public Step {
   LocalStep told_of(const LocalStep& local);
   /// Returns the numbers by which this rank alone would decide. It reads all gradients.
   const AgreedStep& decide_alone(const LocalStep& told);
-  /// Writes into `result` the loss, the norm, the rate, and whether the gradients are finite. `ranks`: how many ranks'
-  /// losses are in `agreed`.
+  /// Writes into `result` the loss, the norm, the learning rate, and whether the gradients are finite. `ranks`: the
+  /// number of ranks whose losses are in `agreed`.
   void tell(const AgreedStep& agreed, std::int64_t ranks, StepResult& result) const;
   /// Returns the learning rates for an update with gradients whose sum has this `weight`.
   UpdateRates rates_for(double weight, const StepResult& result) const;
@@ -72,7 +72,7 @@ class LoneStep : public Step {
   StepAgreement agreement_;    ///< adds up the norm, for this rank alone
   LearningRates rates_;
   UpdateOptions options_;
-  std::uint64_t followed_ = 0;  ///< the options' version that `elements_` has
+  std::uint64_t followed_ = 0;  ///< UpdateOptions::version of the options that `elements_` uses
   ElementUpdate elements_;
   double loss_ = 0;
 };

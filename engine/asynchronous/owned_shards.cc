@@ -17,19 +17,20 @@
 
 namespace tessera {
 
-/// The part of a shard that ranks share beside its values and states. Only the holder of the mutex reads or writes
+/// The data of a shard, other than values and states, that ranks share. Only the holder of the mutex reads or writes
 /// `version`, and the shard's values, states and counts.
 struct alignas(128) OwnedShards::Shard {
   static constexpr int kNobody = 0;
 
   pthread_mutex_t mutex;
-  std::int64_t version;              ///< pushes applied
-  std::atomic<std::int64_t> played;  ///< pushes and pulls so far, where a recorded order is replayed
-  std::atomic<int> holder;           ///< 1 + the rank that holds the mutex, for messages; it stays if that rank ends
+  std::int64_t version;              ///< number of pushes that were applied
+  std::atomic<std::int64_t> played;  ///< number of pushes and pulls so far, if a recorded order is replayed
+  std::atomic<int> holder;           ///< 1 + the rank that holds the mutex, for messages; the number stays if that rank
+                                     ///< ends
 };
 
-/// Holds a shard's lock, which it waits for no longer than comm.timeout_s. A rank that is killed while it holds a lock
-/// leaves the shard half-updated, so the other ranks end.
+/// Takes and holds a shard's lock. It waits for the lock no longer than comm.timeout_s. A rank that is killed while it
+/// holds a lock leaves the shard half-updated, so the other ranks end.
 class OwnedShards::Holding {
  public:
   /// `what`: this rank's operation. Throws tessera::Error (75).
@@ -47,7 +48,7 @@ class OwnedShards::Holding {
   Holding& operator=(const Holding&) = delete;
 
  private:
-  /// Returns 0, or the error number that says why the lock cannot be had.
+  /// Returns 0 if the lock was taken, and otherwise an error number.
   int wait(PeerBoard::What what) {
     const PeerBoard::Clock::time_point begin = PeerBoard::Clock::now();
     for (;;) {
@@ -69,7 +70,7 @@ class OwnedShards::Holding {
   std::string start_of(PeerBoard::What what) const {
     return "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " + what();
   }
-  /// The holder is not known if a rank stopped right after it took the lock and before it wrote its number.
+  /// The holder is not known if a rank was stopped after it had taken the lock and before it wrote its number.
   std::string name_of_holder() const {
     const int holder = shard_.holder.load();
     return holder == Shard::kNobody ? "a rank" : board_.name_of(holder - 1);
@@ -226,7 +227,7 @@ void OwnedShards::pull_unit(const Unit& unit) {
   board_.look();
   wait_for_the_slowest(unit);
   for (std::size_t i = first_group_[index]; i < first_group_[index + 1]; ++i) {
-    // Each rank begins at its own shards, so that the ranks do not all lock the same shard at once.
+    // Each rank begins at its own shards, so that the ranks do not all lock the same shard at the same time.
     for (int k = 0; k < board_.size(); ++k) pull_shard(groups_[i], (board_.rank() + k) % board_.size());
   }
 }
@@ -246,7 +247,7 @@ void OwnedShards::pull_shard(Group& group, int owner) {
   note(group, owner, /*is_push=*/false, there.version);
 }
 
-/// REQUIRES: this rank holds the shard's lock, or nobody pushes.
+/// REQUIRES: this rank holds the shard's lock, or no rank pushes.
 void OwnedShards::copy_shard(Group& group, int owner) {
   const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
   std::memcpy(group.flat->full + view.optimizer_part.offset * 4, view.shard,
@@ -263,7 +264,7 @@ void OwnedShards::take_newest() {
   }
 }
 
-/// With max_staleness 0 no rank pushes while others pull or compute, and ranks push one after the other.
+/// With max_staleness 0, no rank pushes while other ranks pull or compute, and ranks push one after the other.
 void OwnedShards::wait_for_turn_of_round() {
   const std::int64_t now = step();
   board_.note_computed(now);
@@ -345,9 +346,10 @@ void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
   };
   if (static_cast<std::size_t>(there.played.load()) >= own_turns_end_[index])
     throw_if_error(end_of_turns(operation(), board_.rank()));
-  const Span span("wait", {}, is_push ? &push_wait_seconds_ : nullptr);  // pull_seconds_ contains a pull's wait already
-  // The turn may go from one rank to another while the board asks rank after rank, so this rank waits again until it
-  // has the turn.
+  const Span span("wait", {}, is_push ? &push_wait_seconds_ : nullptr);  // pull_seconds_ already contains the wait of a
+                                                                         // pull
+  // The turn may pass from one rank to another while the board checks one rank after another. So this rank waits again
+  // until it has the turn.
   while (whose() != board_.rank()) board_.wait(operation, [&](int q) { return q == board_.rank() || whose() != q; });
   throw_if_error(expect_turn(turns[static_cast<std::size_t>(there.played.load())], is_push, operation()));
 }

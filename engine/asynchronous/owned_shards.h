@@ -35,24 +35,24 @@ namespace tessera {
 /// Invariants:
 ///  1. The holder of a shard's lock computes nothing else, waits for nothing, and holds no other lock. A rank waits for
 ///     its turn (max_staleness 0, play_order) before it takes the lock.
-///  2. A pull has one version of a shard, and a shard has the updates of whole pushes: nothing is torn. Shards of one
-///     unit may have different versions.
+///  2. A pull copies one version of a shard, and a shard has the updates of whole pushes. So no rank sees a part of an
+///     update. Shards of one unit may have different versions.
 ///  3. A step uses one version of each unit: what forward pulled stays in place for backward, in all microbatches of
 ///  the step.
 ///
-/// The thread that trains calls all of it. Throws tessera::Error: 75 where a rank that is waited for ends, or holds
-/// a shard for comm.timeout_s, or was killed while it held one; 64 where a program leaves the recorded order that it
+/// The thread that trains calls all of it. Throws tessera::Error: 75 if a rank for which this rank waits ends, or holds
+/// a shard for comm.timeout_s, or was killed while it held a shard; 64 if a program leaves the recorded order that it
 /// replays.
 class OwnedShards final : public PulledParameters {
  public:
-  /// Makes the shards, which are zeros, and points each group's states at this rank's own. Keeps references to the
-  /// first three arguments. It is collective.
+  /// Makes the shards, which are zeros, and points each group's states at the states of this rank's shards. Keeps
+  /// references to the first three arguments. It is collective.
   OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
 
   /// Returns the bytes of the values and states of this rank's shards.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
 
-  /// It waits, if max_staleness is 0, until all ranks have computed and it is this rank's turn.
+  /// If max_staleness is 0, this waits until all ranks have computed and this rank's turn has come.
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
   /// Applies the gradients that lie in this rank's memory to all shards of `owner`. They are this rank's own gradients,
@@ -63,10 +63,10 @@ class OwnedShards final : public PulledParameters {
   void adopt() override;
   /// Every rank pulls the newest values.
   void bring_together() override;
-  /// It waits for no rank, except for one that holds a shard's lock.
+  /// It waits for no rank, except for a rank that holds a shard's lock.
   void take_newest() override;
 
-  /// Returns the counts of this rank's own shard.
+  /// Returns the counts of updates of this rank's shard.
   std::span<std::int64_t> counts(const FlatGroup& group) override;
 
  private:
@@ -74,9 +74,10 @@ class OwnedShards final : public PulledParameters {
   class Holding;  // a shard's lock
   struct Group {
     FlatGroup* flat = nullptr;
-    std::vector<FlatGroup> views;      ///< [owner]: has the owner's values and states, and this rank's gradients
-    std::vector<std::int64_t> pulled;  ///< [owner]: the version that was pulled
-    /// [owner]: means of squared gradients, for an adaptive lambda; else empty
+    std::vector<FlatGroup> views;      ///< [owner]: group with the owner's values and states, and with this rank's
+                                       ///< gradients
+    std::vector<std::int64_t> pulled;  ///< [owner]: the version of the owner's shard that was pulled
+    /// [owner]: means of squared gradients; empty unless lambda is adaptive
     std::vector<float*> mean_squares = {};
     std::size_t first_shard = 0;      ///< shards are numbered by group, then owner
     std::size_t first_parameter = 0;  ///< number of the group's first parameter among all trainable ones

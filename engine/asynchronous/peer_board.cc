@@ -52,7 +52,7 @@ bool PeerBoard::is_gone(int rank) const {
   return entries_[rank].state.load() == kRunning && !processes_[static_cast<std::size_t>(rank)].alive();
 }
 
-/// All ranks but this one are running their programs, so the barrier cannot pass; its error says who is gone, and why.
+/// The other ranks do not call this barrier, so it fails. Its error says which rank is gone, and why.
 void PeerBoard::end_because_of(int rank) {
   note_failed();
   throw_if_error(group_->barrier("a look at asynchronous ranks").wait());
@@ -73,7 +73,7 @@ void PeerBoard::end_late(What what, Arrived arrived) {
                   "or waits for its own turn in an order (sync.play_order) of another program");
 }
 
-/// A rank that ended without an error has been here before, or never comes.
+/// A rank that ended without an error has arrived already, or never arrives.
 void PeerBoard::expect_enough(Arrived arrived, std::int64_t spare) {
   for (int q = 0; q < size(); ++q) {
     if (entries_[q].state.load() == kLeft && !arrived(q) && spare-- == 0) end_because_of(q);

@@ -23,11 +23,11 @@ class PulledParameters : public PushedParameters {
   /// Copies the newest values of a unit to this rank, unless this step has pulled them already. A rank that is
   /// max_staleness steps ahead waits first. Returns false if there was nothing to pull.
   bool pull(const Unit& unit);
-  /// Copies the newest values of all units to this rank, for a module that outlives its Engine. This is no pull:
-  /// recorded orders leave it out, and it does not wait for slow ranks. Other ranks may push meanwhile.
+  /// Copies the newest values of all units to this rank, for a module that outlives its Engine. This is not counted as
+  /// a pull: recorded orders leave it out, and it does not wait for slow ranks. Other ranks may push during this call.
   virtual void take_newest() = 0;
 
-  /// Return the number of units pulled so far, and of their bytes.
+  /// These return the number of units pulled so far, and the number of their bytes.
   std::int64_t pulls() const { return pulls_; }
   std::int64_t pulled_bytes() const { return pulled_bytes_; }
   /// Returns the seconds so far in pulls, including waits for slow ranks and for this rank's turns.
@@ -35,7 +35,7 @@ class PulledParameters : public PushedParameters {
   /// Returns pull_seconds() plus the seconds in which pushes waited.
   double communication_seconds() const override { return pull_seconds_ + push_wait_seconds_; }
   PulledParameters* pulled() override { return this; }
-  /// Counts, from now on, how long each unit's pulls take. `latencies` [unit] must outlive this.
+  /// Counts, from now on, how long each unit's pulls take. `latencies` [unit] must outlive this object.
   void time_pulls(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
  protected:
@@ -47,10 +47,11 @@ class PulledParameters : public PushedParameters {
   void end_step_of_copies();
 
   double pull_seconds_ = 0, push_wait_seconds_ = 0;
-  std::vector<std::size_t> first_group_;  ///< [unit]: index of its first trainable group; one entry more for the end
+  std::vector<std::size_t> first_group_;  ///< [unit]: index of the unit's first trainable group; the last entry is the
+                                          ///< number of all groups
 
  private:
-  std::vector<char> is_fresh_;  ///< [unit]: pulled in this step
+  std::vector<char> is_fresh_;  ///< [unit]: whether the unit was pulled in this step
   std::int64_t pulls_ = 0, pulled_bytes_ = 0;
   std::span<LatencyHistogram> latencies_;  ///< empty: pulls are not timed
 };

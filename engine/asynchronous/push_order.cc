@@ -39,7 +39,8 @@ std::string text_of(const json& owners, const json& count) {
   return count.dump() + " " + (owners.is_string() ? owners.get<std::string>() : owners.dump());
 }
 
-/// Returns what is wrong with the file's first line; empty where this run may replay the order.
+/// Returns a text that says what is wrong with the file's first line. The text is empty if this run may replay the
+/// order.
 std::string fault_of(const json& first, const OrderParties& parties) {
   if (first.at(kKind) != 1) return "this is an order of another version";
   if (first.at("ranks") != parties.ranks)

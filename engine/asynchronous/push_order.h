@@ -22,11 +22,12 @@ struct ShardName {
 
 /// An action of a rank on a shard.
 struct ShardEvent {
-  /// number over all ranks and shards; events of one shard, or of one rank, happened in this order
+  /// number of the event among those of all ranks and shards; events of one shard, or of one rank, happened in the
+  /// order of these numbers
   std::int64_t number = 0;
   std::int64_t step = 0;     ///< step of the rank, from 1
   std::size_t shard = 0;     ///< index among the ShardNames
-  std::int64_t version = 0;  ///< version of the shard; for a push the one before it
+  std::int64_t version = 0;  ///< version of the shard; for a push: the version before the push
   int rank = 0;
   bool is_push = false;
 };
@@ -47,8 +48,8 @@ struct OrderParties {
 /// order of all events. A rank that is killed loses its latest lines. OwnedShards owns one.
 class OrderWriter {
  public:
-  /// Makes the file anew if `is_first`: one rank calls it so before the other ranks open the file. Errors: as for any
-  /// output file.
+  /// Creates the file, or replaces it, if `is_first`. One rank does this before the other ranks open the file. The
+  /// errors are those of any output file.
   static absl::StatusOr<OrderWriter> open(const std::string& path, const OrderParties& parties, bool is_first);
   OrderWriter(OrderWriter&& other) noexcept;
   OrderWriter& operator=(OrderWriter&&) = delete;
@@ -75,15 +76,15 @@ struct ShardTurn {
   bool is_push = false;
 };
 
-/// Returns the error (64) of a rank whose program pulls or pushes once more after its last turn. `operation`: names the
-/// shard.
+/// Returns the error (64) for a rank whose program pulls or pushes again after the rank's last turn. `operation`: a
+/// text that names the shard.
 absl::Status end_of_turns(const std::string& operation, int rank);
 /// Returns an error (64) unless `turn` is the turn of a push, or of a pull if `is_push` is false.
 absl::Status expect_turn(const ShardTurn& turn, bool is_push, const std::string& operation);
 
-/// Reads a file of OrderWriter. Returns the turns of each of `shards`, in order. Errors: 66 where it is missing; 77
-/// without permission; 65, with the line, where it is no such file, has other shards, or belongs to other owners or
-/// another number of ranks. A file of an earlier version names no owners.
+/// Reads a file of OrderWriter. Returns the turns of each of `shards`, in order. Errors: 66 if the file is missing; 77
+/// if permission is missing; 65, with the line, if OrderWriter did not write the file, or if it has other shards, other
+/// owners or another number of ranks. A file of an earlier version names no owners.
 absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, const OrderParties& parties,
                                                                std::span<const ShardName> shards);
 

@@ -18,7 +18,7 @@ void ShardUpdate::apply(const FlatGroup& group, const PushedShard& shard, const 
   }
 }
 
-/// Compensates the gradients of a run for their delay, and returns the factor with which the gradients must still be
+/// Compensates the gradients of a run for their delay, and returns the factor by which the gradients must still be
 /// multiplied.
 float ShardUpdate::compensated(const PushedShard& shard, Extent run, float scale) const {
   const DelayCompensationConfig& delay = config_.delay_compensation;

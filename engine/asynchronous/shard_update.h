@@ -13,8 +13,9 @@ namespace tessera {
 /// A shard, and what a rank pushes to it.
 struct PushedShard {
   const FlatGroup& view;          ///< the shard's values and states, and the rank's gradients
-  std::int64_t* counts;           ///< [parameter of the group]: updates so far
-  float* mean_squares = nullptr;  ///< [element of the shard]: for an adaptive lambda; else null
+  std::int64_t* counts;           ///< [parameter of the group]: number of updates so far
+  float* mean_squares = nullptr;  ///< [element of the shard]: mean of its squared gradients; null unless lambda is
+                                  ///< adaptive
   const float* pulled = nullptr;  ///< [element of the shard]: values with which the gradients were made
 };
 
@@ -26,8 +27,9 @@ class ShardUpdate {
   /// Keeps a reference to `config`.
   explicit ShardUpdate(const AsynchronousConfig& config) : config_(config) {}
 
-  /// Applies the gradients of `shard.view`, which it may overwrite, and counts the update. `group`: has the layout and
-  /// the parameters. `with.used` is about the group's parameters. `pulled` is read if the configuration has a lambda.
+  /// Applies the gradients of `shard.view`, which it may overwrite, and counts the update. `group`: the group with the
+  /// layout and the parameters. `with.used` is about this group's parameters. `pulled` is read if the configuration has
+  /// a lambda.
   void apply(const FlatGroup& group, const PushedShard& shard, const ElementUpdate& rule, const PushRates& with,
              std::int64_t age);
 

@@ -11,7 +11,7 @@ static_assert(Word::is_always_lock_free && Word::required_alignment == sizeof(fl
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-/// Word cannot be made for memory that is const; this only reads it.
+/// A Word cannot be made for const memory, so the const is cast away. This function only reads the memory.
 float load(const float& word) { return Word(const_cast<float&>(word)).load(kRelaxed); }
 
 bool same_bits(float a, float b) { return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b); }

@@ -13,14 +13,14 @@ namespace tessera {
 /// Copies `shared` [n] to `own`.
 void read_words(const float* shared, float* own, std::int64_t n);
 
-/// Writes to `shared` those elements of `after` [n] that differ from `before`. Values that others wrote to these
-/// elements meanwhile are lost.
+/// Writes to `shared` those elements of `after` [n] that differ from `before`. Values that other ranks have written to
+/// these elements since `before` was read are lost.
 void write_words(float* shared, const float* before, const float* after, std::int64_t n);
 
-/// Adds an update to `shared` [n]. The update was computed when `shared` had the values `before`; it would then have
-/// the values `after` if no other rank wrote. A number that still has the bits of `before` gets the bits of `after`. A
-/// number that other ranks have changed grows by `after - before`. A number that the update leaves as it is, is not
-/// written. An update that another rank makes between the load and the store of one number is lost.
+/// Adds an update to `shared` [n]. The update was computed when `shared` had the values `before`. If no other rank has
+/// written since then, `shared` gets the values `after`. A number that still has the bits of `before` gets the bits of
+/// `after`. A number that other ranks have changed grows by `after - before`. A number is not written if the update
+/// does not change it. An update that another rank makes between the load and the store of one number is lost.
 void merge_words(float* shared, const float* before, const float* after, std::int64_t n);
 
 }  // namespace tessera

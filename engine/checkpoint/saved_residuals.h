@@ -36,9 +36,9 @@ class ResidualReader {
   /// holds exactly the residuals that this rank keeps. Ranks may read residuals as their own only where this is true on
   /// all of them.
   bool has_own() const;
-  /// Reads the residuals: this rank's own if `own`, else its share of the mean. REQUIRES: Manifest::residuals is set,
-  /// and `kept` holds zeros. `own` may be true only if has_own() was true on every rank. Errors: those of
-  /// SavedCheckpoint::read.
+  /// Reads the residuals. If `own`, these are this rank's residuals; if not, they are this rank's share of the mean.
+  /// REQUIRES: Manifest::residuals is set, and `kept` holds zeros. `own` may be true only if has_own() was true on
+  /// every rank. Errors: those of SavedCheckpoint::read.
   absl::Status read(bool own);
 
  private:

@@ -22,7 +22,8 @@ class StoredStates {
 
   /// Returns the states of all groups; the list has each name once.
   const std::vector<SavedState>& all() const { return all_; }
-  /// Indices into all() of the states that one group keeps of each element: StateView::state[i] is all()[of(group)[i]].
+  /// Returns the states that one group keeps of each element, as indices into all(): StateView::state[i] is
+  /// all()[of(group)[i]].
   std::span<const std::size_t> of(const FlatGroup& group) const {
     return group.matrices.empty() ? of_elements_ : of_matrices_;
   }

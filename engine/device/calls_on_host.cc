@@ -261,7 +261,7 @@ class GathersOnHost::Pending final : public Work::State {
   }
 
   GathersOnHost& owner_;
-  const GatherCall gather_;  ///< its memory is on the GPU
+  const GatherCall gather_;  ///< the call to make; its memory is on the GPU
   const std::string label_;  ///< the call's own may be gone
   Slot& slot_;
   std::byte* const full_;  ///< where all parts lie on the host

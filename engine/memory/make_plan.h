@@ -23,7 +23,7 @@ struct PlanScene {
   bool reduces_in_background = false;  ///< PlannedWire::reduces_in_background
   /// The value of Collectives::compressed_part for the group of each axis.
   int shard_compressed_part = 0, replicate_compressed_part = 0;
-  /// the outer steps that are in effect; `mesh` is then the mesh of a replica
+  /// the outer steps that are in effect; if there are any, `mesh` is the mesh of one replica
   SyncConfig sync = {};
   int replicas = 1;                                  ///< PlannedPlacement::replicas; used only if there are outer steps
   int ranks_of_host = 1;                             ///< Topology::local_world_size; 0 if hosts have different numbers

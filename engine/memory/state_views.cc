@@ -12,7 +12,7 @@ FlatGroup::State advanced(FlatGroup::State state, StateDType dtype, std::int64_t
   return state;
 }
 
-/// Makes the view point to parameters. Trainable fp32 parameters are also the masters.
+/// Sets the view's pointer to the parameters. Trainable fp32 parameters are also the masters.
 void point_at_parameter(StateView& view, const FlatGroup& group, std::byte* parameter, MemoryPlace place) {
   view.parameter = parameter;
   view.parameter_place = place;
@@ -38,7 +38,7 @@ StateView view_of_memory(const FlatGroup& group, Extent run) {
   return view;
 }
 
-/// Makes the view point into the chunk's record, which begins at `bytes`.
+/// Sets the view's pointers into the chunk's record, which begins at `bytes`.
 void point_into_record(StateView& view, const FlatGroup& group, std::int64_t chunk, std::byte* bytes,
                        MemoryPlace place) {
   const RecordLayout::Record record = group.records.record(chunk);

@@ -24,7 +24,7 @@ struct Accelerator;
 
 /// The carriers that bring records to host memory. A carrier is null if no records of its kind are offloaded.
 struct HostRecords {
-  bool are_pinned = false;  ///< whether a GPU trains; the memory of records is then pinned
+  bool are_pinned = false;  ///< whether a GPU trains; if so, the memory of records is pinned
   std::shared_ptr<TierCarrier> parameters;
   std::shared_ptr<TierCarrier> states;         ///< masters and optimizer states
   std::shared_ptr<TierCarrier> tensor_states;  ///< states of whole tensors

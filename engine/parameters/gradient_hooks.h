@@ -30,7 +30,8 @@ namespace tessera {
 /// so that a further backward does not add to it.
 ///
 /// Hooks of the program keep their meaning. A tensor's hooks change its gradient before it is accumulated. A tensor has
-/// one post-accumulate hook; the hook of the program runs before that of the Engine and sees this rank's own gradient.
+/// one post-accumulate hook; the hook of the program runs before that of the Engine and sees the gradient of this rank
+/// alone.
 class GradientHooks {
  public:
   GradientHooks(const std::vector<std::unique_ptr<Unit>>& units, Reducer& reducer);

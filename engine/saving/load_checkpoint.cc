@@ -50,7 +50,7 @@ constexpr std::string_view kHasOwnResiduals = " own residuals";
 /// Loads one checkpoint. Every rank makes a Load, and all ranks make the same calls.
 class Load {
  public:
-  /// `durable` is null without "durable".
+  /// `durable` is null if the strategy does not have the key "durable".
   Load(Training& training, DurableFiles* durable, const std::string& path, LoadKind kind)
       : job_(training.job),
         training_(training),

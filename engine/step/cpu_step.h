@@ -56,7 +56,7 @@ class CpuStep final : public Step {
   /// Losses of the step under way.
   struct Losses {
     double sum = 0;                         ///< LocalStep::loss so far
-    std::vector<MicrobatchLoss> of_rounds;  ///< [round], under Strategy::reproducible; else empty
+    std::vector<MicrobatchLoss> of_rounds;  ///< [round]; empty unless Strategy::reproducible is set
   };
 
   /// Returns the rate of a step with `samples` samples of this replica.

@@ -97,7 +97,8 @@ class Step {
   /// to all ranks. It is collective.
   virtual void swap_averages() = 0;
 
-  /// Returns the object that squares this rank's own gradients on a GPU, with "noise_scale"; else null.
+  /// Returns the object that squares this rank's own gradients on a GPU. It is null unless "noise_scale" is set and a
+  /// GPU trains.
   virtual GradientSquares* own_squares() { return nullptr; }
 
   /// Drops the losses added since the last `run`.

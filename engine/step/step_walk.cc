@@ -54,7 +54,7 @@ void StepWalk::expect(std::span<const int> order) {
 }
 
 /// Announces the records of the next unit. The unit's own operations announce its records again when they begin, since
-/// it is then known which parameters are used.
+/// at that time it is known which parameters are used.
 void StepWalk::expect_next_unit() {
   if (announced_ == order_.size()) return;
   const StepProgram& program = programs_.front();

@@ -150,7 +150,7 @@ bool BackupClaims::end() {
 }
 
 void BackupClaims::pass_over() {
-  ++computed_;  // this rank has made its forward
+  ++computed_;  // this rank has made the microbatch's forward
   choose(/*run_goes_on=*/false);
 }
 
@@ -181,7 +181,7 @@ std::optional<std::int64_t> BackupClaims::claim() {
 }
 
 /// Returns the rank that will probably be the last to complete its run, if it is slow enough (kOvertakes) and has a
-/// microbatch that nobody has claimed. All ranks began the step together, so the number of microbatches that they have
+/// microbatch that no rank has claimed. All ranks began the step together, so the number of microbatches that they have
 /// completed since then shows how fast they are.
 std::optional<int> BackupClaims::slowest() const {
   std::optional<int> found;

@@ -20,16 +20,16 @@ namespace tessera {
 /// sends nothing. Otherwise they are in the job's store, and a claim costs a request and an answer.
 ///
 /// A rank computes the microbatches of its own run from the first to the last. It then claims microbatches of the
-/// slowest rank: each time the last microbatch of that rank's run that nobody has claimed. The rank that first
+/// slowest rank: each time the last microbatch of that rank's run that no rank has claimed. The rank that first
 /// completes a claimed microbatch has made it, and the other result is not used. Both results belong to the same leaf
 /// of the step's tree. If another rank has completed a rank's next microbatch, that rank leaves the rest of its run to
 /// the ranks that have claimed it. So the microbatches that are computed twice are at the ends of runs.
 ///
 /// A rank has one counter for both ends of its run: the number of microbatches that it has completed, and the number
 /// that were claimed. One addition changes one of these numbers and returns both, so a rank that completes a microbatch
-/// knows whether another rank computes it too. Each microbatch also has a counter of how often it was completed, which
-/// only those two ranks use. Steps alternate between two sets of counters. Ranks meet between steps, so each rank sets
-/// its own counters of the last step to 0 during the next step.
+/// knows whether another rank computes it too. Each microbatch also has a counter of its completions, which only these
+/// two ranks use. Steps alternate between two sets of counters. Ranks meet between steps, so each rank sets its own
+/// counters of the last step to 0 during the next step.
 ///
 /// Training owns a BackupClaims and calls it from the thread that trains.
 class BackupClaims {
@@ -51,7 +51,7 @@ class BackupClaims {
     /// Adds to a counter, which begins with 0, and returns its new value. Throws tessera::Error (75) if the process
     /// that has the counters has ended, or does not answer within the limit.
     virtual std::int64_t add(std::int64_t counter, std::int64_t amount) = 0;
-    /// Sets a counter to 0. REQUIRES: no other rank uses it meanwhile.
+    /// Sets a counter to 0. REQUIRES: no other rank uses the counter during this call.
     virtual void reset(std::int64_t counter) = 0;
   };
 
@@ -105,11 +105,11 @@ class BackupClaims {
   std::optional<std::int64_t> next_;
   std::optional<int> turn_;
   std::int64_t claims_ = 0, computed_ = 0;
-  std::int64_t claimed_ = 0;              ///< number of claimed microbatches of this rank's run when it last completed
-                                          ///< one
+  std::int64_t claimed_ = 0;              ///< number of claimed microbatches of this rank's run when this rank last
+                                          ///< completed a microbatch
   std::vector<std::int64_t> shared_;      ///< microbatches for which this rank has counted a completion in this step
-  std::vector<std::int64_t> made_again_;  ///< other ranks' microbatches that this rank has made, in the order in which
-                                          ///< it made them
+  std::vector<std::int64_t> made_again_;  ///< microbatches of other ranks that this rank has computed, in the order of
+                                          ///< their computation
   std::vector<std::int64_t> message_, messages_, all_computed_;
   double seconds_ = 0;
 };

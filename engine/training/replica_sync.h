@@ -45,7 +45,7 @@ class ReplicaSync {
   bool is_apart() const { return trains_apart(now_); }
   /// Returns whether replicas begin to train apart only in a later step (SyncConfig::start_step).
   bool comes_later() const { return trains_apart(later_) && !is_apart(); }
-  /// Returns whether replicas begin or stop to train separately after `steps` steps. Training is then planned anew.
+  /// Returns whether replicas begin or stop to train separately after `steps` steps. If so, training is planned anew.
   bool changes_after(std::int64_t steps) const { return trains_apart(later_.after(steps)) != is_apart(); }
   /// Returns the configuration that is in effect.
   const SyncConfig& config() const { return now_; }
@@ -125,7 +125,8 @@ class ReplicaSync {
   const Strategy& strategy_;
   const SyncConfig later_, now_;
   std::unique_ptr<OuterSteps> outer_;     ///< null where there are no outer steps
-  std::shared_ptr<Collectives> replica_;  ///< the ranks that step together beside servers; null for one rank
+  std::shared_ptr<Collectives> replica_;  ///< with servers: the ranks that make each step together; null if each rank
+                                          ///< makes its own steps
   // The following members are null if ranks have no common parameters. Members are destroyed last to first.
   std::unique_ptr<PeerBoard> board_;
   std::unique_ptr<CommonParameters> common_;

@@ -112,8 +112,8 @@ void lead(std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>
   axis = leads(axis, on_host, kernels, {give(static_cast<std::size_t>(slots.bytes())), slots.slots, slots.slot_bytes});
 }
 
-/// Makes the compressed sums of both axes run on the hosts of GPUs, with pinned memory as large as the plan says.
-/// Returns the bytes of that memory. It is collective.
+/// Lets the hosts of GPUs make the compressed sums of both axes. The pinned memory for this is as large as the plan
+/// says. Returns the bytes of that memory. It is collective.
 std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& shard,
                               const MemoryPlan::SlotsOnHost& replicate, const Job& job) {
   if (shard.bytes() + replicate.bytes() == 0) return 0;

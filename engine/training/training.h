@@ -136,7 +136,7 @@ struct Training {
   /// `continues`: whether this Training continues from another one over the same module (Engine::State::planned_anew).
   /// It is collective.
   void make_plan(bool continues);
-  /// `durable` is null without "durable". It is collective.
+  /// `durable` is null if the strategy does not have the key "durable". It is collective.
   void set_up(DurableFiles* durable, bool continues);
   /// From now on, keys that the strategy leaves out have the defaults of this version
   /// (OptimizerConfig::defaults_version). A run that continues keeps the defaults with which it began. If a number

@@ -22,7 +22,7 @@ struct StoredTensor {
 
 /// Gives access to the tensors of weights files of any kind: by name, with values that are read in portions. The
 /// declarations in the files were compared with their content. So every tensor that is listed can be read, unless the
-/// disk fails or the file is changed meanwhile. One thread at a time uses it.
+/// disk fails or the file is changed during the call. One thread at a time uses it.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;

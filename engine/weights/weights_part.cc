@@ -70,7 +70,7 @@ bool any_end_of(std::string_view name, const Visit& visit) {
 /// A dictionary, list or module that a request could mean.
 struct Candidate {
   const WeightsNode* node = nullptr;
-  std::size_t above = 0;       ///< index of the candidate that contains it; for the root, its own index
+  std::size_t above = 0;       ///< index of the candidate that contains this one; for the root, its own index
   std::size_t name_begin = 0;  ///< index of the candidate's first name among the root's names
   std::size_t found = 0;       ///< number of wanted names that the candidate has
 };

@@ -402,8 +402,8 @@ class Reader {
     return push({.kind = Value::kStorage, .storage = std::make_shared<const Storage>(std::move(storage))});
   }
 
-  /// Pushes a module. torch::save calls each module's class "__torch__.Module" or "__torch__.___torch_mangle_1.Module";
-  /// other classes were scripted.
+  /// Pushes a module. torch::save writes "__torch__.Module" or "__torch__.___torch_mangle_1.Module" as the name of each
+  /// module's class. A module with another name was scripted.
   absl::Status push_module(const std::string& name) {
     if (!name.ends_with(" Module")) tree_.mark_as_program();
     return push_container(WeightsNode::Kind::kModule);

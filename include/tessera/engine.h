@@ -55,8 +55,8 @@ struct StepResult {
   double loss = 0.0;
   double grad_norm = 0.0;   ///< global 2-norm of the averaged gradient, before clipping
   double lr = 0.0;          ///< learning rate of the step
-  bool overflow = false;    ///< whether a gradient was infinite or NaN; the step was then skipped on all ranks
-  bool spike = false;       ///< whether the loss was far above earlier losses (Strategy::on_spike); the step was then
+  bool overflow = false;    ///< whether a gradient was infinite or NaN; if so, the step was skipped on all ranks
+  bool spike = false;       ///< whether the loss was far above earlier losses (Strategy::on_spike); if so, the step was
                             ///< skipped on all ranks
   double loss_scale = 1.0;  ///< loss scale that this step's backward used
   /// Mean and largest age of the gradients that this rank applied in the step, over all shards ("sync" asynchronous).
@@ -313,9 +313,9 @@ class Engine {
   /// this rank's latest microbatch, so this rank must have had a microbatch before (since `set_trainable`, if that was
   /// called). The loop of tessera/uneven.h does not require this, since there the other ranks announce their
   /// collectives. A module whose forward is itself collective (SyncBatchNorm) needs a batch on every rank. Throws Error
-  /// (64) if this rank had no microbatch before, under compression.method "sign_majority", under
-  /// check.as_across_hosts if ranks share parameters, and before a step's first microbatch with sync.replica_ranks above
-  /// 1. tessera/uneven.h calls it for loaders of different lengths.
+  /// (64) if this rank had no microbatch before; under compression.method "sign_majority"; under check.as_across_hosts if
+  /// ranks share parameters; and before a step's first microbatch if sync.replica_ranks is above 1. tessera/uneven.h
+  /// calls it for loaders of different lengths.
   void backward_nothing();
 
   /// Makes an optimizer step after `gradient_accumulation` calls of backward: agrees on norm and overflow with the

@@ -24,8 +24,8 @@ namespace tessera {
 /// | `in_tensorboard(folder)`     | an event file in `folder`: numbers and flags as scalars of 32 bits         |
 /// | any other name               | JSON lines, one object for each step                                       |
 ///
-/// Each write is passed to the system at once. If the file can no longer be written (the disk is full), there is one
-/// warning, and training continues without the file.
+/// Each write is passed to the system immediately. If the file can no longer be written (the disk is full), there is
+/// one warning, and training continues without the file.
 class MetricsFile {
  public:
   /// The treatment of a file that exists already.

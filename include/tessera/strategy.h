@@ -162,8 +162,8 @@ class OrDefault {
     return result;
   }
 
-  /// Returns the value. A value that was left out is the default of the type for which defaults were last filled in;
-  /// before that, it is the default of adamw.
+  /// Returns the value. If the value was left out, this is a default that depends on OptimizerConfig::type: that of the
+  /// type at the latest fill_in_defaults. Before the first fill_in_defaults, it is the default of adamw.
   constexpr operator T() const { return value_; }  // NOLINT: so that it is read as the value
   /// Returns whether the program gave the value.
   constexpr bool is_given() const { return is_given_; }

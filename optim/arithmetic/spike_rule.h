@@ -23,7 +23,7 @@ struct SpikeState {
 enum class SpikeVerdict : std::int32_t {
   kNone,
   kSpike,     ///< the step is to be skipped
-  kChanged,   ///< the loss is a spike, but so were those before it, so the window begins anew
+  kChanged,   ///< the loss is a spike, but the losses before it were spikes too, so the window begins again
   kNegative,  ///< error: the loss is below 0, so it cannot be compared with the median
 };
 

@@ -42,9 +42,9 @@ inline constexpr unsigned kAnyBlocks = ~0u;
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream,
                         unsigned most_blocks = kAnyBlocks);
 
-/// Does the work of Muon before matrices are made orthogonal (MuonMomentumRule): it updates the run's momenta and
-/// writes directions over its `arguments.master`, which may be the gradient. It gives the same bits as
-/// MuonOptimizer::direction. Parameters that are not used do not change. REQUIRES: the requirements of update_step.
+/// Does the part of Muon before matrices are made orthogonal (MuonMomentumRule). It updates the run's momenta, and
+/// writes directions to the run's `arguments.master`, which may be the memory of the gradient. It gives the same bits
+/// as MuonOptimizer::direction. Parameters that are not used do not change. REQUIRES: the requirements of update_step.
 cudaError_t muon_directions(const DeviceRun& run, const MuonMomentumConstants& constants, const StepTables& tables,
                             cudaStream_t stream);
 

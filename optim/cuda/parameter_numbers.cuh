@@ -5,7 +5,7 @@
 namespace tessera::cuda {
 namespace {
 
-/// Returns the numbers of the parameter's group; null if the parameter is in no group.
+/// Returns the learning rate and other numbers of the parameter's group; null if the parameter is in no group.
 __device__ __forceinline__ const GroupNumbers* group_of(const StepTables& t, unsigned p) {
   const std::uint32_t number = t.group_number ? t.group_number[p] : 0;
   return number == 0 ? nullptr : &t.group_numbers[number - 1];

@@ -23,7 +23,7 @@ namespace tessera {
 //
 // Only rules whose type has optimizer_traits::kLayers have kMakesDirection and trust_ratio.
 
-/// The codes for the numbers of a state if optimizer.state_dtype is narrow.
+/// The codes for the numbers of a state if optimizer.state_dtype is narrower than fp32.
 enum class StateCode {
   kSigned,  ///< numbers of both signs
   kRoot,    ///< numbers that are not negative; with 8 bits their square roots are stored, which the formula computes

@@ -37,7 +37,8 @@ class ModePlayer {
   }
 
  private:
-  /// Returns the rank's next step, up to the end of its compute, which is the begin of its push if it waits for nobody.
+  /// Returns the rank's next step, up to the end of its compute, which is the beginning of its push if it waits for no
+  /// rank.
   ModeStep& begin(int rank, double now_s, double pull_s) {
     ModeStep& step = under_way_[static_cast<std::size_t>(rank)];
     step = {rank, step.step + 1, now_s, now_s + pull_s};
@@ -67,7 +68,7 @@ class ModePlayer {
     }
   }
 
-  /// Plays max_staleness 0: nobody pushes before all have computed, and then ranks push one after the other.
+  /// Simulates max_staleness 0: no rank pushes before all ranks have computed. Then ranks push one after the other.
   void push_in_rounds() {
     double now_s = 0;
     for (std::int64_t number = 1; number <= run_.steps; ++number) {

@@ -22,22 +22,22 @@ struct ModeRule {
   std::int64_t spare = 0;                          ///< kBackups: SyncConfig::backups, below the number of ranks
 };
 
-/// What a step of a rank takes beside its compute, in seconds.
+/// The seconds of a rank's step in addition to its compute.
 struct ModeCosts {
   double pull_s = 0;
-  double push_s = 0;  ///< seconds of a push; kMeeting: those with which a step without a meeting ends
-  double meet_s = 0;  ///< a step in which ranks meet, from the moment at which the last one has come
+  double push_s = 0;  ///< seconds of a push; kMeeting: seconds at the end of a step without a meeting
+  double meet_s = 0;  ///< seconds of a meeting, from the moment at which the last rank has come
 };
 
 /// A step of a rank whose gradient counts. Times are seconds from the start of the run.
 struct ModeStep {
   int rank = 0;
-  std::int64_t step = 0;  ///< number among the rank's own steps, from 1
+  std::int64_t step = 0;  ///< number among the steps of this rank, from 1
   double begin_s = 0;     ///< waits are over, and the pull begins
   double pulled_s = 0;
   double computed_s = 0;
   double pushing_s = 0;  ///< the push, or the meeting, begins
-  double pushed_s = 0;   ///< the rank goes on
+  double pushed_s = 0;   ///< the rank continues with its next step
 };
 
 /// The steps of all ranks of a run.

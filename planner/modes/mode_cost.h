@@ -15,15 +15,17 @@
 
 namespace tessera {
 
-/// What a rank's step consists of where each rank has a clock of its own ("sync" asynchronous, hogwild and backups),
-/// or where replicas meet every now and then.
+/// The times of the parts of a rank's step, if each rank has its own clock ("sync" asynchronous, hogwild and backups),
+/// or if replicas meet only in outer steps.
 struct ModeCost {
   ModeRule rule = {};
   std::vector<double> pieces_s = {};  ///< compute of a microbatch, in pieces that vary by themselves (WorldOptions)
   std::int64_t microbatches = 1;      ///< number of microbatches in a step
-  double rest_s = 0;                  ///< StepProfile::rest_seconds; at outer steps, all else in a replica's step
+  double rest_s = 0;                  ///< StepProfile::rest_seconds; with outer steps: all other seconds of a replica's
+                                      ///< step
   ModeCosts costs = {};
-  /// The seconds for which the parameter servers are busy with one rank's step, all of them at once; 0 without servers.
+  /// The seconds for which all parameter servers together are busy with one rank's step. It is 0 if there are no
+  /// servers.
   double served_s = 0;
   std::vector<std::string> left_out = {};  ///< sentences that name what is not predicted
 
@@ -34,8 +36,8 @@ struct ModeCost {
 /// Returns the costs of a plan whose ranks have common parameters (SyncConfig::has_common_parameters).
 ///
 /// Ranks that own the shards copy all values in a pull, as fast as `links` gather, and update all of them in a push, as
-/// fast as one rank does (StepProfile::update_seconds). Hogwild copies nothing. With backups the first ranks of a step
-/// sum the gradients of a part of the parameters each, and update it.
+/// fast as one rank does (StepProfile::update_seconds). Hogwild copies nothing. With backups, each of the first ranks
+/// of a step sums the gradients of a part of the parameters, and updates this part.
 ///
 /// With servers each unit is pulled while the one before it computes, and gradients are sent while backward goes on; a
 /// step waits for what does not fit in there, for the first unit, and for the update by `servers` of them.

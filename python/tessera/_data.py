@@ -86,11 +86,11 @@ class TokenBatches:
         return TokenBatch(*self._native.next(torch.device(device)))
 
     def of(self, microbatch: int, device: torch.device | str = "cpu") -> TokenBatch:
-        """Returns the microbatch with this number among those of the current step on all ranks, on `device`.
+        """Returns one microbatch of the current step, on `device`.
 
-        Use the number from `Engine.microbatch` if ranks may compute each other's microbatches ("deal.backups"). The
-        step lasts until `end_step`. Raises Error (78) if the step has no microbatch of this number, or if `next` has
-        already begun the step.
+        `microbatch` is its number among the microbatches of all ranks. Use the number from `Engine.microbatch` if ranks
+        may compute each other's microbatches ("deal.backups"). The step lasts until `end_step`. Raises Error (78) if
+        the step has no microbatch of this number, or if `next` has already begun the step.
         """
         return TokenBatch(*self._native.of(microbatch, torch.device(device)))
 

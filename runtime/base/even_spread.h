@@ -15,7 +15,7 @@ class EvenSpread {
       : of_first_{first, chosen < first ? chosen : first},
         of_others_{all - first, chosen < first ? 0 : chosen - first} {}
 
-  /// Returns how many of the items 0 to i - 1 are chosen. REQUIRES: 0 <= i <= all.
+  /// Returns the number of chosen items among the items 0 to i - 1. REQUIRES: 0 <= i <= all.
   std::int64_t chosen_before(std::int64_t i) const {
     return i <= of_first_.all ? of_first_.before(i) : of_first_.chosen + of_others_.before(i - of_first_.all);
   }

@@ -34,7 +34,8 @@ struct WaitReport {
   };
 
   int rank = 0;
-  bool has_ended = false;  ///< the rank's program has ended, and begins no more calls; then `waits` is empty
+  bool has_ended = false;  ///< whether the rank's program has ended, and so begins no more calls; if so, `waits` is
+                           ///< empty
   std::vector<Wait> waits;
   std::map<std::string, Group> groups;  ///< key: group name, unique together with the ranks
 

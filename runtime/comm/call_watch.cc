@@ -33,7 +33,8 @@ constexpr char kWithOutside = '+', kOwnAlone = '-';  // the first character of a
 // age at which news of other libraries' calls is stale; less than kLong
 constexpr auto kFresh = 2s;
 constexpr int kManyRanks = 16, kNeighbours = 4;
-constexpr int kMostOfRankZero = 64;  // most ranks of a job where all watch rank 0: every port's queue holds so many
+constexpr int kMostOfRankZero = 64;  // most ranks of a job in which all ranks watch rank 0: every port's queue holds
+                                     // this many connections
 constexpr int kMostTries = 600;      // most times that a rank looks for the next one's port
 // A process that ends well may end while other processes are in their last call with it. The other ranks have this time
 // to return from that call.

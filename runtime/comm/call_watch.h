@@ -73,7 +73,7 @@ class GroupCalls {
   /// Returns a number for the group's call in which the program, or the device that makes its calls, is now. 0 means no
   /// call. An unchanged number means that the program is still in the same call.
   std::uint64_t place() const;
-  /// Returns the call at `place`. If the program has left that call meanwhile, returns another call of the group.
+  /// Returns the call at `place`. If the program has already left that call, returns another call of the group.
   WaitReport::Wait describe(std::uint64_t place) const;
   WaitReport::Group report() const;
   bool lives() const;
@@ -127,13 +127,13 @@ struct OutsideCalls {
 ///
 /// A call may also take long because a rank has failed and the network library has lost the end of its connection.
 /// CallWatch therefore ends a group if one of its ranks has said in the store that it failed
-/// (Collectives::end_if_left_alone). A rank
-/// that was killed says nothing: where ranks talk over Gloo, the rank before it sees the end of its process (NextRank)
-/// and says so in the store; and if it served the store, the end of the store is the news. So it is for the ranks of a
-/// host that vanishes. A rank that ends well tells those that watch it how many calls it has begun, and ends no call
-/// that it has begun; they watch the rank behind it from then on. Who waits in a call that it has not begun waits for
-/// ever, which is a disagreement too. In worlds of at most 64 ranks all watch rank 0, since it mostly serves the store,
-/// where nobody can ask about it once it has ended.
+/// (Collectives::end_if_left_alone). A rank that was killed says nothing. If ranks communicate over Gloo, the rank
+/// before it sees the end of its process (NextRank) and says so in the store. If the killed rank served the store, the
+/// end of the store shows that this rank is gone. The same is true for the ranks of a host that vanishes. A rank that
+/// ends well tells the ranks that watch it how many calls it has begun. The calls that it has begun are not ended, and
+/// from then on these ranks watch the rank behind it. If a rank waits in a call that the ended rank has not begun, it
+/// would wait for ever, so this is a disagreement too. In worlds of at most 64 ranks, all ranks watch rank 0. Rank 0
+/// mostly serves the store, and once it has ended, no rank can ask the store about it.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -154,8 +154,8 @@ class CallWatch {
 
   static constexpr std::chrono::seconds kLong{3};  ///< ranks communicate about waits that take this long
 
-  /// Returns whether this rank has waited for kLong in a watched call. If so, the calls of another library matter. Any
-  /// thread may call it.
+  /// Returns whether this rank has waited for kLong in a watched call. If so, the caller passes the state of another
+  /// library's calls to `tell`. Any thread may call it.
   bool waits() const { return waits_; }
   /// Tells the ranks that watch this rank that its program ends well. Any thread may call.
   void tell_end() const;
@@ -237,10 +237,11 @@ class CallWatch {
   std::shared_ptr<KeyValueStore> connection_;
   std::chrono::milliseconds silence_ = kLong;  ///< time without an answer after which a silent host is gone
   struct WatchedRank {
-    std::unique_ptr<NextRank> rank;               ///< null: nobody is watched
+    std::unique_ptr<NextRank> rank;               ///< null: no rank is watched
     bool is_done = false;                         ///< true: its end was published, or it cannot be watched
     bool has_gone_on = false;                     ///< it is watched instead of a rank that has ended well
-    int tries = 0;                                ///< how often the watch asked where this rank listens
+    int tries = 0;                                ///< number of times that the watch asked for the address at which
+                                                  ///< this rank listens
     std::optional<Clock::time_point> ended = {};  ///< time from which the watched rank seemed to have ended
   };
   WatchedRank next_;                ///< no rank is watched unless the network library may lose ends of connections

@@ -304,10 +304,11 @@ class Collectives {
   /// Tells whether the store has this key. It is false if the store does not answer in time. An error means that the
   /// process that serves the store has been gone for some seconds.
   using HasKey = absl::FunctionRef<absl::StatusOr<bool>(const std::string& key)>;
-  /// Ends a call that waits for a rank that has failed meanwhile. The call's caller gets the call's error (75).
-  /// CallWatch calls this from its own thread after a call has taken long, since a network library may not notice the
-  /// end of a connection. It does nothing and returns false, unless a rank of the group has said in the store that it
-  /// failed, or was seen to be gone (NextRank). Transports that notice a failed rank by themselves always return false.
+  /// Ends a call that waits for a rank that has failed since the call began. The call's caller gets the call's error
+  /// (75). CallWatch calls this from its own thread after a call has taken long, since a network library may not notice
+  /// the end of a connection. It does nothing and returns false, unless a rank of the group has said in the store that
+  /// it failed, or was seen to be gone (NextRank). Transports that notice a failed rank by themselves always return
+  /// false.
   virtual bool end_if_left_alone(HasKey) { return false; }
 
  protected:

@@ -19,10 +19,10 @@ namespace tessera {
 /// nothing for this, so a process that computes, or that was stopped, is not taken to be gone.
 ///
 /// CallWatch makes a NextRank where ranks talk over Gloo, which may lose the end of a connection. Only the end of a
-/// connection that was once made counts, so a network that refuses the port means that nobody is watched, and never
-/// that a rank is gone. It counts only if no new connection can be made: a firewall may end an idle one. A child
-/// process that was forked from the rank, and that runs no other program, keeps the port open as long as it lives.
-/// CallWatch's thread makes all calls, unless a function says otherwise.
+/// connection that was once made counts, so if a network refuses the port, no rank is watched, and no rank counts as
+/// gone. The end of a connection counts only if no new connection can be made, since a firewall may end an idle
+/// connection. A child process that was forked from the rank, and that runs no other program, keeps the port open as
+/// long as it lives. CallWatch's thread makes all calls, unless a function says otherwise.
 class NextRank {
  public:
   /// Opens this rank's port. `address`: the numeric address at which the other ranks reach this host.
@@ -61,11 +61,13 @@ class NextRank {
   /// Returns the report that the rank gave to `tell_end`; "" if it gave none, or if not all of it has come.
   std::string end_report() const;
 
-  /// Accepts the connections that wait at this rank's port. It keeps those of ranks that watch this one until they end,
-  /// and the latest 64 of the others, so that strangers take neither the port's queue nor many descriptors.
+  /// Accepts the connections that wait at this rank's port. It keeps the connections of ranks that watch this rank
+  /// until these connections end. It keeps the latest 64 of the other connections, so that strangers take neither the
+  /// port's queue nor many descriptors.
   void take_watchers();
-  /// Tells those that watch this rank that it ends well, so that nobody counts it as gone, and what they need to know
-  /// then: `report`, a text without line ends. It accepts no more connections. Any thread may call it.
+  /// Tells the ranks that watch this rank that it ends well, so that no rank counts it as gone. It also sends them
+  /// `report`, a text without line ends that they need in this case. After this call, no more connections are accepted.
+  /// Any thread may call it.
   void tell_end(const std::string& report);
   /// Returns whether the next rank's host did not answer at all at the last attempt to connect.
   bool is_silent() const { return is_silent_; }
@@ -78,7 +80,7 @@ class NextRank {
   /// A connection to this rank's port.
   struct Watcher {
     int socket = -1;
-    std::string said = {};  ///< what has come over it, up to the length of the word
+    std::string said = {};  ///< bytes that were received over the connection, at most the length of the word
   };
   bool has_said_word(const Watcher& watcher) const { return watcher.said == word_; }
   /// Reads what has come. Returns false if the connection has ended, or if another word came.
@@ -87,8 +89,8 @@ class NextRank {
   const int rank_, world_size_;
   int next_;
   const std::string address_;
-  const std::string word_;        ///< what a rank that watches this one says
-  std::string place_;             ///< the next rank's place, once it is known
+  const std::string word_;        ///< word that a rank sends first if it watches this rank
+  std::string place_;             ///< the next rank's address and port, once they are known
   std::string vanished_address_;  ///< address of a silent host that had a rank that is gone; "": none
   bool is_silent_ = false;
   int listener_ = -1, port_ = 0, connection_ = -1;

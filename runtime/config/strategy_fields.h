@@ -177,7 +177,7 @@ StrategyField choice_field(At at, const std::vector<Named<Enum>>& names) {
         }
       },
       [at, &names](const Strategy& s) {
-        nlohmann::ordered_json value;  // stays null if the struct holds something that has no name
+        nlohmann::ordered_json value;  // stays null if the struct's value is not one of `names`
         for (const Named<Enum>& entry : names) {
           if (entry.value == at(s)) value = entry.name;
         }

@@ -22,8 +22,8 @@ class StrategyReader {
   explicit StrategyReader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {}
 
   Strategy read(const JsonNode& root);
-  /// Checks a strategy that a program set field by field. A field that a program set may have no effect. In a file, the
-  /// same would be a mistake.
+  /// Checks a strategy that a program set field by field. It is no mistake if a field that the program set has no
+  /// effect. In a file, a key without effect is a mistake.
   Strategy read_from_code(const JsonNode& root);
 
  private:

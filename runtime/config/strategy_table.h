@@ -77,7 +77,8 @@ struct StrategyField {
   std::function<nlohmann::ordered_json(const Strategy&)> get;
   std::vector<StrategyKey> members;  ///< kObjects: keys of an object, which is read into JSON and set as a whole
   std::vector<VariantType> types;    ///< kVariant
-  // What a StrategyKey has of its field unless its row says it. The makers in strategy_fields.h fill these in.
+  // The members that a StrategyKey takes from its field unless its row sets them. The makers in strategy_fields.h fill
+  // these in.
   std::string pointer = {};  ///< the path of the member: "/optimizer/lr"
   Range range = {};
   std::string unit = {};
@@ -95,7 +96,7 @@ struct Condition {
 using RulesDefault = std::function<nlohmann::ordered_json(OptimizerType type, std::int64_t version)>;
 
 /// One row of the table: a key of the file. Most rows leave pointer, range and unit to their field, and the default to
-/// a Strategy that nobody has changed: strategy_keys() fills them in.
+/// an unchanged Strategy: strategy_keys() fills these members in.
 struct StrategyKey {
   std::string pointer = {};  ///< RFC 6901: "/optimizer/lr"
   StrategyField field;

@@ -54,7 +54,8 @@ class DistributedSampler {
   /// Writes this rank's next samples and moves on. Returns false, and writes nothing, at the end of the epoch.
   /// REQUIRES: samples.size() == batch.
   bool next(std::span<std::int64_t> samples);
-  /// Returns how many of the samples that `next` wrote last are no repetition (Tail::kPad). These samples come first.
+  /// Returns the number of samples, among those that `next` wrote last, that are not repetitions (Tail::kPad). These
+  /// samples come first.
   std::int64_t counted() const { return counted_; }
 
   /// Writes the samples of microbatch number `microbatch` of the step under way, for whichever rank they are. The step

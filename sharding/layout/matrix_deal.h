@@ -47,10 +47,11 @@ struct MatrixBatch {
 /// which are the same on every rank.
 ///
 /// Each rank holds a part of each matrix (its optimizer part), and of the matrix's states. A batch is exchanged
-/// together. Ranks send owners their parts of the owners' matrices. Owners compute, and send each rank its part of the
-/// results. If several ranks hold the same part, the rank in the owner's replica sends it. Units are added to a batch
-/// until no rank has more than kMostUneven times the mean amount of work, or until all units are taken. Small batches
-/// need little memory, and large batches are dealt evenly.
+/// together. The rank to which a matrix is dealt is the matrix's owner. The other ranks send the owner their parts of
+/// the matrix. The owner computes, and sends each rank its part of the result. If several ranks hold the same part, the
+/// rank in the owner's replica sends it. Units are added to a batch until no rank has more than kMostUneven times the
+/// mean amount of work, or until all units are taken. Small batches need little memory, and large batches are dealt
+/// evenly.
 class MatrixDeal {
  public:
   static constexpr double kMostUneven = 1.1;

@@ -22,7 +22,7 @@ class NotesExchange {
   /// Notes of one unit, while they are exchanged over the shard axis.
   struct Notes {
     std::span<float> values;  ///< SumPlan::notes_numel numbers, in memory of the plan
-    std::vector<char> used;   ///< [trainable parameter of the unit]: whether any rank used it
+    std::vector<char> used;   ///< [trainable parameter of the unit]: whether any rank used the parameter
     Work work;
   };
 

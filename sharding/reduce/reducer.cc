@@ -61,7 +61,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   if (setup_.makes_tree() && !setup_.accumulates()) expect_in_leaf(unit, group, parameter);
   if (on_gradient_) on_gradient_();
   if (group.unit->use_log) group.unit->use_log->note_gradient(group.unit->index);
-  const bool was_ready = unit.phase == ReducedUnit::Phase::kReady;  // if so, this gradient is unexpected and is added
+  const bool was_ready = unit.phase == ReducedUnit::Phase::kReady;  // true: this gradient is unexpected, and is added
   if (unit.phase == ReducedUnit::Phase::kIdle) open(unit);
   const bool is_usual_bucket = unit.bucket.overflow.bytes() == 0 && unit.sum.overflow.bytes() == 0;
   std::byte* const bucket = buckets_.of(unit, group);
@@ -213,7 +213,7 @@ void Reducer::start(ReducedUnit& unit) {
 }
 
 /// If sums are offloaded, gives the unit's sum memory. If gradients are added to earlier sums, the next unit's sum is
-/// read meanwhile.
+/// read ahead.
 Lease Reducer::take_sum(const ReducedUnit& unit) {
   if (!memory_.sums_below) return {};
   Lease sum = memory_.sums_below->acquire(unit.unit->index, unit.has_sum ? LeaseUse::kChange : LeaseUse::kOverwrite);

@@ -110,7 +110,7 @@ class Reducer final : private ReductionEnds {
 
   /// From now on, records in `latencies` how long each unit's reduction takes from its beginning to its end, including
   /// the lags of the plan. If there is one rank, there are no reductions. `latencies` [unit] must outlive this object.
-  /// `queue`: a GPU's clock for reductions; else null.
+  /// `queue`: a GPU's clock for reductions; null on the CPU.
   void time_reductions(std::span<LatencyHistogram> latencies, QueueTimes* queue = nullptr) {
     reductions_.time(latencies, queue);
   }

@@ -215,7 +215,8 @@ TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
 }
 
 // Fault F10 (docs/faults.md): one rank or all ranks are killed at random moments, and the run continues each time. The
-// last losses have the bits of an undisturbed run. TESSERA_SOAK_SEED makes a test use the same moments again.
+// last losses have the same bits as those of an undisturbed run. TESSERA_SOAK_SEED makes a test use the same moments
+// again.
 TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   const char* const given = std::getenv("TESSERA_SOAK_SEED");
   const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();

@@ -38,7 +38,7 @@ class DurableSteps : public Workplace {
     return launch(2) + train(strategy("FULL_SHARD", every > 0 ? offload + durable : offload), metrics,
                              Words{"--steps", steps} + more);
   }
-  /// Makes a run of `steps` steps without commits. Its checkpoint is in `whole`.
+  /// Trains for `steps` steps without commits. The checkpoint of this run is in `whole`.
   void run_whole(const std::string& steps) const {
     run(run_of(steps, 0, "whole.jsonl", {"--checkpoint-dir", path("whole")}), 600);
   }

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Returns how many of `numel` elements are chosen, counted from element `begin` on.
+/// Returns the number of chosen elements among the `numel` elements that begin with element `begin`.
 std::int64_t chosen_in(const EvenSpread& spread, std::int64_t begin, std::int64_t numel) {
   std::int64_t chosen = 0;
   for (std::int64_t i = begin; i < begin + numel; ++i) chosen += spread.has(i) ? 1 : 0;

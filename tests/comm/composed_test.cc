@@ -21,7 +21,7 @@ struct Hosts {
 
 class Hierarchical : public ::testing::TestWithParam<Hosts> {};
 
-// Hosts have 1, 2 or 4 ranks. These are powers of two, so sums must have the bits of the flat tree.
+// Hosts have 1, 2 or 4 ranks. These are powers of two, so sums must have the same bits as those of the flat tree.
 TEST_P(Hierarchical, EveryOperationGivesTheBitsOfTheFlatGroup) {
   const auto [ranks, hosts] = GetParam();
   run_ranks({.ranks = ranks, .hosts = hosts}, [hosts = hosts, ranks = ranks](const Mesh& mesh) {

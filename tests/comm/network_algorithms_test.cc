@@ -1,5 +1,5 @@
-// Tests that collectives by ring, doubling and halving have the bits of the direct algorithm over Gloo. The tests also
-// count the messages, and let ranks end in the middle of a call.
+// Tests that collectives by ring, doubling and halving give the same bits as the direct algorithm over Gloo. The tests
+// also count the messages, and let ranks end in the middle of a call.
 
 #include <gmock/gmock.h>
 #include <netinet/in.h>
@@ -321,8 +321,8 @@ TEST(SentByNetworkAlgorithms, CallsWithoutTheAlgorithmAreSentDirectly) {
   EXPECT_EQ(sent_by_all(4, Algorithm::kDoubling, Operation::kReduceScatter, DType::kF32, 10), (Sent{12, 12 * 40}));
 }
 
-/// Makes a lossless all_reduce and reduce_scatter of `input` on each rank. Checks that they have the bits of plain
-/// calls, and returns their bytes on the wire as shares of the bytes that plain calls send.
+/// Makes a lossless all_reduce and reduce_scatter of `input` on each rank. Checks that the results have the same bits
+/// as those of plain calls, and returns their bytes on the wire as shares of the bytes that plain calls send.
 std::pair<double, double> packed_shares(int ranks, DType dtype, const std::vector<float>& input) {
   const auto mailboxes = std::make_shared<testing::Mailboxes>();
   const auto store = memory_store();
@@ -515,8 +515,8 @@ class FailuresInRounds : public ::testing::TestWithParam<Failing> {
       if (rank == 1) continue;
       const RankEnd end = ranks.wait(rank);
       EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message << ", signal " << end.signal;
-      // A rank that did not notice the end of its connection answers after the other ranks have asked, so the message
-      // may name it too.
+      // A rank may notice late that its connection has ended. It then answers the questions of the other ranks late, so
+      // the message may name this rank too.
       EXPECT_THAT(end.message, AllOf(HasSubstr("rank " + std::to_string(rank) + "/" + std::to_string(what.ranks) +
                                                " blocks.3 " + operation + " #"),
                                      ContainsRegex("; rank (0, )?1([-,][-, 0-9]*)? do(es)? not answer")));

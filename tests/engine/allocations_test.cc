@@ -84,8 +84,8 @@ TEST(Allocations, SteadyStepAllocatesNothing) {
   on_placements(kInMemory, 2, expect_steady_step, update_whole_tensors);
 }
 
-// The counted step is complete: it begins at the end of the previous step, so it includes the wait for data. Calls are
-// timed.
+// The counted step is complete: it begins at the end of the previous step, so it includes the wait for data. One of the
+// two sessions times calls (Engine::time_calls), which must not allocate more.
 TEST(Allocations, TimedCallsAllocateNothing) {
   const auto body = [](const Mesh& mesh, const Strategy& strategy) {
     const auto of_a_step = [&](bool timed) {

@@ -345,7 +345,7 @@ TEST_F(Gpu, CompressedSumsAreTheSameUnderEveryStrategy) {
   });
 }
 
-/// Hosts make these gathers, over Gloo: packed values have the bits of plain values, and rounded values have other
+/// Hosts make these gathers, over Gloo: packed values have the same bits as plain values, and rounded values have other
 /// bits. The noise scale of gradients is the same as without shards.
 TEST_F(Gpu, GathersInAnotherFormAndTheNoiseOfGradientsAreThoseOfPlainTraining) {
   on_ranks(2, [&](int rank, int port) {

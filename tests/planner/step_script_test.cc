@@ -154,7 +154,7 @@ TEST(StepScript, SharedMemorySumsAreTheRanksOwnWorkAtThePlansLag) {
     most = std::max(most, computed - shares);
   }
   EXPECT_EQ(shares, 13);
-  EXPECT_EQ(most, 4);  // a lag of three units, and the unit that was computed last
+  EXPECT_EQ(most, 4);  // the three units by which sums lag, and the unit that was computed last
   std::int64_t gathers = 0;
   for (std::size_t unit = 0; unit < 13; ++unit) gathers += timed.plan().gathers_in_step(unit);
   EXPECT_EQ(script.shard.calls, 13 + gathers);

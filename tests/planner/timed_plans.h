@@ -25,8 +25,8 @@ struct TimedPlan {
 /// elements takes 3 s, and the rest takes half a second. Nothing else takes time.
 TimedPlan timed_plan(ShardingStrategy strategy, MeshPosition mesh, int blocks, std::int64_t block_numel = 1 << 20);
 
-/// Returns links on which all operations take `beta_s_per_byte` seconds for each byte in the background, with latency
-/// `alpha_s`.
+/// Returns links on which each operation takes `alpha_s` seconds, and `beta_s_per_byte` seconds for each byte. All
+/// operations run in the background.
 Links links_of(double beta_s_per_byte, double alpha_s = 0);
 /// Returns links in the shared memory of a host.
 Links shared_memory_links(double beta_s_per_byte, double alpha_s = 0);

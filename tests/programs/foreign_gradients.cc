@@ -308,7 +308,7 @@ TEST(ForeignGradients, ClippingByLibTorchIsRefused) {
 
 // ---- warnings ----------------------------------------------------------------------------------------------------
 
-/// Returns how often `program` gets the warning on `cell` that gradients of a backward by hand are dropped.
+/// Returns the number of warnings that `program` gets on `cell` because gradients of a backward by hand are dropped.
 std::size_t warnings_of(const Cell& cell, const Program& program) {
   const std::string log = stderr_of([&] {
     set_log_level(LogLevel::kWarning);

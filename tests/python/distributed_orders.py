@@ -164,7 +164,7 @@ def one_raises(rank, method):
 def server_ends(rank, method):
     distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
     distributed.barrier()
-    if rank == 0:  # it serves the store
+    if rank == 0:  # rank 0 serves the store
         os._exit(0)
     try:
         tessera.init()

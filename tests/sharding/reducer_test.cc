@@ -196,7 +196,7 @@ struct Uses {
   bool ascending = false;  ///< the order in which gradients arrive
 };
 
-/// Makes a step of one round, and returns how many buckets the step needed beyond the plan.
+/// Makes a step of one round. Returns the number of buckets that the step needed in addition to the plan.
 std::int64_t step(Reduced& reduced, const Uses& uses) {
   const std::int64_t before = reduced.reducer.counts().overflow_buckets;
   for (std::size_t k = 0; k < reduced.units.size(); ++k) {

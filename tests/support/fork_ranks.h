@@ -17,7 +17,7 @@ namespace tessera {
 /// Makes a store in memory that forked processes share. It must be made before the fork.
 std::shared_ptr<KeyValueStore> forked_store();
 
-/// How a forked rank ended.
+/// The exit code, signal and message of a forked rank.
 struct RankEnd {
   ExitCode exit_code = ExitCode::kOk;  ///< the exit code of the body's status, or kInternal if the body threw
   int signal = 0;                      ///< the signal that killed the rank, or 0 if there was none

@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// How a program ended, and everything that it wrote.
+/// The exit status of a program, and everything that it wrote.
 struct Ended {
   int code = -1;    ///< the exit code, 128 + n for signal n, or -1 if the program was killed at the limit
   std::string out;  ///< stdout

@@ -38,7 +38,7 @@ struct TimingOptions {
   std::string links;         ///< file that `tessera doctor --links` wrote; empty: nothing is predicted
   std::string links_inside;  ///< links between ranks of one host; empty: as `links`
   std::string profile;       ///< file that `tessera train --profile` wrote
-  int servers = 0;           ///< parameter servers, where the strategy has some; 0: one
+  int servers = 0;           ///< number of parameter servers, if the strategy has servers; 0: one server
 };
 
 /// A file of weights, with the fields of LoadOptions (tessera/weights.h).
@@ -102,7 +102,7 @@ struct TrainCommand {
   /// number of samples of a step over all ranks; 0: gradient_accumulation decides
   std::int64_t global_batch = 0;
   std::uint64_t seed = 0;  ///< seed of the weights and of the order of the data
-  bool pad_tail = false;   ///< an epoch's last step may be short; else it is dropped
+  bool pad_tail = false;   ///< true: an epoch's last step may be short; false: a short step is dropped
   TrainOutputs outputs;
   /// --predict-links, --predict-profile: with these options, the predicted time of a step is shown beside the measured
   /// time.
@@ -124,7 +124,8 @@ struct ReplayCommand {
   int ranks = 1;                  ///< processes to start here, if no launcher has started any
   std::string find;               ///< "nonfinite" or "divergence"; empty: only step `step` is compared
   std::string hashes;             ///< file of the run's "record_hashes"; empty: the file that the run wrote, if any
-  std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: files of the run say it
+  std::int64_t microbatches = 0;  ///< number of microbatches of a step on all ranks; 0: files of the run give the
+                                  ///< number
   TrainCommand run;               ///< the options with which the run was started
   std::vector<std::string> words = {};  ///< all words of the command line behind the program's name
 };
@@ -136,7 +137,7 @@ struct ServeCommand {
   std::string listen = "127.0.0.1:0";  ///< HOST:PORT; port 0: any free port
   std::string state;                   ///< folder in which shards are saved (KeepOptions); empty: no shard is saved
   std::int64_t lose = 16;              ///< KeepOptions::lose
-  std::string offload;                 ///< folder for scratch files that hold shards; empty: memory holds them
+  std::string offload;                 ///< folder for scratch files with shards; empty: shards are in memory
 };
 /// Serves shards to ranks with "sync": {"owners": "servers"}. It runs until SIGTERM or SIGINT comes, or, after SIGUSR1,
 /// until no worker is connected. Prints the address at which it listens.
@@ -199,7 +200,8 @@ struct SimulateCommand {
   double jitter = 0;  ///< relative standard deviation of the ranks' compute times
   std::uint64_t seed = 1;
   std::vector<std::string> stragglers;  ///< "7=1.5": a rank, and the factor by which its work takes longer
-  std::string stall;  ///< "0.02=1": share of a rank's steps in which it stands still, and seconds; empty: none
+  std::string stall;  ///< "0.02=1": share of a rank's steps in which the rank stands still, and the seconds of each
+                      ///< such stop; empty: none
   std::int64_t steps = 10;
   std::string trace;  ///< Chrome trace of some ranks; empty: none
   int traced_ranks = 4;
@@ -214,7 +216,7 @@ struct BenchCommand {
   std::string json;        ///< file for all samples; empty: none
   std::string csv;         ///< file for the table (buckets); empty: none
   bool overwrite = false;  ///< replace existing results
-  std::string cifar10;     ///< folder of CIFAR-10's binary files, for buckets; empty: images are generated
+  std::string cifar10;     ///< folder of CIFAR-10's binary files (buckets); empty: images are generated
   std::string transport;   ///< "host", "gloo" or "mpi"; empty: the best available one
   int ranks = 2;           ///< number of ranks to start, if no launcher has started any
   bool quick = false;

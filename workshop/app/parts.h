@@ -10,9 +10,9 @@ namespace tessera::app {
 /// and `tessera launch` starts without LibTorch. Other commands are modules of the Python package.
 struct Part {
   const char* command;           ///< name of the command, such as "train"
-  const char* program;           ///< its program, such as "tessera-train"; null if a Python module has it
+  const char* program;           ///< the command's program, such as "tessera-train"; null if a Python module has it
   const char* help;              ///< one line of `tessera --help`
-  const char* module = nullptr;  ///< its Python module, such as "tessera.import_config"
+  const char* module = nullptr;  ///< the command's Python module, such as "tessera.import_config"
 };
 
 /// Returns all parts, in the order of `tessera --help`.

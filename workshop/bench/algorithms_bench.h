@@ -26,8 +26,8 @@ struct AlgorithmsBenchOptions {
 /// A call with its times in the report.
 struct TimedAlgorithm {
   TimedCall call;
-  bool is_chosen = false;   ///< whether the fit chooses it
-  bool is_fastest = false;  ///< whether it is the fastest measured algorithm
+  bool is_chosen = false;   ///< whether the fit chooses this algorithm
+  bool is_fastest = false;  ///< whether this is the fastest measured algorithm
   double by_fit_s = 0;
 };
 

@@ -11,15 +11,16 @@ struct Samples {
   std::vector<std::int64_t> ns;
 
   bool empty() const { return ns.empty(); }
-  /// Returns the smallest sample that at least the share `p` (0 < p <= 1) of all samples do not exceed, in seconds. It
-  /// is 0 without samples.
+  /// Returns the `p`-quantile (0 < p <= 1) in seconds: the smallest sample for which at least the share `p` of all
+  /// samples are no larger. It is 0 if there are no samples.
   double quantile_s(double p) const;
   double median_s() const { return quantile_s(0.5); }
 };
 
-/// Returns the time of `longer` divided by that of `shorter`. Both were measured in turn, `a_turn` samples each time.
-/// The result is the median over turns of the ratio of their medians. A load on the machine that lasts longer than a
-/// turn therefore slows down both. It is 0 without a whole turn of both. REQUIRES: a_turn > 0.
+/// Returns the time of `longer` divided by that of `shorter`. The two were measured alternately, `a_turn` samples of
+/// each in a turn. The result is the median, over the turns, of the ratio of the two medians in a turn. A load on the
+/// machine that lasts longer than a turn therefore slows down both. The result is 0 if there is no whole turn of both.
+/// REQUIRES: a_turn > 0.
 double ratio_by_turns(const Samples& longer, const Samples& shorter, std::size_t a_turn);
 
 }  // namespace tessera

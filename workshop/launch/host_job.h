@@ -17,7 +17,8 @@ namespace tessera {
 
 /// The data with which the agent on a host starts its ranks.
 struct HostJob {
-  LaunchOptions options;  ///< command, ranks, pretended_hosts (the job's hosts), max_restarts, strict, plan, silence_s
+  LaunchOptions options;  ///< only these are used: command, ranks, pretended_hosts (the job's hosts), max_restarts,
+                          ///< strict, plan, silence_s
   JobSettings job;        ///< address, port, restarts, run_id
   int first_rank = 0;
   int ranks = 0;                         ///< number of ranks on this host
@@ -55,7 +56,7 @@ std::optional<RankRecord> decode_exit(int rank, std::string_view body);
 
 /// The first line that an agent writes, without line ends. A launcher looks for it after the output of a login shell,
 /// which may lack a line end.
-extern const std::string_view kAgentGreeting;  ///< Tessera's version follows it
+extern const std::string_view kAgentGreeting;  ///< the beginning of this line; Tessera's version follows it
 std::string_view own_version();
 
 }  // namespace tessera

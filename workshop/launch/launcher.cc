@@ -267,7 +267,7 @@ absl::StatusOr<int> run(const LaunchOptions& options) {
     TESSERA_ASSIGN_OR_RETURN(const Attempt attempt, run_once(options, job, servers.addresses, guard, signals));
     if (!attempt.may_be_repeated || job.restarts == options.max_restarts) return attempt.code;
     ++job.restarts;
-    if (options.port == 0) {  // late ranks of the last attempt must not meet ranks of this one
+    if (options.port == 0) {  // late ranks of the last attempt must not meet ranks of this attempt
       TESSERA_ASSIGN_OR_RETURN(port, HeldPort::take(0, several_hosts));
       job.port = port.number();
     }

@@ -17,14 +17,15 @@ struct WorkerRange {
   int most = 0;   ///< number that is started; 0: ordinary ranks of one job instead
 };
 
-/// How the ranks of other hosts are started.
+/// The options by which the ranks of other hosts are started.
 struct SshOptions {
   std::vector<std::string> command = {"ssh"};  ///< program that runs a command on a host, and its own options
-  std::string address = {};                    ///< address by which all hosts reach this one; empty: it is found
+  std::string address = {};                    ///< address by which all hosts reach this host; empty: the launcher
+                                               ///< finds it
   std::vector<std::string> environment = {};   ///< names of variables that go to the other hosts too (host_job.h)
 };
 
-/// How long the launcher and its agents wait, in seconds.
+/// The times, in seconds, that the launcher and its agents wait.
 struct LaunchTimes {
   double connect_s = 60;  ///< time for a host to answer over ssh, and for each of its reports while its ranks start
   double silence_s = 60;  ///< an agent that hears nothing from the launcher for this time ends its ranks
@@ -32,9 +33,10 @@ struct LaunchTimes {
   double term_s = 5;      ///< time between SIGTERM and SIGKILL
 };
 
-/// What ranks are told by variables of the environment.
+/// Settings that ranks get in variables of the environment.
 struct RankSwitches {
-  /// TESSERA_STRICT=1 for the ranks: private copies, as on hosts of their own, and checked values.
+  /// TESSERA_STRICT=1 for the ranks: each rank has private copies, as if it were alone on its host, and values are
+  /// checked.
   bool strict = false;
   /// TESSERA_PLAN=table for the ranks: an Engine prints its whole memory plan, and not one line of it.
   bool plan = false;
@@ -45,14 +47,14 @@ struct RankSwitches {
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
   int ranks = 1;                     ///< all ranks of the job
-  /// Number of parameter servers that are started on this machine, in addition to the ranks (`tessera serve`). A rank
-  /// that fails then does not end the other ranks.
+  /// Number of parameter servers that are started on this machine, in addition to the ranks (`tessera serve`). If there
+  /// are servers, a rank that fails does not end the other ranks.
   int servers = 0;
   /// Folder in which servers save their shards; empty: shards are not saved. A server that is killed, or fails for a
   /// reason that may not occur again, is then started again and continues, at most kMostServerStarts times.
   std::string servers_state;
   std::string servers_offload;  ///< folder for scratch files with servers' shards; empty: shards are in memory
-  int servers_lose = -1;  ///< the most pushes to each shard that the end of a server may lose; -1: the server's default
+  int servers_lose = -1;        ///< the most pushes to each shard that may be lost when a server ends; -1: default
   /// Workers that come and go, instead of ranks: `ranks` is their number, and each is a job of one rank.
   WorkerRange workers = {};
   std::string join;         ///< HOST:PORT,HOST:PORT: servers of a running job that the workers join; empty: none
@@ -68,7 +70,7 @@ struct LaunchOptions {
   std::string tessera;
   LaunchTimes times = {};
   int port = 0;          ///< rendezvous port; 0: a port that is free on this machine
-  int max_restarts = 0;  ///< how often all ranks are started again after a failure that may not come again
+  int max_restarts = 0;  ///< the most times that all ranks are started again after a failure that may not occur again
   RankSwitches switches = {};
   bool prefix = true;  ///< "[rank 2] " before every line
   int stdout_fd = 1;   ///< file descriptor for the ranks' output, line by line

@@ -196,9 +196,9 @@ void Supervisor::restart(Rank& worker) {
   worker.err = LineForwarder(options_.stderr_fd, prefix);
 }
 
-/// Looks at whether a worker that has ended was told to write the results. If it failed before, it begins anew and asks
-/// again, or another worker is told; the end of either says that they are written, or that another launcher's worker is
-/// told.
+/// Checks whether a worker that has ended was told to write the results. If the worker failed before it had written
+/// them, it starts again and asks again, or another worker is told to write them. The end of such a worker shows that
+/// the results are written, or that a worker of another launcher is told to write them.
 void Supervisor::note_results(const RankRecord& worker) {
   std::ifstream file(job_.results_file(worker.rank));
   const bool was_told = file.is_open();

@@ -388,7 +388,7 @@ absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::str
     }
   }
   TESSERA_RETURN_IF_ERROR(diagnostics.to_status("[T0358] hint: docs/huggingface.md says which models are understood"));
-  // The rules are those of a model file, with the limit on the number of all parameters.
+  // The configuration is checked as a model file is, with the same limit on the number of all parameters.
   const auto checked = parse_model_config(to_json(result.config), name);
   if (!checked.ok()) return checked.status();
   return result;

@@ -172,7 +172,7 @@ class SplitPattern::Search {
   }
 
  private:
-  // The smallest limits of a search at one character.
+  // The smallest limits of one search: the number of steps, and the bytes of text that are searched.
   static constexpr std::size_t kLeastSteps = 128, kLeastWindow = 1024;
   static constexpr std::size_t kMostSteps = 10'000'000, kGrowth = 4;
 

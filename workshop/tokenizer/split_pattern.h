@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-/// The steps that expressions may take to cut one text, in addition to a few steps for each byte. Their number is
-/// linear in the text's length, for every expression. A fixed number of steps is allowed too, so that expressions that
-/// try each place up to the end of the text can cut short texts.
+/// The steps that expressions may take to cut one text, in addition to a few steps for each byte. The number of steps
+/// is linear in the text's length, for every expression. A fixed number of steps is added. It lets expressions cut
+/// short texts even if they search from each place to the end of the text.
 class StepBudget {
  public:
   explicit StepBudget(std::size_t text_bytes) : text_bytes_(text_bytes), left_(kFree + kPerByte * text_bytes) {}

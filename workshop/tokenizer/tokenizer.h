@@ -23,7 +23,7 @@ namespace tessera {
 struct PieceCutter {
   SplitPattern pattern;
   bool inverted = false;         ///< whether the words are the parts that the pattern does not match
-  bool removes_matches = false;  ///< matches are dropped; else they are pieces of their own
+  bool removes_matches = false;  ///< true: matches are dropped; false: each match is a piece
 };
 
 /// A tokenizer that Hugging Face's `tokenizer.json` describes, of the kind "byte-level BPE", which GPT-2, Llama 3, Qwen

@@ -172,12 +172,13 @@ std::int64_t JobMembers::slowest() const {
 void JobMembers::note(int number, std::int64_t computed, std::int64_t pushed) {
   const MutexLock lock(mutex_);
   Member& member = members_[number];
-  // There are several where the worker has made steps while the server was away.
+  // There are several such steps if the worker has made steps while the server was away.
   for (std::int64_t made = std::max(pushed, member.pushed) - member.pushed; made > 0 && !member.dealt.empty(); --made) {
     member.dealt.pop_front();
     ++made_;
   }
-  // A worker that comes back says again what it said last, which may be less than the count that begin_step gave it.
+  // A worker that comes back repeats its last message. The numbers in it may be smaller than the count that begin_step
+  // gave the worker.
   member.computed = std::max(member.computed, computed);
   member.pushed = std::max(member.pushed, pushed);
   note_change();

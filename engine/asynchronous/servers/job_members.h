@@ -25,17 +25,17 @@ absl::Status worker_gone();
 
 /// The workers of a run, as one parameter server knows them (ServedJob): which workers have joined, and how many steps
 /// each has made. A worker counts as present from `join` to `leave`, which its connection's thread calls when the
-/// connection ends; nobody waits for one that has left.
+/// connection ends. No worker waits for a worker that has left.
 ///
-/// Where workers come and go ("sync.elastic"), server 0 also numbers them, says which one gives the first values, and
-/// deals steps out: each number below the run's number of steps stands for the data of one step. A worker holds the
-/// steps that it was dealt until it has pushed them. Steps that it still holds when it leaves are dealt again, smallest
-/// number first. So each step is made once, with one exception: a worker that ends during its push has pushed a part of
-/// a step that is dealt again.
+/// Where workers come and go ("sync.elastic"), server 0 also numbers the workers, says which worker gives the first
+/// values, and deals out steps. Each number below the run's number of steps stands for the data of one step. A worker
+/// holds the steps that it was dealt until it has pushed them. Steps that it still holds when it leaves are dealt
+/// again, smallest number first. So each step is made once, with one exception: if a worker ends during its push, a
+/// part of that push may have been applied, and the step is dealt again.
 ///
-/// A server that keeps its shards writes the image of this object beside them (`image`), before it answers what changes
-/// numbers or deals. When it has come back (`restore`), the workers of the image are *away*: each may join again under
-/// its number, and has the steps that it held. Those that do not come in time have left.
+/// A server that keeps its shards writes the image of this object beside them (`image`), before it answers a question
+/// that changes numbers or deals. When it has come back (`restore`), the workers of the image are *away*: each may join
+/// again under its number, and still has the steps that it held. Workers that do not come in time have left.
 ///
 /// All functions may be called by several threads.
 class JobMembers {
@@ -48,9 +48,11 @@ class JobMembers {
 
   struct Member {
     std::int64_t computed = 0, pushed = 0;  ///< steps
-    std::int64_t taken = 0;                 ///< number of steps dealt to it so far
-    std::deque<std::int64_t> dealt;         ///< steps dealt and not pushed yet, in the order in which it makes them
-    /// The worker has not pulled for its first step yet, or has no step to make, so no other one is ahead of it.
+    std::int64_t taken = 0;                 ///< number of steps dealt to the worker so far
+    std::deque<std::int64_t> dealt;         ///< steps dealt to the worker and not pushed yet, in the order in which the
+                                            ///< worker makes them
+    /// Whether the worker has not pulled for its first step yet, or has no step to make. Other workers are then not
+    /// counted as ahead of it.
     bool rests = false;
   };
 
@@ -68,10 +70,10 @@ class JobMembers {
     bool gives_values = false;  ///< the worker gives the servers their first values, then calls `begin`
   };
   /// Registers a worker under the number `wanted`. `returns`: the worker was in the run before, and has lost its
-  /// connection. Returns nothing where the worker has to ask again: another worker is about to give the first values,
-  /// or the number of an elastic run still belongs to a worker whose connection has not ended yet.
-  /// Errors: 64 if the run does not have this number, or if another worker has joined with it already; 69 for a worker
-  /// that returns and whose steps are dealt again.
+  /// connection. Returns nothing if the worker has to ask again: another worker is about to give the first values, or
+  /// the number of an elastic run still belongs to a worker whose connection has not ended yet. Errors: 64 if the run
+  /// does not have this number, or if another worker has joined with it already; 69 for a worker that returns and whose
+  /// steps are dealt again.
   absl::StatusOr<std::optional<Place>> join(int wanted, bool returns = false);
   void leave(int number);
   /// Says that the server has come back during the run. All ranks, or the workers of the image, are away: `await` waits
@@ -79,7 +81,8 @@ class JobMembers {
   void expect_back(std::chrono::milliseconds limit);
   bool is_empty() const;
 
-  /// Returns what server 0 of an elastic run has to know when it comes back, and the number of changes to it so far.
+  /// Returns the numbers that server 0 of an elastic run needs when it comes back, and the number of changes to these
+  /// numbers so far.
   std::pair<std::vector<std::int64_t>, std::int64_t> image() const;
   std::int64_t changes() const;
   /// Takes the numbers that `image` returned. Returns false if they are not the numbers of an image. REQUIRES: no
@@ -88,11 +91,11 @@ class JobMembers {
 
   void note(int number, std::int64_t computed, std::int64_t pushed);
   struct Begun {
-    std::int64_t counted = 0;  ///< the worker's count of steps, which goes on from here
+    std::int64_t counted = 0;  ///< the worker's count of steps; the next step is counted from this number on
     bool has_rested = false;
   };
-  /// Says that the worker pulls for a step. A worker that rested is waited for from here on, and counts from the count
-  /// of the slowest worker on.
+  /// Says that the worker pulls for a step. If the worker rested, the other workers wait for it from now on, and its
+  /// count of steps becomes at least that of the slowest worker.
   Begun begin_step(int number);
   /// Waits until `has_come` is true for all other workers that have joined. Error 75 if one of them does not come in
   /// time, or if `is_gone` returns true.
@@ -106,28 +109,30 @@ class JobMembers {
   struct Deal {
     enum class Kind {
       kStep,      ///< the worker makes `step`
-      kAskAgain,  ///< other workers hold the last steps, or the one that writes the results is away; they may be gone
+      kAskAgain,  ///< other workers hold the last steps, or the worker that writes the results is away; these workers
+                  ///< may be gone
       kOwnFirst,  ///< this worker itself holds the last steps
       kOver       ///< all steps are made
     };
     Kind kind = Kind::kStep;
     std::int64_t step = 0;
-    bool finishes = false;  ///< with kOver: this worker, and no other that is there, writes the results
+    bool finishes = false;  ///< with kOver: whether this worker writes the results; no other worker that is present
+                            ///< does
   };
-  /// Deals one of the run's `steps` steps. `taken`: the number of steps that the worker knows it was dealt; if it was
-  /// dealt more, it gets the last one again, since the answer was lost with the server. Error 64 if `steps` is below 1,
-  /// or if other workers have given another number.
+  /// Deals one of the run's `steps` steps. `taken`: the number of steps that were dealt to the worker, as far as the
+  /// worker knows. If more steps were dealt to it, it gets the last one again, since the answer was lost with the
+  /// server. Error 64 if `steps` is below 1, or if other workers have given another number.
   absl::StatusOr<Deal> deal(int number, std::int64_t steps, std::int64_t taken);
-  /// Says that the results are written: no worker is told to write them any more. Error 64 for a worker that was not
-  /// told to write them.
+  /// Says that the results are written, so that no worker is told again to write them. Error 64 for a worker that was
+  /// not told to write them.
   absl::Status end_results(int number);
 
   /// A push of an elastic run lies between begin_push and end_push; begin_push waits while another worker holds back
   /// pushes (`hold`). Error 75 if the longest wait is over, or if `is_gone` returns true.
   absl::Status begin_push(int number, const IsGone& is_gone);
   void end_push();
-  /// Lets no other worker push until `release`, or until this one leaves: values and states do not change meanwhile.
-  /// Waits for pushes under way. Error 75 if the longest wait is over, or if `is_gone` returns true.
+  /// Lets no other worker push until `release`, or until this worker leaves. Until then values and states do not
+  /// change. Waits for pushes under way. Error 75 if the longest wait is over, or if `is_gone` returns true.
   absl::Status hold(int number, const IsGone& is_gone);
   void release(int number);
 
@@ -146,7 +151,7 @@ class JobMembers {
   const int ranks_;
   const std::chrono::milliseconds limit_;
   mutable Mutex mutex_;
-  CondVar changed_;  ///< anything below has changed
+  CondVar changed_;  ///< signalled when any member below has changed
   std::map<int, Member> members_ ABSL_GUARDED_BY(mutex_);
   std::map<int, Member> away_ ABSL_GUARDED_BY(mutex_);  ///< workers that may come back to a server that has come back
   Clock::time_point away_until_ ABSL_GUARDED_BY(mutex_);

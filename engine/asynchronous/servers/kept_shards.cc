@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 constexpr char kWho[] = "parameter server";
-constexpr std::chrono::milliseconds kPatience{30'000};  // the same server may still write what it had
+constexpr std::chrono::milliseconds kPatience{30'000};  // the server that had the folder before may still be writing
 
 /// The first bytes of a file.
 struct ImageHead {
@@ -25,7 +25,7 @@ struct ImageHead {
   std::uint64_t magic = kMagic;
   std::uint64_t run = 0;   ///< hash of the run's definition
   std::uint64_t hash = 0;  ///< hash of the bytes behind the head
-  std::int64_t bytes = 0;  ///< number of the bytes behind the head
+  std::int64_t bytes = 0;  ///< number of bytes behind the head
   std::uint64_t zeros[4] = {};
 };
 static_assert(sizeof(ImageHead) == KeptShards::kHeadBytes);

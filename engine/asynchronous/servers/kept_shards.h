@@ -14,18 +14,18 @@
 
 namespace tessera {
 
-/// How a parameter server keeps its shards beyond its own end (`tessera serve --state`).
+/// The options of a parameter server whose shards outlive it (`tessera serve --state`).
 struct KeepOptions {
   static constexpr std::int64_t kMostLose = 1 << 20;
 
-  std::string folder;     ///< each server has a folder of its own in it
+  std::string folder;     ///< folder in which each server has its own folder
   std::int64_t lose = 0;  ///< the most pushes to each shard that are lost when the server ends
 };
 
 /// The files of the shards of one run that a parameter server owns: one file for each shard. Each file is whole at any
 /// moment, through kill -9 and power loss. ServedJob writes the shards that have changed, and reads the files when a
 /// server comes back; runs with equal definitions count as the same run. Files of another run are of no use, and are
-/// overwritten. The file behind those of the shards has what server 0 knows of workers that come and go.
+/// overwritten. The last file has the data of server 0 about workers that come and go.
 ///
 /// One thread at a time calls `write` for a file.
 class KeptShards {
@@ -33,9 +33,9 @@ class KeptShards {
   /// Number of bytes of an image's head; the caller's bytes begin behind it.
   static constexpr std::size_t kHeadBytes = 64;
 
-  /// Makes the folder of server number `server`, and locks it. `definition`: that of the run, with its name. Errors: 69
-  /// where another server uses the folder; 73 where it cannot be created; 77 without permission; 71 without free
-  /// descriptors or memory; 74 where a call fails for another reason.
+  /// Makes the folder of server number `server`, and locks it. `definition`: the run's definition, with the run's name.
+  /// Errors: 69 where another server uses the folder; 73 where it cannot be created; 77 without permission; 71 without
+  /// free descriptors or memory; 74 where a call fails for another reason.
   static absl::StatusOr<std::unique_ptr<KeptShards>> open(const KeepOptions& options, int server,
                                                           const std::string& definition);
 
@@ -43,8 +43,8 @@ class KeptShards {
   const std::string& folder() const { return folder_; }
   /// Writes an image, and fills in its first kHeadBytes. Errors: those of write_file_atomically.
   absl::Status write(std::size_t shard, std::vector<std::byte>& image) const;
-  /// Reads the image that `write` has made; it is empty where this run has none. Errors: 65 for a file that is damaged;
-  /// 77 without permission; 71 without free descriptors or memory; 74 where a read fails.
+  /// Reads the image that `write` has made. The result is empty if this run has no image. Errors: 65 for a file that is
+  /// damaged; 77 without permission; 71 without free descriptors or memory; 74 where a read fails.
   absl::StatusOr<std::vector<std::byte>> read(std::size_t shard) const;
 
  private:

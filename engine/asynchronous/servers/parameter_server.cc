@@ -20,7 +20,7 @@ namespace tessera {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{100}, kShortLook{5};
-constexpr std::chrono::milliseconds kForStrangers{10'000};  // in which a connection has to say the secret
+constexpr std::chrono::milliseconds kForStrangers{10'000};  // time in which a connection has to send the secret
 constexpr std::chrono::milliseconds kStandstill{60'000};
 constexpr int kMostStrangers = 64;
 constexpr std::int64_t kMostDefinition = std::int64_t{256} << 20;
@@ -72,7 +72,7 @@ ParameterServer::~ParameterServer() {
   is_ending_ = true;
   accepting_.join();
   for (Connection& connection : connections_) connection.link.shut();
-  connections_.clear();  // this joins their threads
+  connections_.clear();  // this joins the connections' threads
   ::close(listener_.socket);
 }
 
@@ -87,7 +87,8 @@ void ParameterServer::accept_all() {
     if (::poll(&ready, 1, static_cast<int>(kLook.count())) <= 0) continue;
     const int socket = ::accept4(listener_.socket, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (socket < 0) {
-      std::this_thread::sleep_for(kLook);  // there may be no descriptor left, and the connection waits
+      std::this_thread::sleep_for(kLook);  // there may be no free descriptor; the connection waits in the socket's
+                                           // queue
       continue;
     }
     Connection& added = connections_.emplace_back(socket);
@@ -145,7 +146,7 @@ absl::StatusOr<ParameterServer::Joined> ParameterServer::join(const MessageHead&
   TESSERA_RETURN_IF_ERROR(link.receive(std::as_writable_bytes(std::span(definition)), kStandstill));
   const MutexLock lock(mutex_);
   if (job_ && ServedJob::run_of(job_->definition()) != ServedJob::run_of(definition)) {
-    // Workers of the run before are still leaving, or that run lasts as long as the server.
+    // Workers of the previous run are still leaving, or the previous run lasts as long as the server.
     if (job_->members().lasts() || !job_->members().is_empty()) return Joined();
     job_.reset();
   }
@@ -225,7 +226,7 @@ void ParameterServer::serve(Connection& connection) {
   if (!is_ending_)
     log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone (" +
              message_of(status) + ")");
-  if (is_ending_) return;  // the workers find their places again at a server that comes back
+  if (is_ending_) return;  // workers keep their numbers for a server that comes back
   job->leave(rank);
   drop_if_empty(job);
 }

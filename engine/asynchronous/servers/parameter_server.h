@@ -21,9 +21,9 @@ namespace tessera {
 /// worker comes, and its shards are dropped when the last worker has gone. A run whose workers come and go
 /// ("sync.elastic") lasts as long as the server.
 ///
-/// Each worker has a connection and a thread of its own here, so the end of a worker is noticed at once, and affects no
-/// other worker. A push is applied only once all of it has arrived. The push of a worker that is killed meanwhile is
-/// not applied.
+/// Each worker has a connection and a thread of its own here, so the end of a worker is noticed immediately, and
+/// affects no other worker. A push is applied only after all of it has arrived. If a worker is killed before that, its
+/// push is not applied.
 class ParameterServer {
  public:
   /// The fewest and the most bytes of a secret.
@@ -36,7 +36,7 @@ class ParameterServer {
   static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret,
                                                                 const std::optional<KeepOptions>& keep = {},
                                                                 const std::string& offload = "");
-  /// Ends all connections and threads. It writes what was not kept yet.
+  /// Ends all connections and threads. If shards are kept, it writes the changes that are not on the disk yet.
   ~ParameterServer();
   ParameterServer(const ParameterServer&) = delete;
   ParameterServer& operator=(const ParameterServer&) = delete;
@@ -53,7 +53,7 @@ class ParameterServer {
     const ServerLink::Clock::time_point since = ServerLink::Clock::now();
     std::atomic<bool> is_known = false;  ///< the worker has said the secret
     std::atomic<bool> has_ended = false;
-    std::jthread thread;  // it is destroyed first
+    std::jthread thread;  // the last member, so that it is destroyed (joined) first
   };
 
   ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep, std::string offload);
@@ -79,7 +79,8 @@ class ParameterServer {
   std::atomic<bool> is_ending_ = false;
   mutable Mutex mutex_;
   std::shared_ptr<ServedJob> job_ ABSL_GUARDED_BY(mutex_);
-  std::list<Connection> connections_;  ///< only the accepting thread uses this, and the destructor after that thread
+  std::list<Connection> connections_;  ///< only the accepting thread uses this; after that thread has ended, the
+                                       ///< destructor does
   std::jthread accepting_;
 };
 

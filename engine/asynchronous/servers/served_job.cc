@@ -22,7 +22,7 @@ namespace tessera {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenTurns{200};
-constexpr std::chrono::milliseconds kForReturns{10'000};  // longer than a rank takes to notice that the server is there
+constexpr std::chrono::milliseconds kForReturns{10'000};  // longer than a rank needs to notice that the server is there
 
 absl::Status broken(const std::string& part) {
   return make_error(ExitCode::kPeerLost, "a message does not fit the definition: " + part +
@@ -35,7 +35,7 @@ absl::Status strange_file(const std::string& folder) {
                                                 "folder, and go on from a checkpoint");
 }
 
-/// Throws where a group has sizes of which no layout can be made.
+/// Throws if a group has sizes of which no layout can be made.
 void expect_layout(const std::vector<std::int64_t>& numels, int parts) {
   constexpr std::int64_t kMostElements = std::int64_t{1} << 46;
   std::int64_t left = kMostElements;
@@ -46,9 +46,9 @@ void expect_layout(const std::vector<std::int64_t>& numels, int parts) {
   if (parts < 1) throw std::invalid_argument("a number of parts");
 }
 
-/// Returns zeros for all shards. Where they lie in a file, the system keeps the used bytes in memory, and writes the
-/// other bytes to the file. That suits a server better than records that one thread brings and takes away: each
-/// worker's thread updates another shard.
+/// Returns zeros for all shards. If they lie in a file, the system keeps the used bytes in memory, and writes the other
+/// bytes to the file. For a server this is better than records that one thread reads and writes, since each worker's
+/// thread updates a different shard.
 absl::StatusOr<Arena> memory_of_shards(std::int64_t bytes, const std::string& offload) {
   if (offload.empty() || bytes == 0) return Arena::plain("shards", bytes);
   constexpr std::int64_t kPage = 4096;
@@ -144,8 +144,8 @@ absl::Status ServedJob::place_all(int server, int servers, const std::string& of
   return absl::OkStatus();
 }
 
-/// A worker that gives the first values may end after the other servers have been told that the first values are there,
-/// and before server 0 has been told. Then the next worker gives all servers its own values.
+/// A worker that gives the first values tells all servers that the values are there, and server 0 last. If it ends
+/// before it has told server 0, the next worker gives all servers its own values.
 bool ServedJob::has_begun(std::size_t group) {
   if (!members_->lasts()) return false;
   if (server_ == 0 || group >= groups_.size()) return true;
@@ -190,7 +190,7 @@ ServedJob::~ServedJob() {
   if (const absl::Status status = keep_members(); !status.ok()) log_error(message_of(status));
 }
 
-/// Reads the shards of this run that a server of this number has kept, and keeps this server's shards from now on.
+/// Reads the shards of this run that a server with the same number has kept. From now on, keeps this server's shards.
 absl::Status ServedJob::begin_keeping(const KeepOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(kept_, KeptShards::open(options, server_, definition_));
   for (std::size_t i = 0; i < groups_.size(); ++i) {
@@ -202,13 +202,13 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options) {
     has_come_back_ = true;
   }
   TESSERA_RETURN_IF_ERROR(restore_members());
-  if (has_come_back_) members_->expect_back(std::min(kForReturns, limit_ / 2));  // a wait for others ends at limit_
+  if (has_come_back_) members_->expect_back(std::min(kForReturns, limit_ / 2));  // waits for workers end at limit_
   keeping_ = std::jthread([this] { keep_shards(); });
   return absl::OkStatus();
 }
 
-/// Workers that come and go are known to server 0. The other servers have only to know whether values are there, which
-/// is so where shards are.
+/// Server 0 knows the workers that come and go. The other servers only need to know whether they have values, and they
+/// have values if they have kept shards.
 absl::Status ServedJob::restore_members() {
   if (!members_->is_elastic()) return absl::OkStatus();
   if (server_ != 0) return has_come_back_ ? members_->begin(/*number=*/0) : absl::OkStatus();
@@ -225,7 +225,7 @@ absl::Status ServedJob::keep_members() {
   if (!kept_ || server_ != 0 || !members_->is_elastic()) return absl::OkStatus();
   const std::int64_t wanted = members_->changes();
   const MutexLock lock(members_mutex_);
-  if (kept_changes_ >= wanted) return absl::OkStatus();  // another thread has written them meanwhile
+  if (kept_changes_ >= wanted) return absl::OkStatus();  // another thread has already written these changes
   const auto [numbers, changes] = members_->image();
   std::vector<std::byte> image(KeptShards::kHeadBytes);
   const auto bytes = std::as_bytes(std::span(numbers));
@@ -249,7 +249,7 @@ void ServedJob::leave(int number) {
   if (const absl::Status status = keep_members(); !status.ok()) log_error(message_of(status));
 }
 
-/// Writes shards, on a thread of its own. A failure ends it, and each push that waits for the disk is refused.
+/// Writes shards, on a separate thread. A failure ends this function, and each push that waits for the disk is refused.
 void ServedJob::keep_shards() {
   std::vector<std::byte> image;
   for (bool is_last = false; !is_last;) {
@@ -414,7 +414,7 @@ absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link
   }
 }
 
-/// Answers with the shard's values. They are copied under the mutex, and sent without it.
+/// Answers with the shard's values. They are copied while the mutex is held, and sent after it is released.
 absl::Status ServedJob::Worker::do_copies(const MessageHead& head, ServerLink& link) {
   if (head.bytes != 0 || job_.groups_.empty()) return broken("a pull");
   Group& group = *job_.groups_[head.shard];
@@ -484,7 +484,7 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
     if (status.ok() && !is_repeated) {
       const UpdateRates with{numbers.gradient_scale, numbers.clip_value, numbers.lr, numbers.is_first_of_run != 0};
       group.flat->gradient = reinterpret_cast<float*>(gradients);
-      // A server that has come back may have an older version of the shard than the one that was pulled.
+      // A server that has come back may have a version of the shard that is older than the pulled version.
       const std::int64_t age = std::max<std::int64_t>(0, group.version - head.first);
       try {
         update_.apply(*group.flat,
@@ -587,7 +587,8 @@ absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& l
   return link.send(reply, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), job_.limit_);
 }
 
-/// Reads or writes a run of elements. Ranks wait for each other around this call, so no rank pushes meanwhile.
+/// Reads or writes a run of elements. Ranks wait for each other before and after this call, so no rank pushes during
+/// it.
 absl::Status ServedJob::Worker::do_range(const MessageHead& head, ServerLink& link) {
   if (job_.groups_.empty()) return broken("a range");
   Group& group = *job_.groups_[head.shard];

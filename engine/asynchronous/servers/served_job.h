@@ -30,36 +30,35 @@
 
 namespace tessera {
 
-/// The shards of one run of a job that this server owns: its part of each trainable flat group, with values, states,
-/// version and counts. ParameterServer makes it when the first worker of a run comes, and drops it when the last one
-/// has gone. All functions may be called by several threads, one for each worker.
+/// The shards that this server owns for one run of a job: a part of each trainable flat group, with values, states,
+/// version and counts. ParameterServer makes a ServedJob when the first worker of a run comes, and drops it when the
+/// last worker has gone. All functions may be called by several threads, one for each worker.
 ///
-/// It has no module. A worker sends a definition: a name that no other run has, of kRunName letters, and then JSON with
-/// the strategy, the sizes of all parameters and their groups, from which the layouts follow. All workers of a run send
-/// the same definition.
+/// The server has no module. A worker sends a definition. It begins with the run's name of kRunName letters, which no
+/// other run has. JSON follows, with the strategy, the sizes of all parameters and their groups; the layouts follow
+/// from these. All workers of a run send the same definition.
 ///
-/// Where the server keeps its shards (KeepOptions), a thread copies each shard that has changed, and writes the copy. A
-/// push is answered when no more than `lose` pushes to its shard, itself included, are missing on the disk. A worker's
-/// write of values is answered when the values are on the disk. The end of the server thus costs each shard at most
+/// If the server keeps its shards (KeepOptions), a thread copies each shard that has changed, and writes the copy. A
+/// push is answered when at most `lose` pushes to its shard, this push included, are missing on the disk. A worker's
+/// write of values is answered when the values are on the disk. So when the server ends, each shard loses at most
 /// `lose` of the pushes that a worker knows of. A push that was not answered is sent again, and applied once: a shard
-/// knows the last step that each worker has pushed. What server 0 knows of workers that come and go is kept beside the
-/// shards (`keep_members`).
+/// has the number of the last step that each worker has pushed. The data of server 0 about workers that come and go are
+/// kept beside the shards (`keep_members`).
 ///
 /// Invariants:
 ///  1. The holder of a shard's mutex computes nothing but an update of the shard, and waits for nothing but the shard's
 ///     turn and the disk. (Ranges of elements are sent and received under the mutex too. No rank pushes then, since all
 ///     ranks wait for each other.)
-///  2. Nobody waits for a worker that ends.
+///  2. No worker waits for a worker that has ended.
 class ServedJob {
  public:
   static constexpr std::size_t kRunName = 32;
   /// Returns the name of the run in a definition.
   static std::string run_of(const std::string& definition) { return definition.substr(0, kRunName); }
 
-  /// `keep`: where and how shards are kept; nothing: the shards end with this object. Shards of the same run that were
-  /// kept
-  /// are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in memory.
-  /// Errors: 78 for a text that is no definition; those of KeptShards and BlockFile.
+  /// `keep`: where and how shards are kept; no value: the shards end with this object. If shards of the same run were
+  /// kept, they are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in
+  /// memory. Errors: 78 for a text that is no definition; those of KeptShards and BlockFile.
   static absl::StatusOr<std::unique_ptr<ServedJob>> make(const std::string& definition,
                                                          const std::optional<KeepOptions>& keep,
                                                          const std::string& offload);
@@ -70,28 +69,28 @@ class ServedJob {
 
   /// Returns whether shards outlive the server.
   bool is_kept() const { return kept_ != nullptr; }
-  /// Returns a number that no other object for this run has, above 0: a worker sees by this number that its server was
-  /// lost.
+  /// Returns a number above 0 that no other object for this run has. If the number changes, a worker knows that its
+  /// server was lost.
   std::int64_t life() const { return life_; }
-  /// Returns whether the server had kept shards of this run.
+  /// Returns whether kept shards of this run were found and read.
   bool has_come_back() const { return has_come_back_; }
   const std::string& definition() const { return definition_; }
   std::int64_t bytes() const { return memory_.bytes(); }
 
   JobMembers& members() { return *members_; }
-  /// Registers a worker (JobMembers::join); where shards are kept, its number is on the disk when this returns.
+  /// Registers a worker (JobMembers::join). If shards are kept, the worker's number is on the disk when this returns.
   absl::StatusOr<std::optional<JobMembers::Place>> join(int wanted, bool returns);
   void leave(int number);
 
-  /// What a worker's thread keeps from message to message. The job outlives it.
+  /// The data that a worker's thread keeps from message to message. The job outlives this object.
   class Worker {
    public:
-    /// `life`: the number that the worker sent when it joined (MessageKind). `is_gone`: says that the worker's
-    /// connection has ended, so that its thread stops waiting.
+    /// `life`: the number that the worker sent when it joined (MessageKind). `is_gone`: returns whether the worker's
+    /// connection has ended, so that the worker's thread stops waiting.
     Worker(ServedJob& job, int rank, std::int64_t life, std::function<bool()> is_gone);
 
-    /// Receives the payload of `head`, does what it asks for, and answers. Error 75: the connection is lost, or the
-    /// message does not fit the definition.
+    /// Receives the payload of `head`, carries out the question, and answers. Error 75 if the connection is lost, or if
+    /// the message does not fit the definition.
     absl::Status answer(const MessageHead& head, ServerLink& link);
 
    private:
@@ -113,11 +112,13 @@ class ServedJob {
     UpdateOptions options_;
     ElementUpdate rule_;
     ShardUpdate update_;
-    std::vector<double> numbers_, known_options_;  ///< rates, then options; the options that `rule_` has
+    std::vector<double> numbers_, known_options_;  ///< `numbers_`: rates, then options; `known_options_`: the options
+                                                   ///< that `rule_` uses
     std::vector<char> used_;
-    Arena room_;   ///< memory for the gradients of the largest shard and for the values they were made with
-    Arena early_;  ///< memory for gradients that arrive before their push (kStage), of all shards; at first empty
-    std::vector<char> is_early_;  ///< [group]: whether its gradients have arrived
+    Arena room_;   ///< memory for the gradients of the largest shard, and for the values with which they were made
+    Arena early_;  ///< memory for gradients of all shards that arrive before their push (kStage); empty until the first
+                   ///< of them arrives
+    std::vector<char> is_early_;  ///< [group]: whether the group's gradients have arrived
   };
 
  private:
@@ -130,7 +131,7 @@ class ServedJob {
   struct Group {
     FlatGroup* flat = nullptr;
     Extent part;
-    std::int64_t first = 0;  ///< number of elements in this server's parts of the groups before
+    std::int64_t first = 0;  ///< number of elements in this server's parts of the groups before this one
     Mutex mutex;
     CondVar turned;  ///< `played` has changed
     CondVar saved;   ///< `kept` has changed
@@ -138,8 +139,8 @@ class ServedJob {
     std::int64_t first_version ABSL_GUARDED_BY(mutex) = 0;  ///< version that the shard had when the server came back
     std::vector<std::int64_t> counts ABSL_GUARDED_BY(mutex);
     std::vector<LastPush> last ABSL_GUARDED_BY(mutex);  ///< [rank]
-    /// The number of changes to the shard so far, the number of these that are on the disk, and the number that must be
-    /// there before some waiting push is answered.
+    /// The number of changes to the shard so far, the number of these changes that are on the disk, and the number that
+    /// must be on the disk before a waiting push is answered.
     std::int64_t changes ABSL_GUARDED_BY(mutex) = 0, kept ABSL_GUARDED_BY(mutex) = 0, wanted ABSL_GUARDED_BY(mutex) = 0;
     float* mean_squares = nullptr;
   };
@@ -155,19 +156,19 @@ class ServedJob {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   absl::Status begin_keeping(const KeepOptions& options);
   absl::Status restore_members();
-  /// Writes what server 0 knows of workers that come and go, if that has changed and shards are kept.
+  /// Writes the data of server 0 about workers that come and go, if shards are kept and these data have changed.
   absl::Status keep_members();
   void keep_shards();
-  /// Writes a shard if more than half of `lose` changes are unwritten or somebody waits for one; with `all`, if any is
-  /// unwritten.
+  /// Writes a shard if more than half of `lose` changes are unwritten, or if a push waits for an unwritten change. With
+  /// `all`, it writes the shard if any change is unwritten.
   absl::Status keep_shard(std::size_t index, bool all, std::vector<std::byte>& image);
   /// Returns the elements of a shard's image: values, states, and means of squares.
   std::vector<std::span<std::byte>> data_of(const Group& group) const;
   void write_image(const Group& group, std::vector<std::byte>& image) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   /// Reads the image of a shard into `group`. Returns false if it is not an image of this shard.
   bool read_image(Group& group, std::span<const std::byte> image) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
-  /// Returns whether first values come too late for a group of a run whose workers come and go: at server 0 once the
-  /// run has begun, at other servers once a worker has pushed to the group.
+  /// Returns whether first values come too late for a group of a run whose workers come and go. At server 0 that is so
+  /// once the run has begun; at other servers, once a worker has pushed to the group.
   bool has_begun(std::size_t group);
   /// Returns the number of the next event, which is larger than `seen` and larger than all earlier ones.
   std::int64_t tick(std::int64_t seen);
@@ -192,7 +193,7 @@ class ServedJob {
 
   std::unique_ptr<KeptShards> kept_;  ///< null where shards are not kept
   bool has_come_back_ = false;
-  Mutex keep_mutex_;  ///< it may be taken under a shard's mutex
+  Mutex keep_mutex_;  ///< a thread that holds a shard's mutex may take this mutex
   CondVar due_;       ///< a shard is to be written, or this object ends
   bool is_due_ ABSL_GUARDED_BY(keep_mutex_) = false, is_ending_ ABSL_GUARDED_BY(keep_mutex_) = false;
   absl::Status keep_failure_ ABSL_GUARDED_BY(keep_mutex_);

@@ -9,7 +9,7 @@
 namespace tessera {
 
 /// Returns the elements of a flat group of `numel` elements that parameter server `server` of `servers` owns. All parts
-/// begin on a cache line. Some may be empty, but the last one never is.
+/// begin on a cache line. Some parts may be empty, but the last part never is.
 inline Extent served_part(std::int64_t numel, int server, int servers) {
   const auto begin = [&](std::int64_t k) {
     return k == servers ? numel : numel * k / servers / Layout::kLeastCut * Layout::kLeastCut;

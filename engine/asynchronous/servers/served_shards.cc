@@ -30,7 +30,8 @@ using std::chrono::milliseconds;
 /// waits a little longer for the server's answer.
 constexpr milliseconds kGrace{10'000};
 
-/// What a rank tells the others of its replica about its step; its flags of used parameters follow.
+/// The data about a step that a rank sends to the other ranks of its replica. The rank's flags of used parameters
+/// follow this struct.
 struct ToldInReplica {
   double loss = 0, weight = 0;
   std::int64_t tokens = 0, samples = 0;
@@ -67,7 +68,7 @@ ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, cons
       piece_(replica_ ? replica_->rank() : 0),
       pieces_(replica_ ? replica_->size() : 1),
       limit_(from_seconds(strategy.comm.timeout_s) + kGrace),
-      // The check of values would take values that arrive before their unit is read for writes of the program.
+      // Values may arrive before their unit is read. The check of values would report them as writes of the program.
       pulls_ahead_(!strategy.check.values) {
   const std::vector<std::string> addresses = absl::StrSplit(variable("TESSERA_SERVERS"), ',', absl::SkipEmpty());
   for (const std::string& address : addresses)
@@ -164,7 +165,8 @@ void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
   const Server& there = servers_[static_cast<std::size_t>(server)];
   const auto busy_until = config_.elastic ? ServerLink::Clock::now() + limit_ : deadline;
   const auto joined = there.courier->start(deadline, busy_until);
-  // A server that refuses a worker with this code does so earlier, such as one whose folder another server uses.
+  // If a server refuses a worker with this code, it does so earlier. An example is a server whose folder another server
+  // uses.
   if (config_.elastic && exit_code_of(joined.status()) == ExitCode::kUnavailable &&
       ServerLink::Clock::now() > busy_until)
     throw Error(
@@ -224,7 +226,7 @@ void ServedShards::tell_all(MessageKind kind, const char* operation) {
   }
 }
 
-/// Server 0, which decides which worker gives the values, is told last: all servers then have the values.
+/// Server 0 decides which worker gives the values. It is told last, when all servers have the values.
 void ServedShards::begin() {
   if (!config_.elastic || std::exchange(has_begun_, true)) return;
   if (gives_values_) tell_all(MessageKind::kBegin, "start");
@@ -249,7 +251,7 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
     if (reply.kind == MessageKind::kDone) {
       is_over_ = reply.first == MessageHead::kOver;
       finishes_ = is_over_ && reply.second == 1;
-      if (is_over_) copy(0, groups_.size(), MessageKind::kCopy);  // nobody pushes any more
+      if (is_over_) copy(0, groups_.size(), MessageKind::kCopy);  // no worker pushes any more
       if (reply.first < 0) return std::nullopt;
       ++taken_;
       return reply.first;
@@ -320,7 +322,8 @@ MessageHead ServedShards::hear(int server, const char* operation) {
   there.asked.pop_front();
   there.courier->wait(ticket);
   if (!ticket->status.ok()) {
-    // Nobody will wait for the answers that are left, so the next question's answer is again the oldest one.
+    // No call will wait for the answers that are left. They are dropped, so that the next question's answer is again
+    // the oldest one.
     for (Server& each : servers_) each.asked.clear();
     ahead_.reset();
     throw Error(exit_code_of(ticket->status), self() + " " + operation + ": " + message_of(ticket->status));
@@ -342,8 +345,8 @@ std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push
   return static_cast<std::int64_t>(next++);
 }
 
-/// Each server counts events by itself, with numbers larger than all that the asking worker has seen. So the numbers
-/// give the order of the events of one shard, and of the events of one rank at one server.
+/// Each server counts events separately. Each number is larger than all numbers that the asking worker has seen. So the
+/// numbers give the order of the events of one shard, and of the events of one rank at one server.
 void ServedShards::note(std::size_t group, int server, bool is_push, const MessageHead& reply) {
   newest_ = std::max(newest_, reply.first + (is_push ? 1 : 0));
   if (!writer_) return;
@@ -411,7 +414,7 @@ void ServedShards::settle() {
   }
 }
 
-/// This also asks for the unit that was pulled after this one in the step before, so that its values arrive while this
+/// This also asks for the next unit, by the order of the step before, so that the next unit's values arrive while this
 /// unit computes.
 void ServedShards::pull_unit(const Unit& unit) {
   begin();
@@ -433,9 +436,9 @@ void ServedShards::pull_unit(const Unit& unit) {
   take_unit(index);
 }
 
-/// It is called before each pull that was not asked for ahead, and waits only in the first call of a step. A worker
-/// that others did not wait for until now, since it was loading or had no step to make, goes on with the count of the
-/// slowest.
+/// It is called before each pull that was not asked for ahead, and waits only in the first call of a step. If other
+/// workers did not wait for this worker until now, since it was loading or had no step to make, it continues with the
+/// count of the slowest worker.
 void ServedShards::wait_for_slowest() {
   if (!config_.max_staleness || !turns_.empty() || waited_for_ == step()) return;
   MessageHead head;
@@ -447,7 +450,7 @@ void ServedShards::wait_for_slowest() {
   waited_for_ = step();
 }
 
-/// Server 0 knows how far each rank is.
+/// Server 0 has the number of steps that each rank has made.
 void ServedShards::tell_steps(std::int64_t computed, std::int64_t pushed) {
   ServerQuestion note;
   note.head.kind = MessageKind::kNote;
@@ -492,8 +495,8 @@ void ServedShards::forget_staged() {
   std::ranges::fill(is_staged_, char{0});
 }
 
-/// The loss is summed in rank order as in StepAgreement, and gradients in the tree of all transports. So a replica of
-/// all ranks has the bits of steps that all ranks make together.
+/// The loss is summed in rank order, as in StepAgreement. Gradients are summed in the tree that all transports use. So
+/// a replica of all ranks gives the same bits as steps that all ranks make together.
 void ServedShards::sum_over_replica(LocalStep& told, std::span<char> used) {
   if (!replica_) return;
   const Span span("push", {}, &push_wait_seconds_);
@@ -530,8 +533,8 @@ void ServedShards::sum_over_replica(LocalStep& told, std::span<char> used) {
   }
 }
 
-/// Sends a unit's gradients, which the servers keep until `push` says what to do with them. Those of a replica of
-/// several ranks are summed first, when backward is over.
+/// Sends a unit's gradients. The servers keep them until `push` says whether to apply them. If a replica has several
+/// ranks, its gradients are summed first, when backward is over.
 void ServedShards::reduced(const Unit& unit) {
   if (replica_) return;
   const auto number = static_cast<std::size_t>(unit.index);
@@ -606,7 +609,7 @@ void ServedShards::end_push(std::size_t index, GradientAges& ages) {
   for (int server = 0; server < servers(); ++server) {
     if (own_shard(group, server).numel == 0) continue;
     const MessageHead reply = hear(server, "push");
-    // A server that has come back may be at a version before the one that was pulled.
+    // A server that has come back may have a version that is older than the pulled version.
     ages.add(std::max<std::int64_t>(0, reply.first - group.pulled[static_cast<std::size_t>(server)]));
     note(index, server, /*is_push=*/true, reply);
   }
@@ -625,7 +628,7 @@ void ServedShards::adopt() {
   board_.meet("asynchronous values");
 }
 
-/// Each rank gives the servers its own part, values and states.
+/// Each rank gives the servers the values and states of its part.
 void ServedShards::write_values() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const FlatGroup& flat = *groups_[i].flat;
@@ -655,7 +658,7 @@ void ServedShards::bring_together() {
   settle();
   board_.meet("asynchronous ranks come together");
   std::int64_t returns_before = 0;
-  do {  // a server that comes back knows of no worker that holds back pushes, and may have lost some
+  do {  // a server that comes back does not know that a worker holds back pushes, and may have lost pushes
     returns_before = returns();
     // Workers of an elastic run do not wait for each other, so this worker lets the servers hold back the pushes of the
     // others.
@@ -670,7 +673,7 @@ void ServedShards::bring_together() {
   board_.meet("asynchronous ranks come together");
 }
 
-/// Fetches the states and counts of this rank's own part. Nobody pushes meanwhile.
+/// Fetches the states and counts of this rank's part. No rank pushes during this call.
 void ServedShards::fetch_states() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
@@ -690,7 +693,7 @@ void ServedShards::fetch_states() {
       hear(server, "states");
     });
     // All pushes have ended, so shards of a group have equal counts. The last server is asked, since it has elements of
-    // each group, and of its last piece.
+    // each group, and also of the group's last piece.
     ServerQuestion question;
     question.head.kind = MessageKind::kReadCounts;
     question.head.shard = number_of(i, pieces_ - 1);

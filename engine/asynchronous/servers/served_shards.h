@@ -25,14 +25,15 @@
 
 namespace tessera {
 
-/// The parameters that asynchronous ranks train together where parameter servers own them (ShardOwners::kServers): this
-/// rank's side. Each server owns a part of each flat group (served_part). The rank pulls from all servers, and pushes
-/// to each the gradients of its part; a server applies them at once (ServedJob). Ranks talk to servers alone while
-/// they train, over a connection each, so they may be on any hosts, and the other ranks continue when one rank ends.
+/// This rank's side of parameters that asynchronous ranks train together and parameter servers own
+/// (ShardOwners::kServers). Each server owns a part of each flat group (served_part). The rank pulls from all servers,
+/// and pushes to each server the gradients of the server's part. A server applies a push as soon as the push has
+/// arrived (ServedJob). While ranks train, they communicate only with servers, over one connection per server. So ranks
+/// may be on any hosts, and the other ranks continue when one rank ends.
 ///
 /// A thread for each server sends and receives (ServerCourier). So the gradients of a unit are sent as soon as the last
-/// backward of a step has made them, and wait at the servers for the rank's norm. While a unit computes in forward, the
-/// values arrive of the unit that followed it in the step before.
+/// backward of a step has made them. They wait at the servers until the rank knows its norm. While a unit computes in
+/// forward, the values of the next unit arrive: the unit that followed in the step before.
 ///
 /// | memory                                 | whose         | changed by                                             |
 /// |----------------------------------------|---------------|--------------------------------------------------------|
@@ -40,25 +41,26 @@ namespace tessera {
 /// | FlatGroup::full, what this rank pulled | this rank's   | `pull`, at most once a step                            |
 /// | states and counts of the rank's part   | this rank's   | `bring_together`, which fetches them for a checkpoint  |
 ///
-/// Where several ranks are one replica (AsynchronousConfig::replica_ranks), each of them has a piece of each group. A
-/// shard is then what a piece and a server's part have in common. A rank pulls and pushes the shards of its piece. What
-/// it has pulled it gathers with the others, who all pull units in the same order, and gradients are summed over them
-/// before the push. So a step of the replica has one version of each shard, and one push to it.
+/// If several ranks are one replica (AsynchronousConfig::replica_ranks), each of them has a piece of each group. A
+/// shard then consists of the elements that are both in a piece and in a server's part. A rank pulls and pushes the
+/// shards of its piece. The ranks of a replica pull units in the same order, and gather the values that they have
+/// pulled. Their gradients are summed before the push. So a step of the replica has one version of each shard, and one
+/// push to it.
 ///
-/// Where workers come and go ("sync.elastic"), each worker is a job with one rank. The first worker gives the servers
-/// the values that it has at its first pull. Values that a later worker's program sets before its first pull, such as
-/// weights from a file, are replaced by the servers' values. No program writes parameters after the first pull.
+/// Where workers come and go ("sync.elastic"), each worker is a job with one rank. At its first pull, the first worker
+/// gives its values to the servers. Values that a later worker's program sets before its first pull, such as weights
+/// from a file, are replaced by the servers' values. No program writes parameters after the first pull.
 ///
 /// The environment names the servers (TESSERA_SERVERS, TESSERA_SERVERS_SECRET). The thread that trains calls all of it.
-/// A server that keeps its shards beyond its end is waited for, for comm.timeout_s. Throws tessera::Error: 75 where a
-/// server is gone or does not answer in time; 64 where a program leaves the recorded order that it replays; what a
-/// server refuses, with the server's exit code.
+/// If a server that keeps its shards ends, the rank waits for its return, for comm.timeout_s. Throws tessera::Error: 75
+/// if a server is gone or does not answer in time; 64 if a program leaves the recorded order that it replays. If a
+/// server refuses a question, the error has the server's exit code.
 class ServedShards final : public PulledParameters {
  public:
-  /// Connects to all servers, points each group's states at memory of this rank's own, and gives the servers the units'
-  /// values. `replica`: the ranks that step together; null where each rank is a replica. Keeps references to `units`,
-  /// `plan` and `board`. It is collective. Throws tessera::Error (78) where the environment names no servers, or where
-  /// an order is to be recorded or replayed and ranks are on several hosts.
+  /// Connects to all servers, points each group's states at memory of this rank, and gives the servers the units'
+  /// values. `replica`: the ranks that make each step together; null if each rank is a replica. Keeps references to
+  /// `units`, `plan` and `board`. It is collective. Throws tessera::Error (78) if the environment names no servers, or
+  /// if an order is to be recorded or replayed and ranks are on several hosts.
   ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
                const Strategy& strategy, std::shared_ptr<Collectives> replica);
 
@@ -71,22 +73,22 @@ class ServedShards final : public PulledParameters {
   int ranks_of_replica() const override { return pieces_; }
   void sum_over_replica(LocalStep& told, std::span<char> used) override;
   void adopt() override;
-  /// Every rank pulls the newest values, and fetches the states and counts of its own part.
+  /// Every rank pulls the newest values, and fetches the states and counts of its part.
   void bring_together() override;
   void share_counts() override;
   void take_newest() override;
   std::span<std::int64_t> counts(const FlatGroup& group) override;
   std::optional<std::int64_t> steps_of_all() const override;
 
-  /// Returns the number of the step that this worker makes next, of `steps` that all workers make together
-  /// (Engine::take_step); nothing if all steps are made, or if this worker itself holds the last ones. REQUIRES:
-  /// sync.elastic.
+  /// Returns the number of the step that this worker makes next, of the `steps` steps that all workers make together
+  /// (Engine::take_step). Returns nothing if all steps are made, or if this worker itself holds the last steps.
+  /// REQUIRES: sync.elastic.
   std::optional<std::int64_t> take_step(std::int64_t steps);
-  /// Return whether all steps are made, and whether this worker is the one that writes the results.
+  /// These return whether all steps are made, and whether this worker writes the results.
   bool is_over() const { return is_over_; }
   bool finishes() const { return finishes_; }
-  /// Says that this worker has written the results, so that no other one is told to. REQUIRES: sync.elastic. Throws
-  /// tessera::Error (64) for a worker that does not finish.
+  /// Says that this worker has written the results, so that no other worker is told to write them. REQUIRES:
+  /// sync.elastic. Throws tessera::Error (64) if this worker was not told to write them.
   void end_results();
 
  private:
@@ -94,14 +96,14 @@ class ServedShards final : public PulledParameters {
     std::string address;
     std::string name;  ///< "server 1 (10.0.0.5:4711)"
     std::unique_ptr<ServerCourier> courier;
-    std::deque<ServerCourier::Ticket> asked;  ///< questions whose answers were not heard yet
+    std::deque<ServerCourier::Ticket> asked;  ///< questions whose answers `hear` has not returned yet
   };
   struct Group {
     FlatGroup* flat = nullptr;
     std::vector<Extent> shards;        ///< [server][piece]
-    std::vector<std::int64_t> pulled;  ///< [server]: the version that was pulled of the shard of this rank's piece
+    std::vector<std::int64_t> pulled;  ///< [server]: the pulled version of the shard of this rank's piece
     std::size_t first_parameter = 0;   ///< number of the group's first parameter among all trainable ones
-    std::vector<std::int64_t> counts;  ///< [parameter]: updates, as of the last call of bring_together
+    std::vector<std::int64_t> counts;  ///< [parameter]: number of updates at the last call of bring_together
   };
 
   int servers() const { return static_cast<int>(servers_.size()); }
@@ -109,9 +111,9 @@ class ServedShards final : public PulledParameters {
   void pull_unit(const Unit& unit) override;
   void connect(const Strategy& strategy);
   void join(int server, ServerLink::Clock::time_point deadline);
-  /// Returns how often servers have come back.
+  /// Returns the number of times that servers have come back.
   std::int64_t returns() const;
-  /// Lets other workers begin with the values that this one has given.
+  /// Lets other workers begin with the values that this worker has given to the servers.
   void begin();
   void write_values();
   void fetch_states();
@@ -124,13 +126,13 @@ class ServedShards final : public PulledParameters {
 
   Extent shard_at(const Group& group, int server, int piece) const;
   Extent own_shard(const Group& group, int server) const { return shard_at(group, server, piece_); }
-  /// Returns the number of a shard, as its server counts them.
+  /// Returns the number of a shard among the shards of its server.
   std::uint32_t number_of(std::size_t group, int piece) const;
-  /// Calls `visit(server, piece, shard)` for the shards of a group that are not empty; for a pull for those of this
-  /// rank's piece alone.
+  /// Calls `visit(server, piece, shard)` for each shard of a group that is not empty. For a pull, it visits only the
+  /// shards of this rank's piece.
   template <class Visit>
   void for_each_shard(const Group& group, MessageKind kind, const Visit& visit) const;
-  /// Gathers the values of a group that the ranks of the replica have pulled.
+  /// Gathers a group's values from the ranks of the replica, each of which has pulled a piece.
   void gather(const FlatGroup& group);
   std::size_t shard_of(std::size_t group, int server) const;
   /// Returns the turn of this rank's next pull or push of a shard in the recorded order that is replayed.
@@ -157,34 +159,40 @@ class ServedShards final : public PulledParameters {
   void ask(int server, const MessageHead& head, std::initializer_list<std::span<const std::byte>> payload);
   /// Sends a message that has no answer.
   void tell(int server, ServerQuestion message);
-  /// Waits for the answer to the oldest question to this server whose answer was not taken yet. Throws the server's
-  /// refusal, or the error of a lost connection.
+  /// Waits for an answer of this server: the answer to the oldest question in `asked`. Throws the server's refusal, or
+  /// the error of a lost connection.
   MessageHead hear(int server, const char* operation);
 
   const AsynchronousConfig& config_;
   const std::shared_ptr<Collectives> replica_;  ///< null where each rank is a replica
-  const int piece_, pieces_;                    ///< this rank's number in the replica, and the number of its ranks
+  const int piece_, pieces_;                    ///< this rank's number in the replica, and the replica's number of
+                                                ///< ranks
   const std::chrono::milliseconds limit_;       ///< time for an answer of a server
   const bool pulls_ahead_;                      ///< whether a unit may be pulled before its first read
   Arena memory_;
   std::vector<Group> groups_;
   std::vector<char> is_staged_;                    ///< [group]: the servers have this step's gradients
-  std::optional<std::size_t> ahead_;               ///< the unit whose values were asked for ahead and have not come yet
+  std::optional<std::size_t> ahead_;               ///< the unit that is pulled ahead of its first read and whose values
+                                                   ///< have not come yet
   std::vector<std::size_t> order_, order_before_;  ///< the units that were pulled in this step, and in the one before
   std::int64_t waited_for_ = 0;                    ///< the last step in which this rank waited for slow ranks
-  std::vector<ShardName> names_;                   ///< [shard]: by group, then server
+  std::vector<ShardName> names_;                   ///< [shard]: the shard's name; shards are numbered by group, then by
+                                                   ///< server
   std::vector<std::vector<ShardTurn>> turns_;      ///< [shard]; empty where no recorded order is replayed
-  std::vector<std::size_t> next_turns_;            ///< [shard]: where the search for this rank's next turn begins
+  std::vector<std::size_t> next_turns_;            ///< [shard]: index in `turns_` at which the search for this rank's
+                                                   ///< next turn begins
   std::optional<OrderWriter> writer_;
   std::int64_t clock_ = 0;   ///< the largest number of an event that this rank knows
-  std::int64_t newest_ = 0;  ///< the most pushes that any shard had, as of this rank's latest pulls and pushes
+  std::int64_t newest_ = 0;  ///< the largest number of pushes of any shard, as far as this rank's pulls and pushes have
+                             ///< shown
   // These members are for workers that come and go ("sync.elastic").
   int number_ = JobMembers::kAnyNumber;
-  bool gives_values_ = true;  ///< whether `adopt` gives the servers values instead of taking theirs
+  bool gives_values_ = true;  ///< whether `adopt` gives this worker's values to the servers; if not, it takes the
+                              ///< servers' values
   bool has_begun_ = false, is_over_ = false, finishes_ = false;
-  std::int64_t taken_ = 0;       ///< steps that this worker was dealt so far
-  bool knows_data_ = false;      ///< the program has asked for a step, or was warned that it did not
-  std::vector<Server> servers_;  // their threads use the members above, so it is destroyed first
+  std::int64_t taken_ = 0;       ///< number of steps that were dealt to this worker so far
+  bool knows_data_ = false;      ///< whether the program has asked for a step, or was warned that it has not asked
+  std::vector<Server> servers_;  // the servers' threads use the members above, so this member is destroyed first
 };
 
 }  // namespace tessera

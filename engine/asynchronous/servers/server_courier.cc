@@ -33,7 +33,7 @@ absl::Status strange_answer() {
       "an answer does not fit its question. [T1011] hint: run `tessera serve` of the workers' own version");
 }
 
-/// Makes a ticket, whose head says how many bytes the payload has.
+/// Returns a ticket for the question, and sets the number of bytes of the payload in the question's head.
 ServerCourier::Ticket ticket_for(ServerQuestion question) {
   const auto ticket = std::make_shared<ServerQuestion>(std::move(question));
   ticket->head.bytes = static_cast<std::int64_t>(ticket->front.size());
@@ -68,7 +68,7 @@ ServerCourier::~ServerCourier() {
 
 void ServerCourier::wake() const {
   const std::uint64_t one = 1;
-  // It fails only where the eventfd is full of wakes already.
+  // The write fails only if the eventfd's counter is full, and then the thread wakes anyway.
   [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
 }
 
@@ -115,7 +115,7 @@ absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bo
       number_ = static_cast<int>(answer.first);
       return answer;
     }
-    if (Clock::now() > busy_until)  // a worker that returns may find the thread of its lost connection there still
+    if (Clock::now() > busy_until)  // the server's thread of this worker's lost connection may still run
       return make_error(returns ? ExitCode::kPeerLost : ExitCode::kUnavailable,
                         visit_.name +
                             " still serves another run. [T0972] hint: end that run, or start servers of this run's "
@@ -214,8 +214,8 @@ absl::Status ServerCourier::move_bytes() {
       if (is_ending_) return absl::OkStatus();
     }
     const bool is_idle = !sending_ && sent_.empty();
-    // Other ranks wait at a server that has come back until this rank has joined it. This rank may compute for a long
-    // time, so the connection is watched meanwhile.
+    // When a server has come back, the other ranks wait until this rank has joined it. This rank may compute for a long
+    // time, so the connection is watched while it computes.
     const bool is_watched = !is_idle || comes_back_;
     const auto events = static_cast<short>(sending_ ? POLLIN | POLLOUT : POLLIN);
     std::array<pollfd, 2> ready = {{{is_watched ? link_->socket() : -1, events, 0}, {wake_, POLLIN, 0}}};
@@ -229,7 +229,7 @@ absl::Status ServerCourier::move_bytes() {
                             " s. [T1013] hint: look for what stops that server, or raise comm.timeout_s");
     }
     std::uint64_t wakes = 0;
-    [[maybe_unused]] const ssize_t got = ::read(wake_, &wakes, sizeof wakes);  // nothing can be read if nobody wrote
+    [[maybe_unused]] const ssize_t got = ::read(wake_, &wakes, sizeof wakes);  // nothing can be read if no thread wrote
     if (is_idle) moved = Clock::now();
     if (is_idle && ready[0].revents == 0) continue;
     TESSERA_ASSIGN_OR_RETURN(const bool has_sent, send_some());
@@ -240,7 +240,7 @@ absl::Status ServerCourier::move_bytes() {
   }
 }
 
-/// Begins the next question, unless one is being sent. Returns whether one is now.
+/// Begins to send the next question, unless a question is being sent. Returns whether a question is being sent now.
 bool ServerCourier::take_next() {
   if (sending_) return true;
   {
@@ -257,7 +257,7 @@ bool ServerCourier::take_next() {
   return true;
 }
 
-/// Sends as many bytes as can go at once. Returns whether any were sent.
+/// Sends as many bytes as is possible without waiting. Returns whether any bytes were sent.
 absl::StatusOr<bool> ServerCourier::send_some() {
   bool has_moved = false;
   while (take_next()) {
@@ -285,7 +285,7 @@ absl::StatusOr<bool> ServerCourier::send_some() {
   return has_moved;
 }
 
-/// Receives the bytes that are there. Returns whether there were any.
+/// Receives the bytes that have arrived. Returns whether any bytes had arrived.
 absl::StatusOr<bool> ServerCourier::receive_some() {
   bool has_moved = false;
   for (;;) {
@@ -314,7 +314,7 @@ void ServerCourier::expect_head() {
   place_ = filled_ = 0;
 }
 
-/// Looks at the head that has come, and says where its payload goes.
+/// Checks the head that was received, and prepares the memory for its payload.
 absl::Status ServerCourier::begin_answer() {
   if (head_.magic != MessageHead::kMagic || head_.bytes < 0 || sent_.empty()) return strange_answer();
   is_head_ = false;
@@ -350,7 +350,7 @@ void ServerCourier::end_answer() {
   finish(ticket, std::move(status));
 }
 
-/// Joins the run anew, at the server that was lost. Returns an error if the server does not come back, or ends again
+/// Joins the run again, at the server that was lost. Returns an error if the server does not come back, or ends again
 /// and again before it has answered a question.
 absl::Status ServerCourier::come_back(const absl::Status& why) {
   if (!comes_back_ || ++vain_returns_ > kMostVainReturns)
@@ -396,8 +396,8 @@ absl::Status ServerCourier::count_lost() {
   return absl::OkStatus();
 }
 
-/// Queues again what must be sent over a new connection: how many steps this rank has made, the gradients of the step
-/// under way, and the questions without an answer, in the order in which they were asked.
+/// Queues again what must be sent over a new connection: the number of steps that this rank has made, the gradients of
+/// the step under way, and the questions without an answer, in the order in which they were asked.
 void ServerCourier::send_again() {
   expect_head();
   const MutexLock lock(mutex_);

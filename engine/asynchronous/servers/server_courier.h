@@ -26,13 +26,14 @@ namespace tessera {
 /// A question of a worker to a server, from its beginning to its answer. ServerCourier::send takes one.
 struct ServerQuestion {
   MessageHead head;                                   ///< the courier fills in `bytes`
-  std::vector<std::byte> front = {};                  ///< the first bytes of the payload, which are kept here
-  std::vector<std::span<const std::byte>> rest = {};  ///< the bytes behind `front`: they stay in place until the answer
+  std::vector<std::byte> front = {};                  ///< the first bytes of the payload
+  std::vector<std::span<const std::byte>> rest = {};  ///< the bytes of the payload behind `front`; they stay in place
+                                                      ///< until the answer
   std::vector<std::span<std::byte>> answer = {};      ///< where the payload of the answer goes
 
   // These are valid once the question is over (ServerCourier::wait).
   MessageHead reply = {};
-  absl::Status status = {};  ///< the server's refusal, or why the connection is lost
+  absl::Status status = {};  ///< an error if the server has refused the question, or if the connection is lost
   bool is_over = false;
 };
 
@@ -40,18 +41,18 @@ struct ServerQuestion {
 /// while the worker computes. The gradients of a unit are sent while backward makes those of the next unit. The values
 /// of a unit arrive while forward reads the unit before. ServedShards has one for each server.
 ///
-/// Questions are sent in the order of `send`, and the server answers in this order. A connection that breaks is made
-/// anew if the server comes back after its end (KeptShards): the thread tries for as long as an answer may take. It
-/// then says which pushes the server has lost, and sends the questions again that were not answered. A server applies
-/// no push twice.
+/// Questions are sent in the order of `send`, and the server answers in this order. If the connection breaks and the
+/// server comes back after its end (KeptShards), the thread connects again; it tries this for as long as an answer may
+/// take. It then finds out how many pushes the server has lost, and repeats all questions that were not answered. A
+/// server applies no push twice.
 ///
-/// One thread calls all of it.
+/// One thread calls all functions.
 class ServerCourier {
  public:
   using Clock = ServerLink::Clock;
   using Ticket = std::shared_ptr<ServerQuestion>;
 
-  /// What a worker tells a server when it connects.
+  /// The data with which a worker connects to a server.
   struct Visit {
     std::string address;
     std::string name;  ///< "server 1 (10.0.0.5:4711)"
@@ -70,26 +71,27 @@ class ServerCourier {
   ServerCourier(const ServerCourier&) = delete;
   ServerCourier& operator=(const ServerCourier&) = delete;
 
-  /// Connects, sends the secret, joins the run and starts the thread. Returns the answer to the join. The errors name
-  /// the server: 78 for a text that is no address, 75 where it is not reached by `deadline`, 69 where it is busy until
-  /// `busy_until`, and what it refuses.
+  /// Connects, sends the secret, joins the run and starts the thread. Returns the answer to the join. Errors, which
+  /// name the server: 78 if `address` is not an address; 75 if the server is not reached by `deadline`; 69 if it is
+  /// busy until `busy_until`; or the error with which the server refuses.
   absl::StatusOr<MessageHead> start(Clock::time_point deadline, Clock::time_point busy_until);
 
-  /// Takes a question, and returns at once.
+  /// Takes a question, and returns without waiting for the answer.
   Ticket send(ServerQuestion question);
-  /// Returns once the question is over. `reply` and `status` of the ticket's question are valid then.
+  /// Returns once the question is over. From then on, `reply` and `status` of the ticket's question are valid.
   void wait(const Ticket& ticket);
-  /// Says that the step is over, or begins anew. Gradients that were sent with kStage need not be sent again.
+  /// Says that the step is over, or begins anew. If the connection breaks, gradients that were sent with kStage before
+  /// this call need not be sent again.
   void forget_staged();
-  /// Returns how many of the pushes that this worker knew of were lost when a server came back.
+  /// Returns the number of pushes that this worker knew of and that were lost when a server came back.
   std::int64_t lost_pushes() const { return lost_pushes_.load(); }
-  /// Returns how often this worker has joined the server anew.
+  /// Returns the number of times that this worker has joined the server again.
   std::int64_t returns() const { return returns_.load(); }
 
  private:
   absl::StatusOr<MessageHead> enter(Clock::time_point deadline, Clock::time_point busy_until, bool returns);
   absl::StatusOr<MessageHead> join(Clock::time_point busy_until, bool returns);
-  /// Asks a question and waits for its answer, ahead of all others, on a new connection.
+  /// Asks a question on a new connection, before all other questions, and waits for the answer.
   absl::StatusOr<MessageHead> ask_now(ServerQuestion question);
   absl::Status exchange(const Ticket& ticket);
   void run();
@@ -111,21 +113,22 @@ class ServerCourier {
   const LogRank log_rank_ = tessera::log_rank();
   bool comes_back_ = false;       ///< the server has said that it comes back after its end
   std::int64_t server_life_ = 0;  ///< ServedJob::life
-  int number_;                    ///< the number under which this worker has joined, or wants to
-  int wake_ = -1;                 ///< an eventfd, which ends a poll
+  int number_;                    ///< the number under which this worker has joined, or wants to join
+  int wake_ = -1;                 ///< an eventfd; writing to it ends a wait in poll(2)
   std::atomic<std::int64_t> lost_pushes_ = 0, returns_ = 0;
 
   Mutex mutex_;
-  CondVar changed_;                   ///< a question is over
+  CondVar changed_;                   ///< signalled when a question is over
   std::unique_ptr<ServerLink> link_;  ///< only the courier's thread replaces it, under `mutex_`
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<Ticket> queue_ ABSL_GUARDED_BY(mutex_);         ///< questions that were not begun
-  std::vector<Ticket> staged_ ABSL_GUARDED_BY(mutex_);       ///< this step's messages that were sent and get no answer
+  std::vector<Ticket> staged_ ABSL_GUARDED_BY(mutex_);       ///< messages of this step that were sent and get no answer
   std::optional<MessageHead> note_ ABSL_GUARDED_BY(mutex_);  ///< the latest kNote
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);             ///< why nothing is sent any more
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);             ///< the failure after which nothing is sent any more; OK:
+                                                             ///< none
 
   // Only the courier's thread uses these once it runs.
-  Ticket sending_;                                  ///< the question of which not all was sent
+  Ticket sending_;                                  ///< the question of which only a part was sent
   std::vector<std::span<const std::byte>> pieces_;  ///< head and payload of `sending_`, without empty parts
   std::size_t piece_ = 0, offset_ = 0;              ///< the next byte to send: its piece, and its position in the piece
   std::deque<Ticket> sent_;                         ///< questions whose answers are to come
@@ -134,9 +137,10 @@ class ServerCourier {
   std::vector<std::span<std::byte>> places_;        ///< where received bytes are written
   std::size_t place_ = 0, filled_ = 0;
   bool is_head_ = true;                 ///< whether a head is being received
-  int vain_returns_ = 0;                ///< how often the server came back since it last answered
+  int vain_returns_ = 0;                ///< number of times that the server came back without answering since its last
+                                        ///< answer
   std::vector<std::int64_t> versions_;  ///< [shard]: the newest version that this worker knows of
-  std::jthread thread_;                 // it is destroyed first
+  std::jthread thread_;                 // the thread is the last member, so that it is destroyed (joined) first
 };
 
 }  // namespace tessera

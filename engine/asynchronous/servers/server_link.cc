@@ -62,7 +62,8 @@ absl::Status unreached(const std::string& why) {
 ServerLink::ServerLink(int socket) : socket_(socket) {
   const int on = 1;
   ::setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // a host that loses its power closes no connection
+  ::setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // a host that loses power does not close its
+                                                                    // connections
   const int idle_s = 30, every_s = 10, tries = 3;
   ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
@@ -175,7 +176,7 @@ absl::StatusOr<ServerSocket> listen_for_workers(const std::string& address) {
                                              " is not known here. [T0976] hint: listen at an address of this machine");
   const int fd = ::socket(host->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return make_error(ExitCode::kOsResource, "parameter server: no socket: " + reason_of(errno));
-  const int on = 1;  // connections of an ended job do not count as a port in use
+  const int on = 1;  // a port counts as free in spite of connections of an ended job
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   SocketAddress bound = host->with_port(place.port);
   if (::bind(fd, bound.raw(), bound.length) != 0 || ::listen(fd, SOMAXCONN) != 0 ||

@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-/// What a message between a worker and a parameter server is for. A worker asks, and a server answers each question
-/// but kNote and kStage, in order, with kDone, kBusy or kRefused.
+/// The purpose of a message between a worker and a parameter server. A worker asks questions. The server answers all of
+/// them except kNote and kStage, in order, with kDone, kBusy or kRefused.
 ///
 /// | kind          | first, second           | payload                                | payload of kDone   |
 /// |---------------|-------------------------|----------------------------------------|--------------------|
@@ -43,16 +43,16 @@ namespace tessera {
 /// | kRelease      |                         |                                        |                    |
 ///
 /// kDone for a pull, copy or push has in `first` the version that the shard had before. kRefused has an exit code in
-/// `first` and a text as its payload. kCopy is a pull that recorded orders leave out. The life of a worker is a number
-/// above 0 that no other worker of its rank has. The number is sent with a minus sign if the worker was in the run
-/// before and has lost its connection.
+/// `first` and a text as its payload. kCopy is a pull that is not written into recorded orders. The life of a worker is
+/// a number above 0 that no other worker of its rank has. The number is sent with a minus sign if the worker was in the
+/// run before and has lost its connection.
 ///
-/// The last five are for workers that come and go (JobMembers). kDone for kTake has in `first` the step; or kOver, and
-/// in `second` 1 for the worker that finishes; or kOwnFirst. kDone for kAwaitSlowest has in `second` the worker's count
-/// of steps. kDone for kJoin has the worker's number in `first`, in `turn` 1 for the worker that gives the first
-/// values, in `shard` 1 if the server comes back after its end (KeptShards), and in `clock` a number that is another
-/// one after such an end. kReadVersions is about the versions with which it came back. kBusy wants the same question
-/// again, a little later.
+/// The last five kinds are for workers that come and go (JobMembers). kDone for kTake has the step, kOver or kOwnFirst
+/// in `first`. With kOver, `second` is 1 for the worker that finishes. kDone for kAwaitSlowest has in `second` the
+/// worker's count of steps. kDone for kJoin has the worker's number in `first`. In that answer, `turn` is 1 for the
+/// worker that gives the first values. `shard` is 1 if the server comes back after its end (KeptShards), and `clock`
+/// has a number that changes when the server comes back. kReadVersions asks for the versions with which the server came
+/// back. After kBusy, the worker asks the same question again, a little later.
 enum class MessageKind : std::uint32_t {
   kSecret = 1,
   kJoin,
@@ -96,7 +96,7 @@ struct MessageHead {
   std::int64_t clock = 0;       ///< the largest number of an event that the sender knows
 };
 
-/// The numbers of a push that all elements share; see UpdateRates.
+/// The numbers of a push that are the same for all elements; see UpdateRates.
 struct PushedNumbers {
   float gradient_scale = 1, clip_value = 0;
   double lr = 0;
@@ -109,7 +109,7 @@ struct PushedNumbers {
 class ServerLink {
  public:
   using Clock = std::chrono::steady_clock;
-  /// How long a send or a receive may wait while no byte moves. Nothing means that there is no limit.
+  /// The longest time for which a send or a receive waits while no byte moves. No value means that there is no limit.
   using Limit = std::optional<std::chrono::milliseconds>;
 
   /// Takes a connected socket.
@@ -118,11 +118,11 @@ class ServerLink {
   ServerLink(const ServerLink&) = delete;
   ServerLink& operator=(const ServerLink&) = delete;
 
-  /// Connects to "HOST:PORT" or "[ADDRESS]:PORT", as often as it takes until `deadline`. Errors: 78 for a text that is
-  /// no such address; 75 if the server is not reached by `deadline`.
+  /// Connects to "HOST:PORT" or "[ADDRESS]:PORT", and tries again until `deadline`. Errors: 78 if the text is not such
+  /// an address; 75 if the server is not reached by `deadline`.
   static absl::StatusOr<std::unique_ptr<ServerLink>> connect(const std::string& address, Clock::time_point deadline);
 
-  /// Sends bytes. `more`: whether a later call sends further bytes of the message at once.
+  /// Sends bytes. `more`: whether another call, right after this one, sends further bytes of the message.
   absl::Status send(std::span<const std::byte> bytes, Limit limit, bool more = false);
   /// Sends a head and its payload, whose length is head.bytes.
   absl::Status send(const MessageHead& head, std::span<const std::byte> payload, Limit limit);
@@ -130,16 +130,17 @@ class ServerLink {
   absl::Status refuse(const absl::Status& why, Limit limit);
   absl::Status refuse(ExitCode code, const std::string& text, Limit limit);
   absl::Status receive(std::span<std::byte> bytes, Limit limit);
-  /// Send or receive as many bytes as go at once, and return their number; 0 where `socket` has to be polled first.
+  /// These send or receive as many bytes as is possible without waiting, and return their number. It is 0 if `socket`
+  /// has to be polled first.
   absl::StatusOr<std::size_t> send_some(std::span<const std::byte> bytes, bool more);
   absl::StatusOr<std::size_t> receive_some(std::span<std::byte> bytes);
   /// Waits until bytes may have come, or `limit` is over.
   absl::Status wait_to_receive(Limit limit) const;
   int socket() const { return socket_; }
-  /// Receives a head. Error 75 for bytes that are no head.
+  /// Receives a head. Error 75 if the bytes are not a head.
   absl::StatusOr<MessageHead> receive_head(Limit limit);
 
-  /// Returns whether the other end has closed the connection, or this one has shut it.
+  /// Returns whether the other end has closed the connection, or `shut` was called at this end.
   bool is_closed() const;
   /// Ends the connection: calls under way and later calls fail.
   void shut();
@@ -155,8 +156,8 @@ struct ServerSocket {
   int socket = -1;
   std::string address;  ///< "127.0.0.1:41234", with the port that the system chose
 };
-/// Listens at "HOST:PORT"; port 0 takes a free one. Errors: 78 for a text that is no such address, or a host name that
-/// this host does not know; 69 where the port is in use; 71 where the system gives no socket.
+/// Listens at "HOST:PORT"; for port 0 the system chooses a free port. Errors: 78 if the text is not such an address, or
+/// if this host does not know the host name; 69 if the port is in use; 71 if the system gives no socket.
 absl::StatusOr<ServerSocket> listen_for_workers(const std::string& address);
 
 /// Returns the bytes of a value, or of a range of values.

@@ -64,7 +64,7 @@ void DevicePartCarrier::start(const FlatGroup& group) {
   coming(*group.unit).copies.push_back(kernels_.upload(uploads, begun.get()));
 }
 
-/// Begins to read a group's records into the unit's piece.
+/// Begins to read a group's records into the piece of pinned memory that the unit has taken.
 void DevicePartCarrier::read(const FlatGroup& group) {
   std::byte* const memory = group.part_in_full();
   Coming& unit = coming(*group.unit);

@@ -24,9 +24,9 @@ namespace tessera {
 /// copied back to the host. Copies run on separate streams beside the computation, and events (DeviceKernels::Mark)
 /// keep them in order:
 ///
-/// 1. A copy to a slot waits until the slot's earlier content, and the last use of this record, are copied back.
-///    Records in pinned memory whose order is known are copied as soon as their slot is free. If the order was
-///    announced before backward, that is while backward computes.
+/// 1. A copy to a slot waits until the slot's earlier content is copied back. It also waits until the result of the
+///    record's last use is copied back. Records in pinned memory whose order is known are copied as soon as their slot
+///    is free. If the order was announced before backward, these copies run while backward computes.
 /// 2. Work in a slot waits for the copy to it, and the copy back waits for that work.
 /// 3. Several leases may last at once: each lease has one slot, in addition to the slots for records that are brought
 ///    ahead. Records are copied back in the order in which they were acquired. A record that is only read is copied
@@ -35,9 +35,10 @@ namespace tessera {
 /// 4. Host code that visits a record (TierCarrier::visit) waits for all copies back, and so does the destructor
 ///    (DeviceUse).
 ///
-/// Records in pinned memory (tier "host") never move, so the host does not wait here. A record in files is in a slot of
-/// its tier while it is in use. The host waits until the record is read. It puts the record back into the tier after
-/// the record was copied back, at the latest when the slot on the GPU is needed again.
+/// Records in pinned memory (tier "host") have a fixed place on the host, so the host does not wait for their copies. A
+/// record in files is in a buffer of its tier, in the host's memory, while it is in use. The host waits until the
+/// record is read. It puts the record back into the tier after the record was copied back, at the latest when the slot
+/// on the GPU is needed again.
 class SlotCarrier final : public Carrier {
  public:
   /// Slots in the GPU's memory, one after another.

@@ -16,7 +16,8 @@ class LearningRates {
  public:
   explicit LearningRates(const OptimizerConfig& optimizer);
 
-  /// Sets a group's own rate. Without a group it sets the common rate, and all groups again have their shares of it.
+  /// Sets the rate of one group. Without a group it sets the common rate, and the rate of each group is again its share
+  /// of the common rate.
   void set(double lr, std::optional<std::size_t> group);
   double everybodys() const { return rates_[0]; }
 

@@ -153,11 +153,11 @@ class DeviceUpdate final : public StepWalk {
                                           ///< those of group i
   std::vector<Group> groups_;
   std::size_t parameters_ = 0;
-  std::vector<std::int64_t> steps_;         ///< under rules of whole tensors: number of steps in which each parameter
-                                            ///< took part
+  std::vector<std::int64_t> steps_;         ///< [trainable parameter]: number of steps in which it took part; empty
+                                            ///< unless the rule updates whole tensors
   std::unique_ptr<MatrixUpdate> matrices_;  ///< null if no group has matrices
   std::unique_ptr<OwnDeviceUpdate> own_;    ///< null if the program defines no rule
-  std::unique_ptr<QueuedLayers> layers_;    ///< under lamb and lars; else null
+  std::unique_ptr<QueuedLayers> layers_;    ///< null unless the rule is lamb or lars
   SlotCarrier* const states_;               ///< null if all state is in the device's memory, or is updated on the host
   std::unique_ptr<HostUpdate> host_;        ///< null if no state is updated on the host
   MappedCarrier* const mapped_;             ///< null if all parameters are in the device's memory

@@ -24,7 +24,7 @@ std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique
                                                    const Optimizer& optimizer, Accelerator& accelerator,
                                                    Collectives& control);
 
-/// The speeds of a rank, from which the times of both choices follow.
+/// The speeds of a rank. The seconds of an update by the CPU, and of an update by the GPU, follow from these speeds.
 struct OffloadSpeeds {
   double to_gpu = 0, to_host = 0;  ///< bytes per second, in one direction only
   double both_ways = 0;            ///< bytes per second in each direction, both at once

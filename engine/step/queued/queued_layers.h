@@ -38,9 +38,10 @@ class QueuedLayers {
   /// the copied part among all parts.
   void add_copied(std::size_t part) { kernels_.norm(copied_[part]); }
 
-  /// Agrees on the norms of all units; in backward only on those of `unit`. It is collective. REQUIRES: the weights
-  /// have not changed in this step, copied weights are added up, and updates lie where gradients lay before. `request`
-  /// and `tables` belong to the decided step; the second pass uses its constants. Throws tessera::Error.
+  /// Agrees on the norms of all units. In backward it agrees only on the norms of `unit`. It is collective. REQUIRES:
+  /// the weights have not changed in this step, copied weights are added up, and updates lie where gradients lay
+  /// before. `request` and `tables` belong to the decided step; the second pass uses its constants. Throws
+  /// tessera::Error.
   void agree(std::optional<std::int32_t> unit, const StepRequest& request, const StepTables& tables);
 
  private:

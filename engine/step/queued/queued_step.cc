@@ -260,8 +260,8 @@ QueuedStep::InFlight& QueuedStep::take_slot() {
 }
 
 /// Copies the host's part of this rank's message to the device, while backward is still computed. It has counts, a flag
-/// for each parameter that got a gradient, and the numbers of groups. This part lies behind the part of the message
-/// that the device adds up.
+/// for each parameter that got a gradient, and the numbers of each group (GroupNumbers). This part lies behind the part
+/// of the message that the device adds up.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
   header.weight = local.weight;
@@ -284,7 +284,8 @@ void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   if (!updates_in_backward()) send_numbers(slot);
 }
 
-/// Sends the numbers of parameter groups, if there are any. Kernels that are queued from now on use them.
+/// Sends the learning rates and other numbers of parameter groups, if there are groups. Kernels that are queued from
+/// now on use these numbers.
 void QueuedStep::send_numbers(InFlight& slot) {
   follow_options();
   if (!numbers_.there) return;

@@ -118,7 +118,8 @@ class QueuedStep final : public Step {
   struct Marks {
     std::unique_ptr<DeviceKernels::Mark> uploaded;         ///< the host's part of the message is on the device
     std::unique_ptr<DeviceKernels::Mark> messages_read;    ///< the previous step has read the messages
-    std::unique_ptr<DeviceKernels::Mark> numbers_read;     ///< the previous step has read the numbers of groups
+    std::unique_ptr<DeviceKernels::Mark> numbers_read;     ///< the previous step has read each group's numbers
+                                                           ///< (GroupNumbers)
     std::shared_ptr<DeviceKernels::Mark> used_downloaded;  ///< the latest step's flags are on the host
     std::shared_ptr<DeviceKernels::Mark> downloaded;       ///< the latest decision is on the host
   };
@@ -131,7 +132,7 @@ class QueuedStep final : public Step {
     std::vector<char> known_used;  ///< see QueuedStep::known_used
   };
 
-  /// How far the next step has come in its backwards.
+  /// The progress of the next step's backwards.
   struct Backward {
     bool is_begun = false;        ///< whether a unit of the step has begun, if units are updated in backward
     bool sums_are_steps = false;  ///< true from the beginning of a step's last backward to the step's end

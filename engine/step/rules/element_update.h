@@ -47,7 +47,7 @@ class ElementUpdate {
   void find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,
                  std::vector<UpdateRun>& runs) const;
 
-  /// Takes the numbers in `options` at once. REQUIRES: no call is under way.
+  /// Uses the numbers in `options` from now on. REQUIRES: no call is under way.
   void follow(const UpdateOptions& options);
 
   StepScalars scalars_of(const UpdateRates& rates, const UpdateRun& run) const;

@@ -51,8 +51,8 @@ class LayerNorms {
   /// a unit is given if and only if Options::by_unit.
   void agree(std::optional<std::int32_t> unit);
 
-  /// These return the norms of the parameter with FlatParameter::number `number`, as the latest `agree` that included
-  /// the parameter found them.
+  /// These return the norms of the parameter whose FlatParameter::number is `number`. The norms are those of the latest
+  /// `agree` that included the parameter.
   double weights(std::int64_t number) const;
   double update(std::int64_t number) const;
 

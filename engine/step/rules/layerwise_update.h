@@ -31,7 +31,7 @@ class LayerwiseUpdate {
   /// `config`: FlatParameter::group of the slice's parameters. With lamb it writes directions over the gradients.
   void measure(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config);
 
-  /// Agrees on the norms of all units; in backward only on those of `unit`. It is collective. `squares`:
+  /// Agrees on the norms of all units. In backward it agrees only on the norms of `unit`. It is collective. `squares`:
   /// AgreedStep::squares, which are not known in backward. `gradient_scale`: the factor by which sums become mean
   /// gradients. Throws tessera::Error.
   void agree(std::optional<std::int32_t> unit, std::span<const double> squares, double gradient_scale);

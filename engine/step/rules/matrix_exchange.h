@@ -20,7 +20,7 @@ namespace tessera {
 /// A matrix on its owner, joined from the parts of all ranks.
 struct WholeMatrix {
   std::span<float> gradient;  ///< [numel]: the gradient or direction; under muon the owner writes its result here
-  /// [numel]: masters, under rules of whole tensors; the owner writes its result here; else empty
+  /// [numel]: masters, into which the owner writes its result; empty unless the rule updates whole tensors
   std::span<float> masters;
   std::span<float> states;  ///< all of DealtMatrix::states; the owner also sends them back
   std::span<float> work;    ///< scratch: the remaining elements of MatrixDeal::work_numel

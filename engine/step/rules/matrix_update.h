@@ -49,10 +49,10 @@ class MatrixUpdate {
     std::span<const std::int64_t> steps;  ///< [trainable parameter]: steps in which it took part, this one included
     std::span<const char> used;           ///< [trainable parameter]: whether it takes part in this step
   };
-  /// Exchanges matrices of all ranks, batch by batch; in backward those of `unit`. Results are written over the
-  /// gradients. It is collective. `step` is the same on all ranks. Under muon it is null if the host does not know it;
-  /// then no matrix is left out. `visit_masters` is called for each group in order, except under muon. Throws
-  /// tessera::Error, and what a program's rule throws.
+  /// Exchanges matrices of all ranks, batch by batch. In backward it exchanges only the matrices of `unit`. Results are
+  /// written over the gradients. It is collective. `step` is the same on all ranks. Under muon it is null if the host
+  /// does not know it; then no matrix is left out. `visit_masters` is called for each group in order, except under
+  /// muon. Throws tessera::Error, and what a program's rule throws.
   void exchange(std::optional<std::int32_t> unit, const OfStep* step, VisitMasters visit_masters);
 
   /// Returns the optimizer of Muon for a GPU, whose kernels compute directions and updates.

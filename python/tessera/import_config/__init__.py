@@ -52,8 +52,8 @@ def translate(text: str | bytes, name: str = "configuration", format: str = "", 
     text itself decides. `format` is one of FORMATS; with "" the keys decide. `device` says on which device the training
     will run, "cpu" or "gpu". It is needed if the file moves something to the host's memory.
 
-    Raises Error: 78 if the text cannot be read, if the file is of no known kind, or if the strategy would contradict
-    itself, unless some key was refused; 64 if the format or the device is unknown; 69 for YAML without PyYAML.
+    Raises Error: 78 if the text cannot be read, or if the file is of no known kind; 78 if no key was refused and the
+    strategy would contradict itself; 64 if the format or the device is unknown; 69 for YAML without PyYAML.
     """
     for argument, given, known in (("format", format, list(FORMATS)), ("device", device, ["cpu", "gpu"])):
         if given and given not in known:

@@ -43,7 +43,7 @@ std::size_t piece_numel(std::size_t numel, std::size_t element_bytes, std::size_
   return std::min(numel, std::max<std::size_t>(1, kPieceBytes / (element_bytes * step)) * step);
 }
 
-/// How contributions to a sum are sent, and how the sums are sent on.
+/// The codecs with which contributions to a sum are sent, and with which the sums are sent on.
 struct Codings {
   Codings(const ReduceOptions& options, DType dtype)
       : contributions(options.contributions, dtype, options.feedback), sums(options.sums, DType::kF32) {}

@@ -13,9 +13,9 @@ namespace tessera {
 /// Returns collectives over a c10d::Backend of CPU tensors that can all-gather, broadcast and exchange: `gloo`, `mpi`,
 /// or a backend of the user's own. gloo_collectives, mpi_collectives and backend groups call it when a group is made.
 ///
-/// Tessera makes the sums itself, so that they have the bits of rule 3 in collectives.h. The ranks exchange the parts
-/// in the wire's dtype and add them in fp32. An all_reduce is such a sum, which is then gathered. Up to 64 KiB, every
-/// rank gathers and adds everything itself.
+/// Tessera makes the sums itself, so that they have the bits that rule 3 in collectives.h demands. The ranks exchange
+/// the parts in the wire's dtype and add them in fp32. An all_reduce is such a sum, which is then gathered. Up to 64
+/// KiB, every rank gathers and adds everything itself.
 ///
 /// all_gather, broadcast, all_to_all and barrier run in the backend's threads until the caller waits for them. So do
 /// reductions with Waits::kLater, whose pieces a thread of the group sends, adds and gathers (reducing_in_background).

@@ -98,7 +98,7 @@ struct FailureReport::Shared {
     // No answer means that the answer is late, or that the store has gone. The next request to the store shows which.
     if (const auto text = store->get(key(q), std::max(left, std::chrono::milliseconds(0))); text.ok())
       answer.text = *text;
-    TESSERA_ASSIGN_OR_RETURN(answer.has_come, store->has(arrival_key(q)));  // the rank may have arrived meanwhile
+    TESSERA_ASSIGN_OR_RETURN(answer.has_come, store->has(arrival_key(q)));  // the rank may have arrived in the meantime
     return absl::OkStatus();
   }
 };

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>  // this header reads gloo_stubs/
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>  // this header includes gloo_stubs/
 #include <utility>
 #include <vector>
 

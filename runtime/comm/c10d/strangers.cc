@@ -168,7 +168,7 @@ class Watch {
     return Found::kMany;
   }
 
-  /// Limits how many connections wait to be accepted. The owner of a socket may have set another limit meanwhile.
+  /// Limits the number of connections that wait to be accepted. The owner of a socket may have changed this limit.
   void bound_queues(std::size_t most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     std::erase_if(listeners_, [&](int fd) {
       mutex_.expect_held();

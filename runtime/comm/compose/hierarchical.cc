@@ -77,8 +77,8 @@ class HierarchicalCollectives : public Collectives {
           inside_->all_gather(call.label, shards + host * bytes, full + host * places_ * bytes, bytes).wait());
     return absl::OkStatus();
   }
-  /// First reduces inside this host: for each host, the slice of the rank at this rank's place there. Then reduces
-  /// these sums across hosts.
+  /// First reduces inside this host. For each host, this rank gets the sum of one slice: that of the host's rank with
+  /// the same local rank as this rank. Then reduces these sums across hosts.
   absl::Status scatter(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
                        const ReduceOptions& options) {
     TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));

@@ -11,8 +11,8 @@ namespace tessera {
 /// and place = inside->rank().
 ///
 /// The traffic between hosts is the traffic of the smaller group: each rank sends 1/L of the bytes that it would send
-/// without `inside`. Sums are added inside hosts first, then across them: they have the bits of the flat pairwise tree
-/// whenever L is a power of two (collectives.h rule 3).
+/// without `inside`. Sums are added inside hosts first, then across hosts. They have the same bits as sums of the flat
+/// pairwise tree whenever L is a power of two (collectives.h rule 3).
 ///
 /// allocate() gives memory of `inside`. Calls run on the caller's thread and are done when they return.
 std::shared_ptr<Collectives> hierarchical_collectives(std::shared_ptr<Collectives> inside,

@@ -16,8 +16,8 @@ namespace tessera {
 
 /// A communicator's memory that is registered with NCCL, so that collectives read and write it without a copy
 /// (`comm.nccl_buffers`). ncclMemAlloc makes this memory, in a pool of LibTorch's allocator; ProcessGroupNCCL registers
-/// the pool's memory. NCCL needs the buffers of a call at the same offset in this memory on every rank, or else it must
-/// not be registered on any rank.
+/// the pool's memory. NCCL needs the buffers of a call at the same offset in this memory on every rank. If the offsets
+/// differ, no rank may register the memory.
 class NcclMemory {
  public:
   /// Makes the pool. The memory is plain on a GPU without multicast memory (NVSwitch), even if `kind` asks for

@@ -20,8 +20,8 @@ struct Location {
   std::uint64_t segment = 0;  ///< 0: peers cannot reach the buffer
   std::uint64_t offset = 0;
   bool reachable() const { return segment != 0; }
-  /// Returns whether the memory is common (Collectives::allocate_common). Equal locations of two ranks are then the
-  /// same memory.
+  /// Returns whether the memory is common (Collectives::allocate_common). If it is common, equal locations of two ranks
+  /// are the same memory.
   bool common() const { return (segment & kCommon) != 0; }
   bool operator==(const Location&) const = default;
 };

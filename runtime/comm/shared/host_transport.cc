@@ -249,7 +249,7 @@ class Rendezvous {
     return std::max(left, std::chrono::milliseconds(1));
   }
 
-  /// A store that has ended fails with the exit code of a time limit, and at once.
+  /// A store that has ended fails immediately, with the exit code of a time limit.
   bool is_over() const { return Clock::now() >= deadline_; }
 
   absl::Status store_error(const absl::Status& status) const {

@@ -59,7 +59,7 @@ struct SharedMemoryCollectives::Round {
   std::byte* mailbox(int rank) const { return space->mailbox(rank, parity); }
 };
 
-// The part of a round that is done at once: bytes or elements [begin, begin + length), or fewer at the round's end.
+// The part of a round that is done in one go: bytes or elements [begin, begin + length), or fewer at the round's end.
 struct SharedMemoryCollectives::Part {
   std::size_t begin = 0, length = SIZE_MAX;
   Slice of(std::size_t units) const {

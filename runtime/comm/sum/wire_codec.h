@@ -58,8 +58,8 @@ class WireCoding {
   void read(const std::byte* wire, void* output, std::size_t numel) const {
     decode(form_, wire, dtype_, output, numel);
   }
-  /// Writes the sums of what each of `wires` has, in the pairwise tree. `visitor` and `offset` are those of
-  /// sum_encoded.
+  /// Adds up the values of all `wires`, element by element and in the order of the pairwise tree, and writes the sums
+  /// to `output`. `visitor` and `offset` are those of sum_encoded.
   void sum(std::span<const std::byte* const> wires, float* output, std::size_t numel, SumVisitor* visitor,
            std::size_t offset) const;
 

@@ -145,13 +145,13 @@ struct RecordPool {
   std::int64_t records = 0;       ///< number of records; 0 if all state is in memory
   std::int64_t record_bytes = 0;  ///< size of the largest record
   std::int64_t cached = 0;        ///< number of records that stay in memory, in the cache
-  std::int64_t cached_first = 0;  ///< the first so many records are cached before the others
+  std::int64_t cached_first = 0;  ///< this many records, from the first on, are cached before the others
   /// Number of pieces of memory for records that are not cached. They hold the records in use, those that are read
   /// ahead, and those that are written in the background. After a step they hold the records that were used last, and
   /// the next step begins with these.
   std::int64_t slots = 0;
-  /// Number of slots in use at once. On the CPU it is one; for tensor states it is the number of a batch. On a GPU it
-  /// is the number of records that may be under way.
+  /// Largest number of slots in use at the same time. On the CPU it is one. For tensor states it is the number of
+  /// records of a batch. On a GPU it is the number of records that may be under way.
   std::int64_t held = 1;
   /// Number of pieces of a GPU's memory to which records are copied from its host's memory, and from which they are
   /// copied back. There is one piece for each record in use. It is 0 on the CPU.
@@ -204,7 +204,7 @@ struct SumPlan {
   /// rank with the most (SumCounter). If MemoryPlan::keeps_gradients() is true, they are sums of whole gradients.
   /// Otherwise they are sums of this rank's part, and the last place is that of the total.
   int waiting_sums = 0;
-  /// The number of partial sums of each gradient that a rank sends, if runs of microbatches are not subtrees of the
+  /// The number of partial sums of each gradient that a rank sends, if a rank's microbatches are not a subtree of the
   /// tree over a step's microbatches (cuts_subtrees). Otherwise it is 0. All ranks send as many sums as the rank that
   /// has the most (blocks_of).
   int block_sums = 0;
@@ -282,9 +282,9 @@ struct RecordPlan {
   std::int64_t tensor_states_of_a_batch = 0;  ///< largest number of records of tensor states that a batch has
   /// Returns the number of records of tensor states that are read ahead, or written behind.
   std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch, kMostQueueDepth); }
-  /// The number of records of parameters, and of masters and states, that are read ahead, and also the number that are
-  /// written in the background. It is OffloadConfig::queue_depth. If the strategy leaves that out, the number is
-  /// kQueueDepth. With updates in backward it is the number of records of a unit, at most half of kMostQueueDepth. A
+  /// This many records of parameters are read ahead, and this many are written in the background. The same number holds
+  /// for records of masters and states. It is OffloadConfig::queue_depth. If the strategy leaves that out, the number
+  /// is kQueueDepth. With updates in backward it is the number of records of a unit, at most half of kMostQueueDepth. A
   /// user who has the memory may set a larger number.
   std::int64_t queue_depth = kQueueDepth;
   /// Bytes of records of states and tensor states that all passes of a step copy to the GPU; the same number is copied
@@ -320,8 +320,8 @@ class MemoryPlan {
   const SumPlan& sums() const { return sums_; }
   const PassPlan& passes() const { return passes_; }
   const RecordPlan& records() const { return records_; }
-  /// Returns whether some or all parameters lie in records. Units are then gathered from records, even if there is only
-  /// one rank.
+  /// Returns whether some or all parameters lie in records. If they do, units are gathered from records, even if there
+  /// is only one rank.
   bool parameters_below() const;
   /// Returns whether the records of parameters lie in the memory of a GPU's host, where the GPU's kernels reach them.
   bool parameters_on_host() const { return records_.parameters.pinned_bytes > 0; }

@@ -311,7 +311,8 @@ void MemoryPlan::plan_tensor_states(Steps steps) {
   count(steps, RecordKind::kTensorStates, records, pool);
 }
 
-/// Plans a pool of records that gathers copy to a GPU. Updates change these records in place, on the host.
+/// Plans a pool of records that are copied to a GPU when units are gathered. Updates change these records in place, on
+/// the host.
 RecordPool MemoryPlan::plan_uploaded_pool(const std::vector<std::int64_t>& bytes, Cache cache) {
   if (input_.tiers.parameters.tier == Tier::kHost) {
     const RecordPool pool = pinned_pool(bytes);

@@ -101,8 +101,8 @@ struct StepInput {
   };
   /// The device that makes the step. Only this member of the input says whether the device is a GPU.
   struct Executor {
-    bool queued = false;        ///< whether it is a GPU, whose host runs ahead of it
-    bool host_updates = false;  ///< whether the CPU of its host updates state in the host's memory
+    bool queued = false;        ///< whether the device is a GPU; the host runs ahead of a GPU
+    bool host_updates = false;  ///< whether the CPU of the device's host updates state in the host's memory
   };
   /// Whether there are records of a kind, and whether they lie in files.
   struct Records {

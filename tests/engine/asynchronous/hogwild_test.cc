@@ -229,8 +229,8 @@ TEST(Hogwild, WriteUnderAGuardReachesAllRanks) {
   });
 }
 
-// Each rank looks up rows of its own. A row's gradient depends on that row alone, so each row has the bits of a plain
-// run by its rank, unless another rank writes the row.
+// Each rank looks up rows of its own. A row's gradient depends on that row alone, so each row has the same bits as in a
+// plain run of its rank, unless another rank writes the row.
 TEST(Hogwild, RanksTouchOnlyTheRowsOfAnEmbeddingThatTheyUse) {
   constexpr std::int64_t kRows = 64, kWidth = 9, kSteps = 200;
   constexpr int kRanks = 2;

@@ -1,5 +1,5 @@
-// Tests compression on an emulated GPU. The GPU's host makes the compressed sums. Training has the bits of CPU ranks
-// over Gloo, memory is as planned, and a checkpoint saved on one device can be loaded on the other.
+// Tests compression on an emulated GPU. The GPU's host makes the compressed sums. Training gives the same bits as on
+// CPU ranks over Gloo, memory is as planned, and a checkpoint saved on one device can be loaded on the other.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

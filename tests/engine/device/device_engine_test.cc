@@ -358,7 +358,7 @@ TEST(DeviceEngine, EachGatherAndReductionOfAUnitIsTimedByTheDevice) {
   }
 }
 
-/// A forward without backward gathers units in advance that are then not used.
+/// A forward without backward gathers units in advance that are never used.
 TEST(DeviceEngine, EngineEndsAfterAnEvaluationWithPrefetches) {
   const EmulatedGpus gpus;
   for (const bool one_gpu : {false, true}) {
@@ -493,7 +493,7 @@ TEST(DeviceEngine, OutOfMemoryIsExplainedWithTheCheaperStrategy) {
   }
 }
 
-/// Trains more steps than may be in flight, then trains other parameters, and so on in turn.
+/// Trains more steps than may be in flight, changes which parameters are trainable, trains again, and so on.
 Told trained_in_turns(const Mesh& mesh, const Strategy& strategy) {
   Session session(mesh, strategy, kTwoBlocks);
   std::vector<StepResult> steps;

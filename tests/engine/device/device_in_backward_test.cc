@@ -1,6 +1,6 @@
-// Tests "optimizer.in_backward" on an emulated GPU. Training has the bits of the CPU's update after backward, however
-// late the device is, and on whichever tiers masters, states and parameters lie. Calls that are impossible with updates
-// in backward give an error.
+// Tests "optimizer.in_backward" on an emulated GPU. Training gives the same bits as training on the CPU with updates
+// after backward, however late the device is, and on whichever tiers masters, states and parameters lie. Calls that are
+// impossible with updates in backward give an error.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // Tests offloading a GPU's masters and optimizer states to its host's memory and to disk, on an emulated GPU. Training
-// has the bits of the CPU with all state in memory, however late copies arrive, and whichever device updates the state
-// in the host's memory. Memory and traffic are as planned, and calls before and after a step find the state on its
-// tier.
+// gives the same bits as training on the CPU with all state in memory, however late copies arrive, and whichever device
+// updates the state in the host's memory. Memory and traffic are as planned, and calls before and after a step find the
+// state on its tier.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Tests a program's own rule for elements on an emulated GPU. Training has the bits of the CPU, however late the device
-// is, because LibTorch runs the rule's operators on the CPU in both cases.
+// Tests a program's own rule for elements on an emulated GPU. Training gives the same bits as on the CPU, however late
+// the device is, because LibTorch runs the rule's operators on the CPU in both cases.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

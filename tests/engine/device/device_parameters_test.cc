@@ -1,6 +1,6 @@
-// Tests offloading a GPU's parameters to its host's memory and to disk, on an emulated GPU. Training has the bits of
-// the CPU with all state in memory, whichever device updates the parameters and on whichever tiers masters and states
-// lie. Memory and traffic are as planned, and calls around a step find parameters on their tier.
+// Tests offloading a GPU's parameters to its host's memory and to disk, on an emulated GPU. Training gives the same
+// bits as training on the CPU with all state in memory, whichever device updates the parameters and on whichever tiers
+// masters and states lie. Memory and traffic are as planned, and calls around a step find parameters on their tier.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -336,7 +336,7 @@ TEST(Durable, RankZerosItemsAreCommitted) {
   });
 }
 
-/// Makes a run of two ranks that leaves some commits in `folder`.
+/// Trains on two ranks. The run leaves some commits in `folder`.
 void leave_commits(const fs::path& folder, const Placed& placed = ShardingStrategy::kFullShard,
                    std::size_t commits = 3) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -213,8 +213,8 @@ std::map<fs::path, fs::file_time_type> kept_files(const fs::path& folder) {
   return files;
 }
 
-/// Makes a run of two ranks without "durable" whose first block is frozen after two steps. Returns the run's checkpoint
-/// of step 3.
+/// Trains on two ranks without "durable". The first block is frozen after two steps. Returns the run's checkpoint of
+/// step 3.
 std::string saved_with_frozen_block(const Strategy& strategy, const TestFolder& folder) {
   return of_rank_zero({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, strategy, kWide);

@@ -39,7 +39,8 @@ constexpr std::int64_t kSteps = 4, kAll = 8, kRows = 2, kLength = 5;
 /// A fault that the test puts into a run.
 struct Fault {
   std::int64_t step = -1, microbatch = -1;  ///< steps count from 0
-  bool is_nan = false;                      ///< the loss is multiplied by the root of -1; else targets are changed
+  bool is_nan = false;                      ///< true: the loss is multiplied by the root of -1, which is NaN; false:
+                                            ///< targets are changed
   bool masks = false;                       ///< all losses go through a mask of -infinity, which is no fault
   bool is_weightless = false;               ///< the microbatch has weight 0
   bool is_dropped = false;                  ///< zero_grad follows the microbatch, and the step is repeated without it
@@ -87,7 +88,7 @@ void train(const Mesh& mesh, const Strategy& strategy, const Part& part, Fault f
   if (!part.to.empty()) save_checkpoint(engine, part.to);
 }
 
-/// Makes a run on threads, and returns the text of the exception that it throws. The text is empty if the run ends
+/// Trains on threads, and returns the text of the exception that this run throws. The text is empty if the run ends
 /// well.
 std::string end_of(const ThreadRanks& ranks, Strategy strategy, const Part& part = {}, const Fault& fault = {}) {
   strategy.gradient_accumulation = kAll / ranks.ranks;

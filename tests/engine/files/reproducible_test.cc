@@ -436,9 +436,9 @@ TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
     EXPECT_NEAR(trained[1].steps[step].loss, trained[0].steps[step].loss, 1e-4) << step;
 }
 
-/// Trains Tiny as train_dealt does, with ranks that make each other's microbatches. `wait` is called before each
-/// backward, with the step, the number of microbatches that this rank has begun in it, and the loss. `begun` gets the
-/// number of microbatches begun in each step.
+/// Trains Tiny as train_dealt does, with ranks that also compute microbatches of slower ranks. `wait` is called before
+/// each backward, with the step, the number of microbatches that this rank has begun in it, and the loss. `begun` gets
+/// the number of microbatches begun in each step.
 template <class Wait>
 Trained train_backed_up(const Mesh& mesh, const Strategy& strategy, std::vector<std::int64_t>& begun,
                         const Wait& wait) {

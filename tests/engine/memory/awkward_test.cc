@@ -48,8 +48,8 @@ const std::string kDone[] = {"tied head",        "frozen block", "unused block",
                              "by module",        "by size",      "by a size nothing reaches",
                              "every leaf",       "nested",       "nested, outer one empty"};
 
-/// Trains on several numbers of ranks under several placements. Checks that each run has the bits of NO_SHARD on as
-/// many ranks and is close to the unsharded run. `done` is one of kDone. `look` sees each run.
+/// Trains on several numbers of ranks under several placements. Checks that each run gives the same bits as a run under
+/// NO_SHARD on as many ranks, and is close to the unsharded run. `done` is one of kDone. `look` sees each run.
 void expect_strategies_agree(const std::string& done, const TrainOptions& options, const Adjust& adjust = nullptr,
                              const std::function<void(const Trained&, const Trained& plain)>& look = nullptr) {
   const Trained plain = train_plainly(strategy_for(ShardingStrategy::kNoShard, adjust), options);

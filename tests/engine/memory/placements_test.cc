@@ -1,5 +1,5 @@
-// Tests that training under every legal placement of a 2 x 2 mesh has the bits of NO_SHARD, and uses the planned
-// memory.
+// Tests that training under every legal placement of a 2 x 2 mesh gives the same bits as under NO_SHARD, and uses the
+// planned memory.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Tests offloading activations to disk. Training has the bits of the run with all activations in memory, for every
+// Tests offloading activations to disk. Training gives the same bits as a run with all activations in memory, for every
 // strategy and whatever the program does. Memory of saved tensors is really freed. A disk that fails is an error, and
 // never changes numbers.
 

@@ -1,5 +1,5 @@
-// Tests sums of gradients that are offloaded to disk between their reduction and the update. Training has the bits of
-// the run without offloading, and memory and traffic are as planned.
+// Tests sums of gradients that are offloaded to disk between their reduction and the update. Training gives the same
+// bits as a run without offloading, and memory and traffic are as planned.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-// Tests offloading parameters to disk. Training has the bits of the run with all parameters in memory, whether each
-// rank gathers units for itself or the ranks of a host share slots. Memory and traffic are as planned, and changes that
-// a program makes around a step reach the disk too.
+// Tests offloading parameters to disk. Training gives the same bits as a run with all parameters in memory, whether
+// each rank gathers units for itself or the ranks of a host share slots. Memory and traffic are as planned, and changes
+// that a program makes around a step reach the disk too.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-// Tests offloading masters and optimizer states to disk. Training has the bits of the run without it, and memory and
-// traffic are as planned. Changes that a program makes around a step (it writes parameters, freezes them, ends the
-// Engine) reach the disk too.
+// Tests offloading masters and optimizer states to disk. Training gives the same bits as a run without offloading, and
+// memory and traffic are as planned. Changes that a program makes around a step (it writes parameters, freezes them,
+// ends the Engine) reach the disk too.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

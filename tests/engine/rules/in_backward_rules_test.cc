@@ -1,6 +1,6 @@
 // Tests "optimizer.in_backward" under rules that need more of a unit than its elements one by one: norms of its layers,
-// or whole matrices. Training has the bits of the run that updates after backward. Ranks exchange data once for each
-// unit, and memory and traffic of the disk are as planned.
+// or whole matrices. Training gives the same bits as a run that updates after backward. Ranks exchange data once for
+// each unit, and memory and traffic of the disk are as planned.
 
 #include <gtest/gtest.h>
 
@@ -218,7 +218,7 @@ std::vector<CallsByLabel> calls_of_a_step(const Strategy& strategy, const Rule& 
   return calls;
 }
 
-/// Returns how many parameters of each unit of kAwkward train. The first block is frozen.
+/// Returns the number of trainable parameters in each unit of kAwkward. The first block is frozen.
 std::map<std::string, std::int64_t> trainable_of_units() {
   std::map<std::string, std::int64_t> units;
   std::set<const c10::TensorImpl*> seen;  // a tied parameter has two names

@@ -1,5 +1,5 @@
 // Tests rules of whole tensors (Adafactor, and a program's own rule) with parameters, masters and states offloaded to
-// disk. Training has the bits of a run with all state in memory, and the memory and traffic of the plan.
+// disk. Training gives the same bits as a run with all state in memory. Memory and traffic are as planned.
 // device_rules_below_test.cc tests the same for GPUs.
 
 #include <gmock/gmock.h>
@@ -127,7 +127,7 @@ TEST_P(TensorRulesBelow, DiskTrafficEqualsThePlan) {
   }
 }
 
-/// Batches of matrices have several units, and slots hold only some of these units' states.
+/// Each batch of matrices has several units, and only the states of some of these units fit into slots at once.
 TEST_P(TensorRulesBelow, DiskTrafficOfManyUnitsEqualsThePlan) {
   constexpr Below kStates{0, 0, 1, 4096, 0, 1};
   for (const auto& [blocks, ranks] : pairwise_of<1>(std::array{3, 7, 8, 12}, std::array{2, 3, 1})) {

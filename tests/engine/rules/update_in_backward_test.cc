@@ -1,6 +1,6 @@
-// Tests "optimizer.in_backward". Training has the bits of the run that updates after backward, and gradients of only a
-// few units are in memory at a time. Calls that are impossible with updates in backward are refused with an error that
-// names the key.
+// Tests "optimizer.in_backward". Training gives the same bits as a run that updates after backward, and gradients of
+// only a few units are in memory at a time. Calls that are impossible with updates in backward are refused with an
+// error that names the key.
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>

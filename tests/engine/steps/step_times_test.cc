@@ -243,7 +243,7 @@ void note_end(const at::RecordFunction& range, at::ObserverContext*) {
   if (!open_ranges.empty()) open_ranges.pop_back();
 }
 
-/// Returns how many ranges had a name that begins with `beginning`.
+/// Returns the number of ranges whose name began with `beginning`.
 std::int64_t ranges_of(const std::string& beginning) {
   std::int64_t count = 0;
   for (const auto& [name, times] : seen.begun) count += name.starts_with(beginning) ? times : 0;

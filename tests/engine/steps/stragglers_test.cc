@@ -38,7 +38,8 @@ std::string said(const std::vector<double>& busy) {
   return watch.add(busy);
 }
 
-/// Returns how many microbatches each rank computes after `window` steps. A microbatch takes `seconds_of_one` [rank].
+/// Returns the number of microbatches that each rank computes after `window` steps. A microbatch takes `seconds_of_one`
+/// [rank].
 std::vector<std::int64_t> dealt(MicrobatchDealer& dealer, const std::vector<double>& seconds_of_one, int window) {
   std::vector<std::int64_t> counts;
   for (int step = 0; step < window; ++step) {

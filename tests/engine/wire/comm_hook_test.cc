@@ -105,7 +105,7 @@ TEST(CommHook, PlainSumChangesNoBits) {
       {"one after the other", [](Strategy& s) { s.reductions_ahead = 0; }}};
   const TinyOptions models[] = {TinyOptions{}, unused, recomputed};
   const auto exists = [](ShardingStrategy, const std::pair<const char*, Adjust>& adjust, const TinyOptions& model) {
-    return !model.recompute || std::string(adjust.first) != "in backward";  // such modules have late gradients
+    return !model.recompute || std::string(adjust.first) != "in backward";  // recomputed gradients come late
   };
   const auto cases = pairwise_where(exists, kWhole, kAdjusts, models);
   for (const int ranks : {1, 2, 3}) {

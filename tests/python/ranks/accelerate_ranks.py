@@ -229,7 +229,7 @@ def like_ddp(case, title):
 
 
 def like_the_run_before(folder, title):
-    """A run that loads the files that save_state saved after one epoch has the bits of the run that was not
+    """A run that loads the files that save_state saved after one epoch gives the same bits as the run that was not
     interrupted."""
     whole = sharded("adamw", title)
     whole.epoch(0)

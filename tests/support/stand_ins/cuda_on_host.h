@@ -83,7 +83,7 @@ class ThreadBlock {
       }
       if (!moved && all(0, threads_, Stop::kBlock)) moved = resume(0, threads_);
       if (moved) continue;
-      for (std::size_t i = 0; i < threads_; ++i) fibers_[i].has_begun = false;  // the next launch starts them again
+      for (std::size_t i = 0; i < threads_; ++i) fibers_[i].has_begun = false;  // the next launch starts all threads
       throw std::logic_error("a barrier that not all threads come to");
     }
   }

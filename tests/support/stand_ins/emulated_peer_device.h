@@ -17,7 +17,8 @@ namespace tessera {
 
 /// Emulates a GPU that ranks on threads share. Work that is queued for compute is done at once, as LibTorch's operators
 /// do on the CPU. Work that is queued beside compute is done as late as possible, which is when compute waits for it.
-/// So every time there are wrong values if no code waits for an event, or if memory is used again too early.
+/// So if code does not wait for an event, or uses memory again too early, there are wrong values in every run, and not
+/// only in some.
 class EmulatedPeerDevice : public PeerDevice {
  public:
   ~EmulatedPeerDevice() override {

@@ -10,17 +10,18 @@
 
 namespace tessera::app {
 
-/// Returns the costs of a step where each rank has a clock of its own ("sync" asynchronous, hogwild, backups), or where
-/// replicas meet at outer steps. Throws tessera::Error: 65 if the measurements are of another model; 64 for servers
-/// (TimingOptions) with a strategy that has none.
+/// Returns the costs of a step if each rank has its own clock ("sync" asynchronous, hogwild, backups), or if replicas
+/// meet at outer steps. Throws tessera::Error: 65 if the measurements are of another model; 64 if TimingOptions name
+/// servers but the strategy has none.
 ModeCost mode_cost_of(const PlannedWorld& world, const TimingFiles& files);
 
-/// Returns how many ranks have a clock of their own: the replicas where these meet at outer steps.
+/// Returns the number of ranks that have their own clock. If replicas meet at outer steps, it is the number of
+/// replicas.
 int ranks_of_mode(const MemoryPlan& plan);
 
 /// Steps of ranks that are alike, each of as many gradients as there are ranks.
 struct AlikeSteps {
-  double seconds = 0;  ///< seconds of one of them
+  double seconds = 0;  ///< seconds of one step
   double staleness_mean = 0;
 };
 /// Throws tessera::Error (64) for more ranks than can be simulated.

@@ -98,8 +98,8 @@ struct FinishedStep {
 
 /// Brings `count` batches to the Engine's device. Each batch is brought while the batch before it trains. If
 /// microbatches are dealt, a step's first batch waits until the rank's microbatches are known. If workers come and go,
-/// it waits until the rank's step is known. If ranks make each other's microbatches, a batch is brought as soon as it
-/// is known which microbatch comes next.
+/// it waits until the rank's step is known. If ranks also compute microbatches of other ranks, a batch is brought as
+/// soon as it is known which microbatch comes next.
 class BatchesAhead {
  public:
   BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)

@@ -80,8 +80,9 @@ struct BucketReport {
   std::vector<BucketModelReport> models;  ///< the models, such as ResNet-18 and GPT
 };
 
-/// Checks that a step gives the same bits under every bucket. Then trains each model under all buckets in turn, and
-/// times the steps. It is collective; every rank returns the same report. Throws tessera::Error (70) if bits differ.
+/// Checks that a step gives the same bits under every bucket. Then trains each model under all buckets, one after
+/// another, and times the steps. It is collective; every rank returns the same report. Throws tessera::Error (70) if
+/// bits differ.
 BucketReport study_buckets(const Mesh& mesh, const BucketStudyOptions& options);
 
 /// The speed-up that the best bucket should reach over one parameter a bucket (issue "Sharding for free", 5).

@@ -29,7 +29,8 @@ std::int64_t charged_bytes() {
   return total;
 }
 
-/// Returns how many of a parameter's 16 bytes (4 for the parameter, 4 for its gradient, 8 for the moments) are sharded.
+/// Returns the number of sharded bytes among the 16 bytes of a parameter (4 for the parameter, 4 for its gradient, 8
+/// for the moments).
 double sharded_bytes(ShardingStrategy kind) {
   switch (kind) {
     case ShardingStrategy::kNoShard:

@@ -132,8 +132,8 @@ class OverheadStudy {
     rows_.push_back({name + ": checks of the program in a step", std::move(checks), rows_.size()});
   }
 
-  /// Times the updates in steps of a small GPT, in turn with all parameters in one group and with each parameter in its
-  /// own group. The wait for other ranks' updates is not counted. It makes two rows.
+  /// Times the updates in steps of a small GPT, alternately with all parameters in one group and with each parameter in
+  /// its own group. The wait for other ranks' updates is not counted. It makes two rows.
   void time_groups(const models::GPTConfig& config, int rounds) {
     struct Session {
       Session(const models::GPTConfig& config, const Mesh& mesh, bool has_groups)

@@ -41,8 +41,8 @@ struct StepTiming {
   Samples communication;              ///< rank 0's time in collectives within these parts, with waits
 };
 
-/// Trains under every contender in turn. It is collective; `step` is the same on every rank. All strategies must give
-/// the same losses, bit for bit; otherwise it throws tessera::Error (70).
+/// Trains under every contender, one after another. It is collective; `step` is the same on every rank. All strategies
+/// must give the same losses, bit for bit; otherwise it throws tessera::Error (70).
 std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options);
 
 /// Returns three kinds of figures: the median, p10 and p90 of the step and its parts; exposed communication (the step

@@ -313,9 +313,9 @@ class Engine {
   /// this rank's latest microbatch, so this rank must have had a microbatch before (since `set_trainable`, if that was
   /// called). The loop of tessera/uneven.h does not require this, since there the other ranks announce their
   /// collectives. A module whose forward is itself collective (SyncBatchNorm) needs a batch on every rank. Throws Error
-  /// (64) if this rank had no microbatch before; under compression.method "sign_majority"; under check.as_across_hosts if
-  /// ranks share parameters; and before a step's first microbatch if sync.replica_ranks is above 1. tessera/uneven.h
-  /// calls it for loaders of different lengths.
+  /// (64) if this rank had no microbatch before; under compression.method "sign_majority"; under
+  /// check.as_across_hosts if ranks share parameters; and before a step's first microbatch if sync.replica_ranks is
+  /// above 1. tessera/uneven.h calls it for loaders of different lengths.
   void backward_nothing();
 
   /// Makes an optimizer step after `gradient_accumulation` calls of backward: agrees on norm and overflow with the

@@ -350,9 +350,6 @@ TEST(OwnedShards, PlanWithServersHasTheirShardsAndStatesForCheckpointsAlone) {
   EXPECT_EQ(plan.use()[MemoryCategory::kOptimizer], 4 * 2 * numel / kRanks);
   EXPECT_THAT(plan.to_table(), HasSubstr("servers: the shards of all parameter servers have"));
   EXPECT_THAT(plan.to_table(), HasSubstr("of gradients that wait for its push"));
-  scene.sync.asynchronous.replica_ranks = 2;
-  const MemoryPlan pairs = make_plan(units, strategy, scene, *make_optimizer(strategy.optimizer));
-  EXPECT_EQ(pairs.to_table().find("that wait for its push"), std::string::npos) << "pairs sum their gradients first";
 }
 
 TEST(OwnedShards, PlanOfReplicasHasARanksShareOfTheBytesAndOnlyWholeReplicas) {

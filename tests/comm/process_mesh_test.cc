@@ -608,10 +608,10 @@ TEST(TcpStore, IdleConnectionsGetSignsOfLife) {
     const auto another = store->connected_anew();
     int connections = 0;
     for (int fd = 0; fd < 1024; ++fd) {
-      sockaddr_in there{};
+      sockaddr_in6 there{};  // the port of an address of IPv4 is at the same place
       socklen_t length = sizeof there, size = sizeof(int);
       if (getpeername(fd, reinterpret_cast<sockaddr*>(&there), &length) != 0) continue;
-      if (there.sin_family != AF_INET || ntohs(there.sin_port) != port) continue;
+      if ((there.sin6_family != AF_INET && there.sin6_family != AF_INET6) || ntohs(there.sin6_port) != port) continue;
       int is_alive = 0;
       require(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &is_alive, &size) == 0 && is_alive != 0, "signs of life");
       ++connections;

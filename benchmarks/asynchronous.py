@@ -31,7 +31,6 @@ import json
 import math
 import pathlib
 import statistics
-import subprocess
 import sys
 import typing
 
@@ -42,19 +41,17 @@ import push_orders
 import ranks
 import results
 from demo_text import make_data
+from harness import FOLDER
 from large_batch import loss, percent, spread
 from launch import built_package
 from push_orders import Clock, Costs
-from works import REPOSITORY
 
-FOLDER = REPOSITORY / "benchmarks"
 STUDIES = ("digits", "text")
 RANKS, BATCH, BUCKETS = 4, 8, 20
 LOSS_AT = 0.9                  # the share of the synchronous run's steps whose loss others are to reach
 TUNING_SEED = 0
 CALIBRATION_STEPS = 24
 FACTORS = (1, 0.5, 0.25)       # factors of the synchronous run's learning rate: the other ways choose among these rates
-EXIT_UNAVAILABLE = 69
 
 
 class Way(typing.NamedTuple):
@@ -106,7 +103,7 @@ def parse_arguments():
         parser.error("--runs, --page or both are wanted")
     if options.page and importlib.util.find_spec("matplotlib") is None:
         sys.stderr.write("asynchronous.py: this Python has no matplotlib, which draws. hint: scripts/setup --tests, or leave --page out\n")
-        sys.exit(EXIT_UNAVAILABLE)
+        sys.exit(harness.EXIT_UNAVAILABLE)
     options.size = QUICK if options.quick else SMALL if options.small else WHOLE
     return options
 
@@ -240,17 +237,9 @@ class Runs:
         if self.study == "text":
             training, held_out = make_data(self.folder)
         else:
-            training = held_out = self.options.digits or self._digits()
+            training = held_out = large_batch.digits_file(self.options)
         about.write_text(json.dumps({"study": self.study, "training": str(training), "held_out": str(held_out)}))
         return about
-
-    def _digits(self):
-        path = self.folder / "digits.csv"
-        if not path.exists():
-            made = subprocess.run([sys.executable, REPOSITORY / "examples/images/digits.py", path], capture_output=True, text=True)
-            if made.returncode != 0:
-                sys.exit("asynchronous.py: this Python has no scikit-learn, whose digits are the data. hint: --digits FILE, or --only text")
-        return path
 
     def trained(self, wanted):
         """Trains the runs that are not known, and returns all runs."""

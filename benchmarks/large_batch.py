@@ -149,7 +149,7 @@ class Runs:
         if left:
             plan = self.options.runs / "digits_runs.json"
             plan.write_text(json.dumps(left))
-            words = [sys.executable, FOLDER / "large_batch_digits.py", self.digits(), plan, self.path]
+            words = [sys.executable, FOLDER / "large_batch_digits.py", digits_file(self.options), plan, self.path]
             if subprocess.run(words, env=os.environ | built_package(self.binary)).returncode != 0:
                 sys.exit("large_batch.py: the digits could not be trained")
             self.known = self._read()
@@ -166,19 +166,21 @@ class Runs:
             print(f"large_batch.py: {run['name']}: {found['held_out_loss']:.4f}", flush=True)
         return [self.known[run["name"]] for run in wanted]
 
-    def digits(self):
-        """Returns the file of the digits."""
-        if self.options.digits:
-            return self.options.digits
-        path = self.options.runs / "digits.csv"
-        if path.exists():
-            return path
-        made = subprocess.run([sys.executable, REPOSITORY / "examples/images/digits.py", path], capture_output=True, text=True)
-        if made.returncode != 0:
-            print("large_batch.py: this Python has no scikit-learn, which has the digits. hint: pip install scikit-learn, or "
-                  "--digits FILE, which examples/images/digits.py writes where there is one", file=sys.stderr)
-            raise SystemExit(harness.EXIT_UNAVAILABLE)
+
+def digits_file(options):
+    """Returns the file of the digits: `options.digits`, or a file in the folder `options.runs`, which is written if it
+    is not there. Ends the program if this Python has no digits."""
+    if options.digits:
+        return options.digits
+    path = options.runs / "digits.csv"
+    if path.exists():
         return path
+    made = subprocess.run([sys.executable, REPOSITORY / "examples/images/digits.py", path], capture_output=True, text=True)
+    if made.returncode != 0:
+        print(f"{pathlib.Path(sys.argv[0]).name}: this Python has no scikit-learn, which has the digits. hint: pip install scikit-learn, or "
+              "--digits FILE, which examples/images/digits.py writes where there is one", file=sys.stderr)
+        raise SystemExit(harness.EXIT_UNAVAILABLE)
+    return path
 
 
 def best_rate(rates, losses):

@@ -58,6 +58,10 @@ class Step(typing.NamedTuple):
     pushing: float   # the push begins
     pushed: float    # the rank goes on
 
+    def spans(self):
+        """Returns (whether it is the push, begin, end) of the pull and of the push."""
+        return (False, self.begin, self.pulled), (True, self.pushing, self.pushed)
+
 
 class Timeline(typing.NamedTuple):
     steps: list      # by the end of their push
@@ -78,7 +82,7 @@ class Timeline(typing.NamedTuple):
         and its push. Pull and push count at the middle of their time."""
         events = []
         for step in self.steps:
-            for is_push, first, last in ((False, step.begin, step.pulled), (True, step.pushing, step.pushed)):
+            for is_push, first, last in step.spans():
                 events.append(((first + last) / 2, step.step, step.rank, is_push))
         found, pushes, seen = [], 0, {}
         for _, _, rank, is_push in sorted(events):
@@ -203,7 +207,8 @@ def order(timeline, templates):
     """Yields the objects of an order file's lines. Pulls, and pushes, of a step are spread evenly over their time."""
     events = []
     for step in timeline.steps:
-        for is_push, op, first, last in ((False, "pull", step.begin, step.pulled), (True, "push", step.pushing, step.pushed)):
+        for is_push, first, last in step.spans():
+            op = "push" if is_push else "pull"
             shards = [rest for of, *rest in templates[step.rank] if of == op]
             for place, shard in enumerate(shards):
                 at = first + (place + 0.5) / len(shards) * (last - first)

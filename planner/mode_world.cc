@@ -71,10 +71,8 @@ absl::StatusOr<ModeWorld> simulate_mode(const ModeCost& cost, int ranks, const W
 
 ModeCost cost_of_outer_steps(const PredictedStep& step, const MemoryPlan& plan, const StepProfile& profile) {
   const std::int64_t every = plan.update().outer.every;
-  ModeCost cost;
+  ModeCost cost = cost_of_compute(plan, profile);
   cost.rule = {.kind = ModeRule::Kind::kMeeting, .every = every};
-  for (const ProfileEntry& entry : profile.entries) cost.pieces_s.push_back(entry.seconds);
-  cost.microbatches = plan.wire().accumulation;
   cost.rest_s = std::max(0.0, step.seconds - step.exposed_outer_s - cost.compute_s());
   cost.costs.meet_s = step.exposed_outer_s * static_cast<double>(every);
   cost.left_out = step.left_out;

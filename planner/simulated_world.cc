@@ -23,7 +23,7 @@ std::vector<std::int64_t> dealt_by(const RankSpeeds& speeds, const MicrobatchOrd
   }
   std::vector<std::int64_t> counts(even.size());
   share_out(order, seconds, counts);
-  return seconds_of_deal(counts, seconds) < kWorthOfADeal * seconds_of_deal(even, seconds) ? counts : even;
+  return is_worth_a_deal(counts, even, seconds) ? counts : even;
 }
 
 /// The factors by which the work of a rank in a step takes longer than in the profile.

@@ -12,11 +12,7 @@ UpdateScript::UpdateScript(const MemoryPlan& plan, const StepProfile& profile, b
       writer_(writer),
       publishes_behind_(publishes_behind),
       behind_(plan.units().size()) {
-  for (const UnitShape& unit : plan.units()) {
-    for (const GroupShape& group : unit.groups) {
-      if (group.trainable) groups_.push_back(&group);
-    }
-  }
+  for_each_trainable(plan.units(), [&](const GroupShape& group) { groups_.push_back(&group); });
 }
 
 /// Returns the approximate number of bytes of an agreement: the numbers in engine/step/agree/step_agreement.cc, and a

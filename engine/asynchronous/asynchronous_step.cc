@@ -16,7 +16,6 @@ void AsynchronousStep::run(const LocalStep& local, StepResult& result) {
   note_used();
   common_.sum_over_replica(told, own_used_);
   const AgreedStep& own = decide_alone(told);
-  used_ = &own_used_;
   tell(own, common_.ranks_of_replica(), result);
   if (result.overflow) {
     log_warning("step " + std::to_string(result.step) +

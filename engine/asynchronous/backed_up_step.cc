@@ -18,7 +18,6 @@ void BackedUpStep::run(const LocalStep& local, StepResult& result) {
 
 void BackedUpStep::take_part(const LocalStep& told, StepResult& result) {
   const AgreedStep& agreed = gradients_.sum(told);
-  used_ = &own_used_;
   tell(agreed, gradients_.ranks_of_a_step(), result);
   FirstGradients::Counts done = gradients_.done();
   if (!result.overflow) {

@@ -31,6 +31,7 @@ void LoneStep::note_used() {
   for_each_trainable(units_, [&](const FlatGroup& group) {
     for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = reducer_.used(group, i) ? 1 : 0;
   });
+  used_ = &own_used_;
 }
 
 LossSeed LoneStep::seed_of(const at::Tensor& loss, double weight) const {
@@ -65,11 +66,7 @@ LocalStep LoneStep::told_of(const LocalStep& local) {
   return told;
 }
 
-const AgreedStep& LoneStep::decide_alone(const LocalStep& told) {
-  const AgreedStep& own = agreement_.agree(told, {});
-  used_ = &own.used;
-  return own;
-}
+const AgreedStep& LoneStep::decide_alone(const LocalStep& told) { return agreement_.agree(told, {}); }
 
 void LoneStep::tell(const AgreedStep& agreed, std::int64_t ranks, StepResult& result) const {
   tell_agreed(agreed, microbatches_ * static_cast<double>(ranks), result);

@@ -55,7 +55,7 @@ class LoneStep : public Step {
   UpdateRates rates_for(double weight, const StepResult& result) const;
   /// Returns the rule with this step's options.
   const ElementUpdate& rule();
-  /// Fills in `own_used_`.
+  /// Fills in `own_used_`, which `known_used` returns from then on.
   void note_used();
 
   const Strategy& strategy_;

@@ -132,8 +132,7 @@ void Training::expect_nothing() const {
   expect(sync.config().asynchronous.replica_ranks == 1 || window.microbatch > 0,
          "backward_nothing before a step's first microbatch, where several ranks are one replica (sync.replica_ranks): "
          "the others wait for the values that this rank would pull. [T1063] hint: give the ranks of a replica as many "
-         "steps, or "
-         "run forward and backward of any batch, with weight 0 if it must not count");
+         "steps, or run forward and backward of any batch, with weight 0 if it must not count");
   expect(!(job.strategy.check.as_across_hosts && plan.placement().shared),
          "backward_nothing under check.as_across_hosts: a rank without a batch uses no units, so it cannot be compared "
          "with the others. [T0133] hint: leave the key out, or set host_sharing to false, which makes copies private");

@@ -47,7 +47,7 @@ bool MicrobatchDealer::add(std::span<const double> busy_seconds, std::span<const
     busy_[rank].clear();
   }
   share_out(order_, seconds_, counts_);
-  if (!(seconds_of_deal(counts_, seconds_) < kWorthOfADeal * seconds_of_deal(before_, seconds_))) {
+  if (!is_worth_a_deal(counts_, before_, seconds_)) {
     counts_ = before_;
     return false;
   }

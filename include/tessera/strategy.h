@@ -636,5 +636,6 @@ std::string name_of(OptimizerType type);
 std::string name_of(StateDType dtype);
 std::string name_of(LrScheduleType type);
 std::string name_of(BatchScaling scaling);
+std::string name_of(SyncType type);
 
 }  // namespace tessera

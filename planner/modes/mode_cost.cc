@@ -80,6 +80,13 @@ double ModeCost::compute_s() const {
   return static_cast<double>(microbatches) * std::accumulate(pieces_s.begin(), pieces_s.end(), 0.0) + rest_s;
 }
 
+ModeCost cost_of_compute(const MemoryPlan& plan, const StepProfile& profile) {
+  ModeCost cost;
+  for (const ProfileEntry& entry : profile.entries) cost.pieces_s.push_back(entry.seconds);
+  cost.microbatches = plan.wire().accumulation;
+  return cost;
+}
+
 absl::StatusOr<ModeCost> mode_cost(const MemoryPlan& plan, const StepProfile& profile, const Links& links,
                                    int servers) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<int> units, units_of(profile, plan));
@@ -90,10 +97,8 @@ absl::StatusOr<ModeCost> mode_cost(const MemoryPlan& plan, const StepProfile& pr
         "/sync/replica_ranks: the time in which the ranks of a replica sum gradients and gather values is "
         "not predicted. [T1064] hint: leave the key out of the strategy, or plan without --links");
   const int ranks = plan.placement().mesh.world_size();
-  ModeCost cost;
+  ModeCost cost = cost_of_compute(plan, profile);
   cost.rule = rule_of(sync);
-  for (const ProfileEntry& entry : profile.entries) cost.pieces_s.push_back(entry.seconds);
-  cost.microbatches = plan.wire().accumulation;
   cost.rest_s = profile.rest_seconds;
   cost.left_out = what_is_not_predicted(sync, links);
   std::int64_t numel = 0;

@@ -33,6 +33,9 @@ struct ModeCost {
   double compute_s() const;
 };
 
+/// Returns a cost that has the compute of the plan's microbatches alone.
+ModeCost cost_of_compute(const MemoryPlan& plan, const StepProfile& profile);
+
 /// Returns the costs of a plan whose ranks have common parameters (SyncConfig::has_common_parameters).
 ///
 /// Ranks that own the shards copy all values in a pull, as fast as `links` gather, and update all of them in a push, as

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <nlohmann/json.hpp>
+#include <random>
 
 namespace tessera {
 namespace {
@@ -121,6 +122,13 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 std::string hint_of_names(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string near = did_you_mean(word, candidates);
   return near.empty() ? ". [T0427] hint: known here: " + clipped(joined(candidates), kMostNamesBytes) : near;
+}
+
+std::string random_word(std::size_t count) {
+  std::random_device random;
+  std::string word;
+  while (word.size() < count) word += "0123456789abcdef"[random() % 16];
+  return word;
 }
 
 }  // namespace tessera

@@ -51,4 +51,7 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 /// as fit into a line.
 std::string hint_of_names(std::string_view word, const std::vector<std::string>& candidates);
 
+/// Returns a word of `count` hexadecimal digits that no stranger guesses.
+std::string random_word(std::size_t count);
+
 }  // namespace tessera

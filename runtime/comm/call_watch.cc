@@ -311,6 +311,7 @@ void CallWatch::look_after_first() {
 bool CallWatch::hear_end(const NextRank& rank) {
   if (ended_.contains(rank.rank())) return true;
   const std::string text = rank.end_report();
+  if (text.empty()) return false;
   std::optional<WaitReport> report = WaitReport::from_text(text);
   if (!report) return false;
   report->rank = rank.rank();

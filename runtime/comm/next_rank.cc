@@ -1,7 +1,6 @@
 #include "runtime/comm/next_rank.h"
 
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -10,9 +9,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <random>
 #include <utility>
 
+#include "runtime/base/text.h"
 #include "runtime/comm/socket_address.h"
 
 namespace tessera {
@@ -23,31 +22,16 @@ using namespace std::chrono_literals;
 constexpr std::chrono::milliseconds kMost = 1s;  // time to connect
 constexpr std::size_t kMostStrangers = 64;
 constexpr std::size_t kLongestReport = std::size_t{1} << 16;
+constexpr std::size_t kWordDigits = 16;
 
 std::string key_of_place(int rank) { return "listens/" + std::to_string(rank); }
 
 std::string address_of(const std::string& place) { return place.substr(0, place.find(' ')); }
 std::string word_of(const std::string& place) { return place.substr(place.rfind(' ') + 1); }
 
-/// Returns a word of 16 digits that no stranger guesses.
-std::string new_word() {
-  std::random_device random;
-  std::string word;
-  for (int i = 0; i < 16; ++i) word += "0123456789abcdef"[random() % 16];
-  return word;
-}
-
 /// Makes the kernel ask the other end for a sign of life, and end the connection about nine seconds after the last
 /// sign. A system that refuses these limits keeps its own, which are hours.
-void ask_for_life(int socket) {
-  const auto set = [socket](int level, int option, int value) {
-    ::setsockopt(socket, level, option, &value, sizeof value);
-  };
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 3);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
-  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
-}
+void ask_for_life(int socket) { keep_alive(socket, /*idle_s=*/3, /*every_s=*/2, /*tries=*/3); }
 
 }  // namespace
 
@@ -58,7 +42,7 @@ NextRank::NextRank(int rank, int world_size, std::string address)
       world_size_(world_size),
       next_((rank + 1) % world_size),
       address_(std::move(address)),
-      word_(new_word()) {
+      word_(random_word(kWordDigits)) {
   SocketAddress here = numeric_address(address_, 0);
   if (here.length == 0) return;
   const int fd = ::socket(here.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -134,7 +118,7 @@ std::string NextRank::end_report() const {
 }
 
 bool NextRank::hear(Watcher& watcher) const {
-  char bytes[16];
+  char bytes[kWordDigits];
   const std::size_t wanted = std::clamp<std::size_t>(word_.size() - watcher.said.size(), 1, sizeof bytes);
   const ssize_t got = ::recv(watcher.socket, bytes, wanted, MSG_DONTWAIT);
   if (got <= 0) return got < 0 && (errno == EAGAIN || errno == EINTR);

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -45,6 +46,16 @@ std::chrono::milliseconds left_until(std::chrono::steady_clock::time_point deadl
   using std::chrono::milliseconds;
   return std::max(milliseconds(0),
                   std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now()));
+}
+
+void keep_alive(int socket, int idle_s, int every_s, int tries) {
+  const auto set = [socket](int level, int option, int value) {
+    ::setsockopt(socket, level, option, &value, sizeof value);
+  };
+  set(IPPROTO_TCP, TCP_KEEPIDLE, idle_s);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, every_s);
+  set(IPPROTO_TCP, TCP_KEEPCNT, tries);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
 }
 
 Connected connect_in_time(const SocketAddress& there, std::chrono::milliseconds limit) {

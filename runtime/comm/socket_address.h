@@ -27,6 +27,11 @@ SocketAddress numeric_address(const std::string& text, int port);
 /// Returns the time that is left, at least 0.
 std::chrono::milliseconds left_until(std::chrono::steady_clock::time_point deadline);
 
+/// Makes the kernel ask the other end of a TCP connection for signs of life after `idle_s` seconds of silence, then
+/// every `every_s` seconds. It ends the connection after `tries` questions without an answer. A system that refuses
+/// these limits keeps its own limits, which are hours.
+void keep_alive(int socket, int idle_s, int every_s, int tries);
+
 /// The result of an attempt to connect.
 struct Connected {
   int socket = -1;  ///< the caller closes it; it is non-blocking, and exec closes it

@@ -349,6 +349,7 @@ std::string name_of(OptimizerType type) { return name_in(optimizer_types(), type
 std::string name_of(StateDType dtype) { return name_in(state_dtypes(), dtype); }
 std::string name_of(LrScheduleType type) { return name_in(lr_schedule_types(), type); }
 std::string name_of(BatchScaling scaling) { return name_in(batch_scalings(), scaling); }
+std::string name_of(SyncType type) { return name_in(sync_types(), type); }
 std::string name_of(WireForm form) { return name_in(wire_forms(), form); }
 std::string name_of(MuonLrAdjustment adjustment) { return name_in(muon_lr_adjustments(), adjustment); }
 

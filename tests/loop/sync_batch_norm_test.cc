@@ -241,7 +241,7 @@ TEST(SyncBatchNorm, EvalModeEqualsBatchNormWithoutCommunication) {
 /// Checks that all ranks get an error with `text`.
 void expect_batch_norm_refused(int ranks, const std::function<void(const Mesh&)>& call, const std::string& text) {
   run_ranks({.ranks = ranks},
-            [&](const Mesh& mesh) { EXPECT_THAT(error_of(ExitCode::kUsage, [&] { call(mesh); }), HasSubstr(text)); });
+            [&](const Mesh& mesh) { EXPECT_THAT(usage_error_of([&] { call(mesh); }), HasSubstr(text)); });
 }
 
 TEST(SyncBatchNorm, UnsupportedInputsAndDifferingRanksAreRefused) {

@@ -223,10 +223,9 @@ void ParameterServer::serve(Connection& connection) {
   } catch (const std::exception& error) {
     status = make_error(ExitCode::kInternal, error.what());
   }
-  if (!is_ending_)
-    log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone (" +
-             message_of(status) + ")");
   if (is_ending_) return;  // workers keep their numbers for a server that comes back
+  log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone (" +
+           message_of(status) + ")");
   job->leave(rank);
   drop_if_empty(job);
 }

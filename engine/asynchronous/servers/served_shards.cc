@@ -17,6 +17,7 @@
 #include "engine/memory/state_views.h"
 #include "engine/step/agree/step_agreement.h"
 #include "runtime/base/log.h"
+#include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "tessera/error.h"
 #include "tessera/span.h"
@@ -137,7 +138,7 @@ void ServedShards::connect(const Strategy& strategy) {
   if (config_.elastic) {
     run.fill('-');  // all workers of elastic servers belong to one run
   } else if (board_.rank() == 0) {
-    for (char& letter : run) letter = "0123456789abcdef"[random() % 16];
+    std::ranges::copy(random_word(run.size()), run.begin());
   }
   throw_if_error(board_.group().broadcast("a run's name", run.data(), run.size(), 0).wait());
   const auto deadline = ServerLink::Clock::now() + from_seconds(strategy.comm.init_timeout_s);
@@ -282,10 +283,10 @@ std::uint32_t ServedShards::number_of(std::size_t group, int piece) const {
 }
 
 template <class Visit>
-void ServedShards::for_each_shard(const Group& group, MessageKind kind, const Visit& visit) const {
+void ServedShards::for_each_shard(const Group& group, Pieces pieces, const Visit& visit) const {
   for (int server = 0; server < servers(); ++server) {
     for (int piece = 0; piece < pieces_; ++piece) {
-      if (kind == MessageKind::kPull && piece != piece_) continue;
+      if (pieces == Pieces::kOwn && piece != piece_) continue;
       const Extent shard = shard_at(group, server, piece);
       if (shard.numel > 0) visit(server, piece, shard);
     }
@@ -367,20 +368,21 @@ void ServedShards::copy(std::size_t first, std::size_t last, MessageKind kind) {
 
 void ServedShards::ask_for_copies(std::size_t index, MessageKind kind) {
   const Group& group = groups_[index];
-  for_each_shard(group, kind, [&](int server, int piece, Extent shard) {
-    ServerQuestion question;
-    question.head.kind = kind;
-    question.head.shard = number_of(index, piece);
-    if (kind == MessageKind::kPull) question.head.turn = next_turn(index, server, /*is_push=*/false);
-    question.answer.emplace_back(group.flat->full + shard.offset * 4, static_cast<std::size_t>(shard.numel) * 4);
-    ask(server, std::move(question));
-  });
+  for_each_shard(
+      group, kind == MessageKind::kPull ? Pieces::kOwn : Pieces::kAll, [&](int server, int piece, Extent shard) {
+        ServerQuestion question;
+        question.head.kind = kind;
+        question.head.shard = number_of(index, piece);
+        if (kind == MessageKind::kPull) question.head.turn = next_turn(index, server, /*is_push=*/false);
+        question.answer.emplace_back(group.flat->full + shard.offset * 4, static_cast<std::size_t>(shard.numel) * 4);
+        ask(server, std::move(question));
+      });
 }
 
 void ServedShards::take_copies(std::size_t index, MessageKind kind) {
   const bool is_pull = kind == MessageKind::kPull;
   Group& group = groups_[index];
-  for_each_shard(group, kind, [&](int server, int piece, Extent) {
+  for_each_shard(group, is_pull ? Pieces::kOwn : Pieces::kAll, [&](int server, int piece, Extent) {
     const MessageHead reply = hear(server, is_pull ? "pull" : "copy");
     if (piece == piece_) group.pulled[static_cast<std::size_t>(server)] = reply.first;
     if (is_pull) note(index, server, /*is_push=*/false, reply);
@@ -540,15 +542,13 @@ void ServedShards::reduced(const Unit& unit) {
   const auto number = static_cast<std::size_t>(unit.index);
   for (std::size_t i = first_group_[number]; i < first_group_[number + 1]; ++i) {
     const Group& group = groups_[i];
-    for (int server = 0; server < servers(); ++server) {
-      const Extent part = own_shard(group, server);
-      if (part.numel == 0) continue;
+    for_each_shard(group, Pieces::kOwn, [&](int server, int piece, Extent shard) {
       ServerQuestion gradients;
       gradients.head.kind = MessageKind::kStage;
-      gradients.head.shard = static_cast<std::uint32_t>(i);
-      gradients.rest.push_back(gradients_of(*group.flat, part));
+      gradients.head.shard = number_of(i, piece);
+      gradients.rest.push_back(gradients_of(*group.flat, shard));
       tell(server, std::move(gradients));
-    }
+    });
     is_staged_[i] = 1;
   }
 }
@@ -585,12 +585,10 @@ void ServedShards::send_push(std::size_t index, const PushRates& with) {
   const bool sends_pulled = config_.delay_compensation.lambda != 0, is_staged = is_staged_[index] != 0;
   const PushedNumbers numbers{with.rates.gradient_scale, with.rates.clip_value, with.rates.lr,
                               with.rates.is_first_of_run ? 1 : 0};
-  for (int server = 0; server < servers(); ++server) {
-    const Extent part = own_shard(group, server);
-    if (part.numel == 0) continue;
+  for_each_shard(group, Pieces::kOwn, [&](int server, int piece, Extent part) {
     ServerQuestion question;
     question.head.kind = is_staged ? MessageKind::kApply : MessageKind::kPush;
-    question.head.shard = number_of(index, piece_);
+    question.head.shard = number_of(index, piece);
     question.head.first = group.pulled[static_cast<std::size_t>(server)];
     question.head.second = step();
     question.head.turn = next_turn(index, server, /*is_push=*/true);
@@ -601,18 +599,17 @@ void ServedShards::send_push(std::size_t index, const PushRates& with) {
     if (sends_pulled)
       question.rest.push_back(part_of(reinterpret_cast<const float*>(flat.full), part.offset, part.numel));
     ask(server, std::move(question));
-  }
+  });
 }
 
 void ServedShards::end_push(std::size_t index, GradientAges& ages) {
   const Group& group = groups_[index];
-  for (int server = 0; server < servers(); ++server) {
-    if (own_shard(group, server).numel == 0) continue;
+  for_each_shard(group, Pieces::kOwn, [&](int server, int, Extent) {
     const MessageHead reply = hear(server, "push");
     // A server that has come back may have a version that is older than the pulled version.
     ages.add(std::max<std::int64_t>(0, reply.first - group.pulled[static_cast<std::size_t>(server)]));
     note(index, server, /*is_push=*/true, reply);
-  }
+  });
 }
 
 void ServedShards::adopt() {
@@ -632,7 +629,7 @@ void ServedShards::adopt() {
 void ServedShards::write_values() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const FlatGroup& flat = *groups_[i].flat;
-    for_each_shard(groups_[i], MessageKind::kWrite, [&](int server, int piece, Extent shard) {
+    for_each_shard(groups_[i], Pieces::kAll, [&](int server, int piece, Extent shard) {
       const Extent run = intersect(flat.optimizer_part, shard);
       if (run.numel == 0) return;
       MessageHead head;
@@ -678,7 +675,7 @@ void ServedShards::fetch_states() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
     const FlatGroup& flat = *group.flat;
-    for_each_shard(group, MessageKind::kReadStates, [&](int server, int piece, Extent shard) {
+    for_each_shard(group, Pieces::kAll, [&](int server, int piece, Extent shard) {
       const Extent run = intersect(flat.optimizer_part, shard);
       if (run.numel == 0) return;
       ServerQuestion question;
@@ -706,7 +703,7 @@ void ServedShards::fetch_states() {
 void ServedShards::share_counts() {
   const bool writes = board_.rank() == 0 && gives_values_ && !has_begun_;
   for (std::size_t i = 0; i < groups_.size() && writes; ++i) {
-    for_each_shard(groups_[i], MessageKind::kWriteCounts, [&](int server, int piece, Extent) {
+    for_each_shard(groups_[i], Pieces::kAll, [&](int server, int piece, Extent) {
       MessageHead head;
       head.kind = MessageKind::kWriteCounts;
       head.shard = number_of(i, piece);

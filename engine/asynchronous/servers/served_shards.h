@@ -125,13 +125,12 @@ class ServedShards final : public PulledParameters {
   void open_orders();
 
   Extent shard_at(const Group& group, int server, int piece) const;
-  Extent own_shard(const Group& group, int server) const { return shard_at(group, server, piece_); }
   /// Returns the number of a shard among the shards of its server.
   std::uint32_t number_of(std::size_t group, int piece) const;
-  /// Calls `visit(server, piece, shard)` for each shard of a group that is not empty. For a pull, it visits only the
-  /// shards of this rank's piece.
+  enum class Pieces { kOwn, kAll };  ///< the shards of this rank's piece, or of the pieces of all ranks of the replica
+  /// Calls `visit(server, piece, shard)` for each of these shards of a group that is not empty.
   template <class Visit>
-  void for_each_shard(const Group& group, MessageKind kind, const Visit& visit) const;
+  void for_each_shard(const Group& group, Pieces pieces, const Visit& visit) const;
   /// Gathers a group's values from the ranks of the replica, each of which has pulled a piece.
   void gather(const FlatGroup& group);
   std::size_t shard_of(std::size_t group, int server) const;

@@ -62,12 +62,7 @@ absl::Status unreached(const std::string& why) {
 ServerLink::ServerLink(int socket) : socket_(socket) {
   const int on = 1;
   ::setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // a host that loses power does not close its
-                                                                    // connections
-  const int idle_s = 30, every_s = 10, tries = 3;
-  ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
-  ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
-  ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof tries);
+  keep_alive(socket_, /*idle_s=*/30, /*every_s=*/10, /*tries=*/3);  // a host that loses power closes no connection
 }
 
 ServerLink::~ServerLink() { ::close(socket_); }

@@ -22,13 +22,10 @@ constexpr std::int64_t kMostCopiedBytes = std::int64_t{64} << 20, kMostElements 
 /// Counts the elements of trainable groups whose state the plan keeps in records.
 std::int64_t elements_below(const MemoryPlan& plan) {
   std::int64_t elements = 0;
-  for (const UnitShape& unit : plan.units()) {
-    for (const GroupShape& group : unit.groups) {
-      if (!group.trainable) continue;
-      const RecordLayout records = plan.records_of(group);
-      elements += records.numel() - records.before_records();
-    }
-  }
+  for_each_trainable(plan.units(), [&](const GroupShape& group) {
+    const RecordLayout records = plan.records_of(group);
+    elements += records.numel() - records.before_records();
+  });
   return elements;
 }
 

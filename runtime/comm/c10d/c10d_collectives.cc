@@ -308,7 +308,7 @@ Work C10dCollectives::do_reduce(const ReduceCall& given) {
 // Scatters every rank's part piece by piece: exchanges a piece, then adds this piece while the next one is on the wire.
 absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte* input, float* output,
                                       std::size_t numel, const ReduceOptions& options) {
-  const WireCoding coding = Codings(options, call.dtype).contributions;
+  const WireCoding coding(options.contributions, call.dtype, options.feedback);
   const std::size_t ranks = size(), element = size_of(call.dtype);
   const std::size_t most = piece_numel(numel, element * ranks, 1), most_bytes = coding.bytes(most) * ranks;
   // A collective of the backend needs contiguous parts, and parts are contiguous only if there is one piece.

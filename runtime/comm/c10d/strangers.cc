@@ -24,6 +24,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/mutex.h"
+#include "runtime/comm/socket_address.h"
 
 namespace tessera {
 namespace {
@@ -257,13 +258,9 @@ class Watch {
 void watch_for_strangers(int listener) { Watch::of_process().add(listener); }
 
 void keep_from_idling(int port) {
+  if (port == 0) return;  // the store is no server at a port
   for_each_descriptor([port](int fd) {
-    if (port == 0 || port_of(fd, ::getpeername) != port) return;
-    const auto set = [fd](int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof value); };
-    set(IPPROTO_TCP, TCP_KEEPIDLE, 30);
-    set(IPPROTO_TCP, TCP_KEEPINTVL, 30);
-    set(IPPROTO_TCP, TCP_KEEPCNT, 127);
-    set(SOL_SOCKET, SO_KEEPALIVE, 1);
+    if (port_of(fd, ::getpeername) == port) keep_alive(fd, /*idle_s=*/30, /*every_s=*/30, /*tries=*/127);
   });
 }
 

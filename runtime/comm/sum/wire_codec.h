@@ -31,9 +31,6 @@ void encode(WireForm form, const void* input, DType dtype, std::size_t numel, st
 /// Reverses `encode`, into `dtype` (fp32, bf16, fp16). Values are rounded to nearest, ties to even, unless the dtype is
 /// fp32.
 void decode(WireForm form, const std::byte* wire, DType dtype, void* output, std::size_t numel);
-inline void decode(WireForm form, const std::byte* wire, float* output, std::size_t numel) {
-  decode(form, wire, DType::kF32, output, numel);
-}
 
 /// Sums the encoded values of `wires`, in the pairwise tree (pairwise_sum.h). `visitor` (which may be null) sees the
 /// sums as elements `offset...` of the output. REQUIRES: offset is a multiple of SumVisitor::kAlignment.

@@ -116,10 +116,7 @@ std::vector<StrategyKey> sync_keys() {
                "another worker makes the step again.",
        .only_if = with_servers()},
       {.pointer = "/sync/replica_ranks",
-       .field = integer_field(AT(sync.asynchronous.replica_ranks)),
-       .range = {1, 65535},
-       .unit = "ranks",
-       .default_json = "1",
+       .field = integer_field(AT(sync.asynchronous.replica_ranks), {1, 65535}, "ranks"),
        .example_json = "2",
        .doc =
            "Ranks that are one replica (DistBelief), such as those of a host: neighbours that step together, with the "

@@ -389,7 +389,7 @@ FeedbackNumel MemoryPlan::feedback_numel_of(const GroupShape& group) const {
   if (!input_.wire.compression.error_feedback || !is_lossy(input_.wire.compression.gradients) || !group.trainable)
     return {};
   const auto part_of = [](std::int64_t numel, int part) {
-    return part == 0 ? 0 : (numel + part * kLine - 1) / (part * kLine) * kLine;
+    return part == 0 ? 0 : rounded_up(numel, part * kLine) / part;
   };
   return {part_of(group.layout.numel(), input_.wire.compressed_shard_part),
           part_of(shard_sum_numel_of(group), input_.wire.compressed_replicate_part)};

@@ -57,8 +57,7 @@ std::string text_of_common_values(const MemoryPlan& plan) {
                      "; a step uses the values that it has pulled, which are the parameters above, and no older "
                      "version is kept\n";
   std::int64_t groups = 0;
-  for (const UnitShape& unit : plan.units())
-    groups += std::ranges::count_if(unit.groups, [](const GroupShape& group) { return group.trainable; });
+  for_each_trainable(plan.units(), [&](const GroupShape&) { ++groups; });
   if (!outer.asynchronous.record_order.empty()) {
     text += "record_order: a rank writes " + std::to_string(2 * groups * plan.placement().mesh.world_size()) +
             " lines a step, of about 100 bytes each\n";
@@ -76,9 +75,8 @@ std::string name_of(MemoryCategory category) {
 }
 
 std::string MemoryPlan::to_table() const {
-  using Align = TextTable::Align;
-  TextTable table(
-      {{"category"}, {"bytes", Align::kRight}, {"per rank", Align::kRight}, {"share", Align::kRight}, {"what"}});
+  TextTable table({left_column("category"), right_column("bytes"), right_column("per rank"), right_column("share"),
+                   left_column("what")});
   const auto add = [&](const std::string& name, std::int64_t bytes, const std::string& what) {
     const double share =
         use_.total() > 0 ? 100.0 * static_cast<double>(bytes) / static_cast<double>(use_.total()) : 0.0;

@@ -20,6 +20,12 @@ inline double seconds_of_deal(std::span<const std::int64_t> counts, std::span<co
   return longest;
 }
 
+/// Returns whether a deal of `counts` is worth the change from one of `before`.
+inline bool is_worth_a_deal(std::span<const std::int64_t> counts, std::span<const std::int64_t> before,
+                            std::span<const double> seconds) {
+  return seconds_of_deal(counts, seconds) < kWorthOfADeal * seconds_of_deal(before, seconds);
+}
+
 /// Writes to `counts` [rank] how many microbatches of a step each rank gets ("deal" by speed). Each microbatch, one
 /// after the other, goes to the rank that would end first with it. No other deal of whole microbatches ends sooner.
 inline void share_out(const MicrobatchOrder& order, std::span<const double> seconds, std::span<std::int64_t> counts) {

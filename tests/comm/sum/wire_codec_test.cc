@@ -39,7 +39,7 @@ std::vector<float> round_trip(WireForm form, const Bytes& data, DType dtype, flo
   encode(form, data.data(), dtype, numel, reinterpret_cast<std::byte*>(wire.data()), residual);
   EXPECT_EQ(wire.back(), 0xabcdef01u) << "encode wrote beyond encoded_bytes";
   std::vector<float> values(numel);
-  decode(form, reinterpret_cast<const std::byte*>(wire.data()), values.data(), numel);
+  decode(form, reinterpret_cast<const std::byte*>(wire.data()), DType::kF32, values.data(), numel);
   return values;
 }
 

@@ -59,11 +59,6 @@ struct Course {
   std::int64_t reductions = 0, reduced_bytes = 0;
 };
 
-/// Runs `body` on all ranks and returns the result of rank 0.
-Course course_on(const ThreadRanks& ranks, const std::function<Course(const Mesh&)>& body) {
-  return of_rank_zero(ranks, body);
-}
-
 void expect_same_course(const Course& got, const Course& wanted, const std::string& what) {
   expect_same(got.told, wanted.told, what);
   EXPECT_EQ(got.reductions, wanted.reductions) << what;
@@ -104,11 +99,11 @@ void expect_as_over_gloo(int ranks, const Strategy& strategy, const std::string&
   Strategy in_memory = strategy;  // the CPU's gradients are in its host's memory anyway
   in_memory.offload = {};
   const Course wanted =
-      course_on(gloo(ranks), [&](const Mesh& mesh) { return course(mesh, in_memory, what + ", CPU"); });
+      of_rank_zero(gloo(ranks), [&](const Mesh& mesh) { return course(mesh, in_memory, what + ", CPU"); });
   // Parameters in records are padded to whole records, and the padding is sent too.
   const bool has_records = strategy.offload.parameters.tier != Tier::kMemory;
   on_gpus_over_gloo(ranks, [&](const ThreadRanks& joined, const std::string& how) {
-    Course got = course_on(joined, body(what + how));
+    Course got = of_rank_zero(joined, body(what + how));
     if (has_records) got.reduced_bytes = wanted.reduced_bytes;
     expect_same_course(got, wanted, what + how);
   });
@@ -268,9 +263,9 @@ TEST(DeviceCompression, AHookHasTheCpusBits) {
       const Gathered gathered(engine);
       return Course{{{}, values_of(*model), {}}, engine.traffic().reductions, engine.traffic().reduced_bytes};
     };
-    const Course wanted = course_on(gloo(2), body);
+    const Course wanted = of_rank_zero(gloo(2), body);
     on_gpus_over_gloo(2, [&](const ThreadRanks& joined, const std::string& how) {
-      expect_same_course(course_on(joined, body), wanted, "hook" + how);
+      expect_same_course(of_rank_zero(joined, body), wanted, "hook" + how);
     });
   }
 }

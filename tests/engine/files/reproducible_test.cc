@@ -753,11 +753,7 @@ TEST(Reproducible, RunningStatisticsAreRefusedByName) {
       model->train(trains);
       Strategy strategy;
       strategy.reproducible = true;
-      try {
-        const Engine engine(model, strategy, mesh);
-      } catch (const std::exception& error) {
-        text = error.what();
-      }
+      text = error_of([&] { const Engine engine(model, strategy, mesh); });
     });
     return text;
   };

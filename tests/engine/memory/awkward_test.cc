@@ -199,7 +199,7 @@ TEST(Awkward, UnknownUnitClassesAreNamed) {
       Engine(make_tiny({}, true), strategy, mesh);
     });
   };
-  const std::string told = error_of(ExitCode::kConfig, [&] { make(); });
+  const std::string told = error_of(ExitCode::kConfig, make);
   EXPECT_THAT(told, HasSubstr("Blok"));
   EXPECT_THAT(told, HasSubstr("Block"));
 }

@@ -559,7 +559,7 @@ TEST(Checkpoint, CallsOutOfTurnAreRefused) {
     const auto refused = [&](const char* text) {
       for (const auto& call : {std::function<void()>([&] { save_checkpoint(session.engine, folder.path()); }),
                                std::function<void()>([&] { load_checkpoint(session.engine, folder.path()); })}) {
-        EXPECT_THAT(error_of(ExitCode::kUsage, [&] { call(); }), HasSubstr(text));
+        EXPECT_THAT(usage_error_of(call), HasSubstr(text));
       }
     };
     session.engine.backward(session.loss(0));

@@ -79,8 +79,7 @@ void expect_servers(const TimingFiles& files, const SyncConfig& sync) {
   if (files.servers == 0 || sync.has_servers()) return;
   throw Error(ExitCode::kUsage,
               "--servers says how many parameter servers there are, and this strategy has none. [T1059] hint: give the "
-              "strategy "
-              "\"sync\": {\"type\": \"asynchronous\", \"owners\": \"servers\"}, or leave --servers out");
+              "strategy \"sync\": {\"type\": \"asynchronous\", \"owners\": \"servers\"}, or leave --servers out");
 }
 
 PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host) {

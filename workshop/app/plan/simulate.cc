@@ -11,7 +11,6 @@
 #include "planner/simulated_world.h"
 #include "runtime/border/throw.h"
 #include "runtime/config/placement_rows.h"
-#include "runtime/config/strategy_names.h"
 #include "tessera/run.h"
 #include "workshop/app/commands.h"
 #include "workshop/app/output_files.h"
@@ -116,8 +115,7 @@ std::string print_mode(const PlannedWorld& world, const TimingFiles& files, cons
   const ModeWorld found = value_or_throw(simulate_mode(cost, ranks, options));
   const double seconds = found.seconds / static_cast<double>(options.steps);
   const double synchronous = synchronous_seconds(world, files, of_ranks);
-  const auto named = std::ranges::find(sync_types(), sync.type, &Named<SyncType>::value);
-  std::printf("%s, %d %s, %lld steps of a gradient each: %s s a step\n", named->name.c_str(), ranks,
+  std::printf("%s, %d %s, %lld steps of a gradient each: %s s a step\n", name_of(sync.type).c_str(), ranks,
               sync.makes_outer_steps() ? "replicas" : "ranks", static_cast<long long>(options.steps),
               number_text(seconds, "%.4f").c_str());
   std::printf("synchronous ranks that differ in the same way: %s s a step, %s times as long\n",
@@ -138,8 +136,8 @@ std::string print_mode(const PlannedWorld& world, const TimingFiles& files, cons
 /// Simulates ranks that wait for each other in each step, prints what comes out, and returns the trace.
 std::string print_synchronous(const PlannedWorld& world, const TimingFiles& files, const WorldOptions& options) {
   const MeshLinks links = files.links_of(world.plan.placement(), world.topology.local_world_size);
-  const SimulatedWorld simulated = value_or_throw(simulate_world(world.plan, files.profile, links, options));
   const PredictedStep alike = predicted_step(world.plan, files, world.topology.local_world_size);
+  const SimulatedWorld simulated = value_or_throw(simulate_world(world.plan, files.profile, links, options));
   std::printf("%s, %d ranks, %lld steps: %s s a step (a tenth below %s, a tenth above %s)\n",
               name_of_placement(world.strategy).c_str(), world.topology.world_size,
               static_cast<long long>(options.steps), number_text(simulated.mean_s, "%.4f").c_str(),

@@ -31,7 +31,7 @@ std::size_t CodecRun::there_and_back(WireForm form) {
     return packed;
   }
   encode(form, values_.data(), DType::kF32, values_.size(), bytes);
-  decode(form, bytes, read_.data(), read_.size());
+  decode(form, bytes, DType::kF32, read_.data(), read_.size());
   return encoded_bytes(form, values_.size());
 }
 

@@ -1,4 +1,5 @@
-# The wheel: the package `tessera` for Python and for C++, as install component "wheel" and target tessera_wheel.
+# The wheel: the package `tessera` for Python and for C++, as install components "wheel" and
+# "wheel_module" (the extension), and target tessera_wheel.
 # scripts/wheel and `pip install ./python` make it (python/Wheel.cmake). Its libraries and programs are linked again
 # from the objects of this build:
 #
@@ -44,6 +45,31 @@ function(tessera_relink new target name)
 endfunction()
 
 tessera_relink(tessera_wheel_module tessera_python _native.${Python_SOABI}.so $ORIGIN/lib)
+
+# The extension for another Python, whose torch has the same version. Nothing else in a wheel depends on Python. The
+# headers of both torch packages are equal, and so are the names of their libraries.
+set(TESSERA_WHEEL_PYTHON "" CACHE FILEPATH "Another Python with the same torch, for which the wheel's extension is compiled, too")
+function(tessera_extension_of_other_python python)
+  execute_process(COMMAND ${python} -c "import sysconfig as s; print(s.get_path('include'), '_native' + s.get_config_var('EXT_SUFFIX'), sep=';', end='')"
+    OUTPUT_VARIABLE found COMMAND_ERROR_IS_FATAL ANY)
+  list(GET found 0 headers)
+  list(GET found 1 name)
+  get_target_property(sources tessera_python SOURCES)
+  get_target_property(folder tessera_python SOURCE_DIR)
+  get_target_property(links tessera_python LINK_LIBRARIES)
+  list(TRANSFORM sources PREPEND ${folder}/)
+  list(FILTER links EXCLUDE REGEX "Python::|^tessera_shared$")
+  add_library(tessera_other_python OBJECT EXCLUDE_FROM_ALL ${sources})
+  target_link_libraries(tessera_other_python PRIVATE ${links})
+  target_include_directories(tessera_other_python SYSTEM PRIVATE ${headers})
+  target_compile_options(tessera_other_python PRIVATE -Wno-attributes)
+  set_target_properties(tessera_other_python PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+  tessera_relink(tessera_wheel_other_module tessera_other_python ${name} $ORIGIN/lib)
+  install(TARGETS tessera_wheel_other_module LIBRARY DESTINATION tessera COMPONENT wheel_other_module EXCLUDE_FROM_ALL)
+endfunction()
+if(TESSERA_WHEEL_PYTHON)
+  tessera_extension_of_other_python(${TESSERA_WHEEL_PYTHON})
+endif()
 # `tessera` and other programs that do not use the engine are copied unchanged: they start without loading LibTorch.
 get_property(tessera_parts GLOBAL PROPERTY TESSERA_PARTS)
 set(tessera_wheel_programs "")
@@ -56,7 +82,8 @@ foreach(program tessera ${tessera_parts})
     list(APPEND tessera_wheel_programs ${program})
   endif()
 endforeach()
-add_custom_target(tessera_wheel DEPENDS tessera_wheel_library tessera_wheel_module ${tessera_wheel_programs})
+add_custom_target(tessera_wheel_files DEPENDS tessera_wheel_library ${tessera_wheel_programs})
+add_custom_target(tessera_wheel DEPENDS tessera_wheel_files tessera_wheel_module)
 
 # Builds with CMake and with pkg-config look for these files.
 include(${PROJECT_SOURCE_DIR}/python/TorchVersion.cmake)
@@ -92,7 +119,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION tessera ${in_wheel})
 foreach(package libabsl-dev libcli11-dev libfmt-dev libpcre2-dev libspdlog-dev liburing-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev)
   install(FILES /usr/share/doc/${package}/copyright DESTINATION tessera/licenses RENAME ${package}.txt OPTIONAL ${in_wheel})
 endforeach()
-install(TARGETS tessera_wheel_module LIBRARY DESTINATION tessera ${in_wheel})
+install(TARGETS tessera_wheel_module LIBRARY DESTINATION tessera COMPONENT wheel_module EXCLUDE_FROM_ALL)
 install(TARGETS tessera_wheel_library LIBRARY DESTINATION tessera/lib NAMELINK_SKIP ${in_wheel})
 install(TARGETS ${tessera_wheel_programs} RUNTIME DESTINATION tessera/bin ${in_wheel})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/tessera DESTINATION tessera/include ${in_wheel})

@@ -13,7 +13,7 @@
 namespace tessera::app {
 namespace {
 
-constexpr std::int64_t kMaxStaleness = 4, kEvery = 8;  // of modes for which the user gave no number
+constexpr std::int64_t kMaxStaleness = 4, kEvery = 8;  // where the user gave no number
 
 // The guide says more (docs/guide/strategies.md, "When ranks differ in speed").
 constexpr char kWhenToTakeWhich[] =

@@ -20,7 +20,7 @@ struct TriedMode {
   Strategy strategy;
   std::string refusal = {};  ///< why these ranks cannot train so; the numbers are then 0. Empty: they can
   double seconds = 0;        ///< seconds of a step: of as many gradients as there are ranks, fewer with backups
-  double microbatches = 0;   ///< of all ranks, in a step; without those whose gradients are dropped
+  double microbatches = 0;   ///< microbatches of all ranks in a step, without those whose gradients are dropped
   double staleness_mean = 0;
   std::int64_t bytes = 0;  ///< memory that a rank needs: total of MemoryPlan
   bool fits = true;        ///< bytes are within Strategy::memory.limit_bytes

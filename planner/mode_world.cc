@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
+#include "planner/outer_cost.h"
 #include "planner/step_trace.h"
 #include "runtime/base/status.h"
 
@@ -69,12 +71,16 @@ absl::StatusOr<ModeWorld> simulate_mode(const ModeCost& cost, int ranks, const W
   return world;
 }
 
-ModeCost cost_of_outer_steps(const PredictedStep& step, const MemoryPlan& plan, const StepProfile& profile) {
+ModeCost cost_of_outer_steps(const PredictedStep& step, const MemoryPlan& plan, const StepProfile& profile,
+                             const MeshLinks& links) {
   const std::int64_t every = plan.update().outer.every;
+  const double inner_s = step.seconds - step.exposed_outer_s;
+  OuterCost outer = outer_cost(plan, inner_s, links);
   ModeCost cost = cost_of_compute(plan, profile);
-  cost.rule = {.kind = ModeRule::Kind::kMeeting, .every = every};
-  cost.rest_s = std::max(0.0, step.seconds - step.exposed_outer_s - cost.compute_s());
+  cost.rule = {.kind = ModeRule::Kind::kMeeting, .every = every, .delay = outer.delay};
+  cost.rest_s = std::max(0.0, inner_s - cost.compute_s());
   cost.costs.meet_s = step.exposed_outer_s * static_cast<double>(every);
+  cost.costs.fragments = std::move(outer.fragments);
   cost.left_out = step.left_out;
   return cost;
 }

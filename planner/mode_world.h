@@ -35,8 +35,9 @@ constexpr std::int64_t kMostModePieces = 1 << 27;
 /// Errors: 64 if options are out of range (check_world), or if the run has more than kMostModePieces pieces.
 absl::StatusOr<ModeWorld> simulate_mode(const ModeCost& cost, int ranks, const WorldOptions& options);
 
-/// Returns the costs of replicas that meet at outer steps (local_sgd, diloco). `step`: the step of a replica, as
-/// predict_step predicts it from `plan` and `profile`.
-ModeCost cost_of_outer_steps(const PredictedStep& step, const MemoryPlan& plan, const StepProfile& profile);
+/// Returns the costs of replicas that meet at outer steps (SyncConfig::makes_outer_steps). `step`: the step of a
+/// replica, as predict_step predicts it from the other arguments.
+ModeCost cost_of_outer_steps(const PredictedStep& step, const MemoryPlan& plan, const StepProfile& profile,
+                             const MeshLinks& links);
 
 }  // namespace tessera

@@ -52,19 +52,38 @@ class ModePlayer {
     all_.steps.push_back(step);
   }
 
+  /// Returns the fragment whose turn is at the end of a step; nothing if no fragment has its turn there.
+  std::optional<std::size_t> turn_at(std::int64_t step, std::int64_t fragments) const {
+    const std::int64_t every = run_.rule.every, place = (step - 1) % every + 1;
+    const std::int64_t number = (place * fragments + every - 1) / every;  // from 1, the only one that may fit
+    if (number * every / fragments != place) return std::nullopt;
+    return static_cast<std::size_t>(number - 1);
+  }
+
   void meet() {
+    const std::int64_t delay = run_.rule.delay;
+    std::vector<FragmentCosts> fragments = run_.costs.fragments;
+    if (fragments.empty()) fragments.push_back({run_.costs.meet_s, 0});
     std::vector<double> at_s(under_way_.size(), 0.0);
+    std::size_t sent = fragments.size() - 1;  // the fragment whose sum began last
+    double sent_s = 0;                        // when it began
+    std::int64_t arrives = delay;             // the step at whose end ranks wait for it
     for (std::int64_t number = 1; number <= run_.steps; ++number) {
-      double last_s = 0;
+      double computed_s = 0, pushed_s = 0;  // when the last rank has computed, and when it continues
       for (int rank = 0; rank < run_.ranks; ++rank)
-        last_s = std::max(last_s, begin(rank, at_s[static_cast<std::size_t>(rank)], 0).computed_s);
-      const bool meets = number % run_.rule.every == 0;
+        computed_s = std::max(computed_s, begin(rank, at_s[static_cast<std::size_t>(rank)], 0).computed_s);
+      const std::optional<std::size_t> turn = turn_at(number, std::ssize(fragments));
+      if (turn && delay == 0) std::tie(sent, sent_s, arrives) = std::tuple(*turn, computed_s, number);
       for (const ModeStep& step : under_way_) {
-        const double pushing_s = meets ? last_s : step.computed_s;
-        const double pushed_s = pushing_s + (meets ? run_.costs.meet_s : run_.costs.push_s);
-        at_s[static_cast<std::size_t>(step.rank)] = pushed_s;
-        end(step, pushing_s, pushed_s);
+        const bool meets = number == arrives;
+        const double pushing_s = meets ? std::max(step.computed_s, sent_s) : step.computed_s;
+        double& end_s = at_s[static_cast<std::size_t>(step.rank)];
+        end_s = meets ? std::max(pushing_s, sent_s + fragments[sent].sum_s) + fragments[sent].publish_s
+                      : pushing_s + run_.costs.push_s;
+        pushed_s = std::max(pushed_s, end_s);
+        end(step, pushing_s, end_s);
       }
+      if (turn && delay > 0) std::tie(sent, sent_s, arrives) = std::tuple(*turn, pushed_s, number + delay);
     }
   }
 

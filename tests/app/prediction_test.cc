@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/support/workplace.h"
+#include "workshop/bench/number_text.h"
 
 namespace tessera::testing {
 namespace prediction_test {
@@ -17,6 +18,7 @@ using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Prediction : public Workplace {
  protected:
@@ -171,6 +173,10 @@ TEST_F(Prediction, RanksWithClocksOfTheirOwnArePlannedAndSimulated) {
   EXPECT_THAT(simulated(with(local)), AllOf(HasSubstr("local_sgd, 2 replicas, 25 steps"),
                                             HasSubstr("gradients of a rank that count: 25 to 25")))
       << "a run ends with a meeting";
+  const std::string streaming = R"("strategy": "NO_SHARD", "mesh": {"replicate": 2, "shard": 2},
+                                   "sync": {"type": "streaming_diloco", "every": 8, "fragments": 2})";
+  EXPECT_THAT(simulated(with(streaming)), AllOf(HasSubstr("streaming_diloco, 2 replicas, 24 steps"),
+                                                HasSubstr("gradients of a rank that count: 24 to 24")));
   const std::string deal = R"("strategy": "SHARD_GRADIENTS", "gradient_accumulation": 4,
                               "gradient_sync": "last_microbatch", "deal": {"by": "speed"})";
   EXPECT_THAT(run(world("simulate", with(deal), "2", {"--straggler", "1=3"})).out,
@@ -239,6 +245,45 @@ TEST_F(Prediction, StrategiesAreComparedByTime) {
   EXPECT_EQ(none.code, 78);
   EXPECT_THAT(none.err, AllOf(HasSubstr("no strategy fits"), HasSubstr("hint:")));
   EXPECT_FALSE(std::filesystem::exists(path("chosen.json")));
+}
+
+// Another mode changes what is computed, so all are shown, and none is chosen.
+TEST_F(Prediction, ModesAreShownBesideTheChoiceForRanksThatDiffer) {
+  measure();
+  write_file(path("like.json"), R"({"units": {"classes": ["Block"]}})");
+  const Words slow = {"--like", path("like.json"), "--straggler", "3=4", "--stall", "0.1=0.01"};
+  const Ended table = run(world("plan", "auto", "4", slow + Words{"--write", path("chosen.json")}, "1"));
+  for (const char* mode : {"synchronous", "backups, count 1", "asynchronous, max_staleness 4", "local_sgd, every 8",
+                           "diloco, every 8", "streaming_diloco, every 8"})
+    EXPECT_THAT(table.out, ContainsRegex(std::string(mode) + " +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.]+ "));
+  EXPECT_THAT(table.out, AllOf(HasSubstr("docs/guide/strategies.md"), Not(HasSubstr("not possible"))));
+  EXPECT_EQ(file("chosen.json").at("sync").at("type"), "each_step");
+
+  const json modes = json::parse(run(world("plan", "auto", "4", slow + Words{"--json"}, "1")).out).at(0).at("modes");
+  ASSERT_EQ(modes.size(), 6u);
+  for (const std::size_t i : {0u, 2u, 5u}) {  // with each way to simulate a run
+    write_file(path("mode.json"), modes[i].at("strategy").dump());
+    const std::string seconds = app::number_text(modes[i].at("seconds").get<double>(), ": %.4f s a step");
+    const Words alike = {"--straggler", "3=4", "--stall", "0.1=0.01", "--steps", "100"};
+    EXPECT_THAT(run(world("simulate", path("mode.json"), "4", alike, "1")).out, HasSubstr(seconds)) << modes[i];
+  }
+
+  const Words hosts = {"--like", path("like.json"), "--servers", "2", "--json"};
+  const json far = json::parse(run(world("plan", "auto", "2", hosts)).out).at(0).at("modes");
+  std::set<std::string> possible;
+  for (const json& each : far) {
+    if (each.contains("not_possible")) {
+      EXPECT_THAT(each.at("not_possible").get<std::string>(), AllOf(HasSubstr("2 hosts"), HasSubstr("hint:")));
+      continue;
+    }
+    EXPECT_GT(each.at("microbatches_per_s").get<double>(), 0) << each;
+    possible.insert(each.at("mode").get<std::string>());
+  }
+  EXPECT_EQ(possible, (std::set<std::string>{"asynchronous, max_staleness 4, owners servers", "diloco, every 8",
+                                             "local_sgd, every 8", "streaming_diloco, every 8", "synchronous"}));
+  const Ended no_choice = fail(world("plan", strategy("FULL_SHARD"), "2", {"--stall", "0.1=1"}));
+  EXPECT_EQ(no_choice.code, 64);
+  EXPECT_THAT(no_choice.err, HasSubstr("--strategy auto"));
 }
 
 TEST_F(Prediction, MissingOrMismatchedInputsAreNamed) {

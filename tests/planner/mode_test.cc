@@ -56,6 +56,37 @@ TEST(ModeClock, RunsAreThoseOfTheStudysSimulator) {
   }
 }
 
+/// Returns [rank]: when each of its steps ends.
+std::vector<std::vector<double>> ends_of(const ModeRun& run, const std::vector<std::vector<double>>& compute_s) {
+  std::vector<std::vector<double>> ends_s(compute_s.size());
+  const ModeTimeline timeline = play_mode(run, [&](int rank, std::int64_t step) {
+    return compute_s[static_cast<std::size_t>(rank)][static_cast<std::size_t>(step - 1)];
+  });
+  for (const ModeStep& step : timeline.steps) ends_s[static_cast<std::size_t>(step.rank)].push_back(step.pushed_s);
+  return ends_s;
+}
+
+TEST(ModeClock, FragmentsAreSummedWhileRanksCompute) {
+  ModeRun run{.rule = {.every = 4, .delay = 1}, .ranks = 1, .steps = 8};
+  run.costs.fragments = {{0.75, 0.125}, {1.5, 0}};  // the first is sent after steps 2 and 6, the second after 0 and 4
+  EXPECT_EQ(ends_of(run, {std::vector<double>(8, 1.0)}),
+            (std::vector<std::vector<double>>{{1.5, 2.5, 3.625, 4.625, 6.125, 7.125, 8.25, 9.25}}));
+  run.rule.delay = 0;  // nothing hides a sum
+  EXPECT_EQ(ends_of(run, {std::vector<double>(8, 1.0)}),
+            (std::vector<std::vector<double>>{{1, 2.875, 3.875, 6.375, 7.375, 9.25, 10.25, 12.75}}));
+}
+
+TEST(ModeClock, RankWaitsForASlowOneOnlyWhenItNeedsTheSum) {
+  ModeRun run{.rule = {.every = 2, .delay = 1}, .ranks = 2, .steps = 4};
+  run.costs.fragments = {{0.5, 0}};
+  const std::vector<std::vector<double>> compute_s = {{1, 1, 1, 1}, {1, 3, 1, 1}};
+  EXPECT_EQ(ends_of(run, compute_s), (std::vector<std::vector<double>>{{1, 2, 4.5, 5.5}, {1, 4, 5, 6}}));
+  run.rule.delay = 2;
+  EXPECT_EQ(ends_of(run, compute_s), (std::vector<std::vector<double>>{{1, 2, 3, 4.5}, {1, 4, 5, 6}}));
+  run.rule.delay = 0;
+  EXPECT_EQ(ends_of(run, compute_s), (std::vector<std::vector<double>>{{1, 4.5, 5.5, 7}, {1, 4.5, 5.5, 7}}));
+}
+
 ModeCost planned_cost(const TimedPlan& timed, int servers = 1) {
   const auto cost = mode_cost(timed.plan(), timed.profile, timed.links.shard, servers);
   EXPECT_TRUE(cost.ok()) << cost.status();
@@ -188,16 +219,21 @@ TEST(ModeWorld, TraceShowsTheChosenRanksAlone) {
 }
 
 TEST(ModeWorld, OuterStepsOfEqualReplicasTakeThePredictedTime) {
-  TimedPlan timed = timed_plan(ShardingStrategy::kNoShard, {1, 1, 0, 0}, 4, 1 << 16);
-  timed.input.update.outer.type = SyncType::kLocalSgd;
-  timed.input.update.outer.every = 5;
-  timed.input.placement.replicas = 2;
-  timed.links.replicate = links_of(1e-6);
-  const PredictedStep step = timed.predicted();
-  const ModeCost cost = cost_of_outer_steps(step, timed.plan(), timed.profile);
-  EXPECT_GT(cost.costs.meet_s, 0);
-  EXPECT_EQ(cost.pieces_s.size(), timed.profile.entries.size()) << "each varies by itself";
-  EXPECT_NEAR(played(cost, 2, {.steps = 20}).seconds, 20 * step.seconds, 1e-9);
+  for (const SyncType type : {SyncType::kLocalSgd, SyncType::kStreamingDiloco}) {
+    TimedPlan timed = timed_plan(ShardingStrategy::kShardOptimizer, {1, 4, 0, 0}, 4, 1 << 16);
+    timed.input.update.outer.type = type;
+    timed.input.update.outer.every = 5;
+    timed.input.placement.replicas = 2;
+    timed.links.shard = links_of(1e-7);
+    timed.links.replicate = links_of(1e-3);  // a block takes longer than a step
+    const PredictedStep step = timed.predicted();
+    const ModeCost cost = cost_of_outer_steps(step, timed.plan(), timed.profile, timed.links);
+    EXPECT_GT(cost.costs.meet_s, 0);
+    EXPECT_EQ(cost.costs.fragments.size(), type == SyncType::kLocalSgd ? 1u : 4u);
+    EXPECT_GT(cost.costs.fragments[0].publish_s, 0) << "masters are sharded, and parameters are not";
+    EXPECT_EQ(cost.pieces_s.size(), timed.profile.entries.size()) << "each varies by itself";
+    EXPECT_NEAR(played(cost, 2, {.steps = 20}).seconds, 20 * step.seconds, 1e-6);
+  }
 }
 
 TEST(ModeWorld, OptionsOutOfRangeAreRefusedByName) {

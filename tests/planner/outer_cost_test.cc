@@ -68,6 +68,8 @@ TEST(OuterCost, StreamExposesOnlyTheTimeBeyondItsDelay) {
               1e-9);
   timed.input.update.outer.delay = 2;
   EXPECT_EQ(outer_cost(timed.plan(), 0.75 * block_s, timed.links).exposed_s, 0);
+  timed.links.replicate.reduces_in_background = false;  // as in shared memory, where the call makes the sum
+  EXPECT_NEAR(outer_cost(timed.plan(), 2 * block_s, timed.links).exposed_s, bytes_of_all(timed, 4) * 1e-6 / 20, 1e-9);
 }
 
 TEST(OuterCost, ShardedReplicaAddsAGatherOnTheShardAxis) {

@@ -174,6 +174,16 @@ struct WorldCommand {
   int hosts = 1;
 };
 
+/// Options that say how ranks differ (WorldOptions in planner/rank_speeds.h).
+struct UnlikeRanks {
+  double jitter = 0;                         ///< relative standard deviation of the ranks' compute times
+  std::vector<std::string> stragglers = {};  ///< "7=1.5": a rank, and the factor by which its work takes longer
+  std::string stall = {};  ///< "0.02=1": share of a rank's steps in which the rank stands still, and the seconds of
+                           ///< each such stop; empty: none
+
+  bool differ() const { return jitter > 0 || !stragglers.empty() || !stall.empty(); }
+};
+
 /// The options of `tessera plan`.
 struct PlanCommand {
   WorldCommand world;
@@ -186,6 +196,7 @@ struct PlanCommand {
   std::string like;  ///< strategy file with the other keys; empty: their defaults
   /// numbers of microbatches of a step that are tried; empty: the number of `like`
   std::vector<std::int64_t> accumulations;
+  UnlikeRanks ranks;  ///< ranks for which the modes of "sync" are compared (sync_modes.h)
   std::string write;  ///< file for the chosen strategy; empty: none
   bool overwrite = false;
 };
@@ -197,11 +208,8 @@ int run_plan(const PlanCommand& command);
 struct SimulateCommand {
   WorldCommand world;
   TimingOptions timing;
-  double jitter = 0;  ///< relative standard deviation of the ranks' compute times
+  UnlikeRanks ranks;
   std::uint64_t seed = 1;
-  std::vector<std::string> stragglers;  ///< "7=1.5": a rank, and the factor by which its work takes longer
-  std::string stall;  ///< "0.02=1": share of a rank's steps in which the rank stands still, and the seconds of each
-                      ///< such stop; empty: none
   std::int64_t steps = 10;
   std::string trace;  ///< Chrome trace of some ranks; empty: none
   int traced_ranks = 4;

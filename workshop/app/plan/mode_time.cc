@@ -25,9 +25,11 @@ std::vector<ModePart> parts_of(const ModeCost& cost) {
 
 ModeCost mode_cost_of(const PlannedWorld& world, const TimingFiles& files) {
   const SyncConfig& sync = world.plan.update().outer;
-  if (!sync.has_common_parameters())
-    return cost_of_outer_steps(predicted_step(world.plan, files, world.topology.local_world_size), world.plan,
-                               files.profile);
+  if (!sync.has_common_parameters()) {
+    const int ranks_per_host = world.topology.local_world_size;
+    return cost_of_outer_steps(predicted_step(world.plan, files, ranks_per_host), world.plan, files.profile,
+                               files.links_of(world.plan.placement(), ranks_per_host));
+  }
   expect_servers(files, sync);
   const Links links = sync.has_servers() ? files.links : files.links_inside.value_or(files.links);
   return value_or_throw(mode_cost(world.plan, files.profile, links, std::max(files.servers, 1)));

@@ -21,6 +21,8 @@
 #include "workshop/app/plan/plan_time.h"
 #include "workshop/app/plan/scaled_worlds.h"
 #include "workshop/app/plan/step_traffic.h"
+#include "workshop/app/plan/sync_modes.h"
+#include "workshop/app/plan/unlike_ranks.h"
 #include "workshop/bench/disk_speed.h"
 #include "workshop/bench/number_text.h"
 #include "workshop/models/language_model.h"
@@ -33,7 +35,8 @@ namespace {
 // `run_plan` makes the plan of the model without memory (plan_of_world.h), and prints categories, units, the traffic of
 // a step (step_traffic.h), and, where measurements are given, its predicted time (plan_time.h; mode_time.h for ranks
 // with clocks of their own). `measure_disks` adds the time of the disks' traffic. If the strategy is "auto",
-// `choose_strategy` compares all strategies, in place of printing one plan (choose_strategy.h).
+// `choose_strategy` compares all strategies, in place of printing one plan (choose_strategy.h), and shows modes of
+// "sync" beside its choice (sync_modes.h).
 
 std::int64_t padding_of(const UnitShape& unit) {
   std::int64_t padding = 0;
@@ -214,9 +217,20 @@ absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const
                                          : ". [T0031] hint: the next cheaper strategy that fits is " + cheaper));
 }
 
-}  // namespace
-
-namespace {
+/// Returns the modes of "sync" for the ranks of the command. It is empty if nothing speaks for another mode than
+/// synchronous steps: the command names none, and ranks are alike and seldom wait for each other.
+std::vector<TriedMode> modes_beside(const PlanCommand& command, const models::ModelConfig& config, const Strategy& like,
+                                    const TriedStrategy& best) {
+  constexpr double kMuchWaiting = 0.1;  // share of a step
+  const Topology topology = topology_of(command.world);
+  const bool is_asked = command.ranks.differ() || command.timing.servers > 0;
+  const bool is_likely = like.sync.makes_outer_steps() || best.step.communication_share() >= kMuchWaiting;
+  if (!is_asked && (!is_likely || topology.world_size > kMostSimulatedRanks)) return {};
+  WorldOptions options = options_of(command.ranks);
+  // Ranks that are alike need few steps. Among very many ranks, some stall in each step.
+  options.steps = command.ranks.differ() ? std::clamp(25600 / topology.world_size, 10, 100) : 10;
+  return try_modes(config, like, best.strategy, topology, read_timing(command.timing), options);
+}
 
 void choose_strategy(const PlanCommand& command) {
   if (command.timing.links.empty())
@@ -231,17 +245,21 @@ void choose_strategy(const PlanCommand& command) {
   const Topology topology = topology_of(command.world);
   const Strategy like = command.like.empty() ? Strategy() : Strategy::from_file(command.like);
   const models::ModelConfig config = value_or_throw(models::read_model_config(command.world.model));
-  const std::vector<TriedStrategy> tried =
-      try_strategies(config, like, topology, command.timing, command.accumulations);
+  TimingOptions timing = command.timing;
+  timing.servers = 0;  // no strategy that is compared has servers; modes_beside has a mode with some
+  const std::vector<TriedStrategy> tried = try_strategies(config, like, topology, timing, command.accumulations);
   const TriedStrategy& best = tried.front();
   const std::vector<ScaledWorld> scaled =
-      scaled_worlds(ModelShapes(config), best.strategy, topology, read_timing(command.timing));
+      scaled_worlds(ModelShapes(config), best.strategy, topology, read_timing(timing));
+  const std::vector<TriedMode> modes = modes_beside(command, config, like, best);
   if (command.json) {
     nlohmann::ordered_json json = to_json(tried);
     json[0]["scaling"] = to_json(scaled);
+    if (!modes.empty()) json[0]["modes"] = to_json(modes);
     std::cout << json.dump(2) << "\n";
   } else {
     std::cout << to_text(tried) << "\n" << name_of(best.strategy.strategy) << " on " << to_text(scaled);
+    if (!modes.empty()) std::cout << "\n" << to_text(modes);
   }
   if (!best.fits) {
     const auto least = std::ranges::min_element(tried, {}, &TriedStrategy::bytes);
@@ -257,7 +275,8 @@ void choose_strategy(const PlanCommand& command) {
 void expect_no_choice(const PlanCommand& command) {
   for (const auto& [option, is_given] :
        {std::pair("--like", !command.like.empty()), std::pair("--accumulations", !command.accumulations.empty()),
-        std::pair("--write", !command.write.empty())}) {
+        std::pair("--write", !command.write.empty()),
+        std::pair("--jitter, --straggler or --stall", command.ranks.differ())}) {
     if (is_given)
       throw Error(
           ExitCode::kUsage,

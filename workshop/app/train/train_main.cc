@@ -346,6 +346,24 @@ std::pair<CLI::Option*, CLI::Option*> add_timing(CLI::App& command, TimingOption
   return {links, profile};
 }
 
+/// Adds the options that say how ranks differ. `when`: the beginning of their help.
+void add_unlike_ranks(CLI::App& command, UnlikeRanks& ranks, const std::string& when) {
+  command.add_option("--jitter", ranks.jitter, when + "relative standard deviation of what ranks compute")
+      ->check(number_from(0, 10))
+      ->capture_default_str();
+  command
+      .add_option(
+          "--straggler", ranks.stragglers,
+          when + "ranks, and how many times as long their work takes, such as 7=1.5; several, with commas between")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(not_empty());
+  command
+      .add_option("--stall", ranks.stall,
+                  when + "share of its steps in which each rank stands still, and seconds, such as 0.02=1")
+      ->check(not_empty());
+}
+
 void add_plan(CLI::App& app, PlanCommand& plan) {
   CLI::App* command = add_command(app, "plan");
   add_world(*command, plan.world, "strategy file (JSON), or auto: all are compared by time");
@@ -364,6 +382,7 @@ void add_plan(CLI::App& app, PlanCommand& plan) {
       command->add_option("--write", plan.write, "with --strategy auto: file for the strategy that is chosen")
           ->check(not_empty());
   command->add_flag("--overwrite", plan.overwrite, "replace a file of --write that exists")->needs(write);
+  add_unlike_ranks(*command, plan.ranks, "with --strategy auto, which then compares modes of \"sync\": ");
   command->add_flag("--measure-disks", plan.measure_disks,
                     "how long a step's traffic takes on the disks of offload.paths, measured here and now");
   command->add_flag("--json", plan.json, "for programs");
@@ -375,19 +394,7 @@ void add_simulate(CLI::App& app, SimulateCommand& simulate) {
   const auto [links, profile] = add_timing(*command, simulate.timing);
   links->required();
   profile->required();
-  command->add_option("--jitter", simulate.jitter, "relative standard deviation of what ranks compute")
-      ->check(number_from(0, 10))
-      ->capture_default_str();
-  command
-      ->add_option("--straggler", simulate.stragglers,
-                   "ranks, and how many times as long their work takes, such as 7=1.5; several, with commas between")
-      ->delimiter(',')
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->check(not_empty());
-  command
-      ->add_option("--stall", simulate.stall,
-                   "share of its steps in which each rank stands still, and seconds, such as 0.02=1")
-      ->check(not_empty());
+  add_unlike_ranks(*command, simulate.ranks, "");
   command->add_option("--steps", simulate.steps, "steps to play")
       ->transform(integer_from(1, 100000))
       ->capture_default_str();

@@ -86,7 +86,6 @@ class OwnedShards final : public PulledParameters {
 
   void pull_unit(const Unit& unit) override;
   void place(FlatGroup& group, const MemoryPlan& plan);
-  void read_turns();
   Shard& shard(const Group& group, int owner) const;
   std::span<std::int64_t> counts_at(const Group& group, int owner) const;
   void wait_for_the_slowest(const Unit& unit);
@@ -103,10 +102,7 @@ class OwnedShards final : public PulledParameters {
   Arena memory_;   ///< this rank's part of values and states
   Arena control_;  ///< Shards, then counts
   std::vector<Group> groups_;
-  std::vector<ShardName> names_;               ///< [shard]
-  std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no recorded order is replayed
-  std::vector<std::size_t> own_turns_end_;     ///< [shard]: index behind the last turn of this rank in `turns_`
-  std::optional<OrderWriter> writer_;
+  PushOrder order_;
   ShardUpdate update_;
 };
 

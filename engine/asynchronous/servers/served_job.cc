@@ -180,13 +180,8 @@ void ServedJob::end_turn(Group& group, std::int64_t turn) {
 }
 
 ServedJob::~ServedJob() {
-  if (!keeping_.joinable()) return;
-  {
-    const MutexLock lock(keep_mutex_);
-    is_ending_ = true;
-    due_.notify_all();
-  }
-  keeping_.join();
+  if (!keeping_) return;
+  keeping_.reset();
   if (const absl::Status status = keep_members(); !status.ok()) log_error(message_of(status));
 }
 
@@ -203,7 +198,8 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options) {
   }
   TESSERA_RETURN_IF_ERROR(restore_members());
   if (has_come_back_) members_->expect_back(std::min(kForReturns, limit_ / 2));  // waits for workers end at limit_
-  keeping_ = std::jthread([this] { keep_shards(); });
+  keeping_ = std::make_unique<KeepingThread>(
+      [this, image = std::vector<std::byte>()](bool is_last) mutable { return keep_shards(is_last, image); });
   return absl::OkStatus();
 }
 
@@ -249,29 +245,9 @@ void ServedJob::leave(int number) {
   if (const absl::Status status = keep_members(); !status.ok()) log_error(message_of(status));
 }
 
-/// Writes shards, on a separate thread. A failure ends this function, and each push that waits for the disk is refused.
-void ServedJob::keep_shards() {
-  std::vector<std::byte> image;
-  for (bool is_last = false; !is_last;) {
-    {
-      const MutexLock lock(keep_mutex_);
-      while (!is_due_ && !is_ending_) due_.wait(keep_mutex_);
-      is_due_ = false;
-      is_last = is_ending_;
-    }
-    absl::Status status;
-    try {
-      for (std::size_t i = 0; status.ok() && i < groups_.size(); ++i) status = keep_shard(i, /*all=*/is_last, image);
-    } catch (const std::exception& error) {  // there is no memory for a copy
-      status = make_error(ExitCode::kOsResource, std::string("parameter server: a shard is not kept: ") + error.what() +
-                                                     ". [T1004] hint: give the server more memory");
-    }
-    if (status.ok()) continue;
-    log_error(message_of(status));
-    const MutexLock lock(keep_mutex_);
-    keep_failure_ = status;
-    return;
-  }
+absl::Status ServedJob::keep_shards(bool all, std::vector<std::byte>& image) {
+  for (std::size_t i = 0; i < groups_.size(); ++i) TESSERA_RETURN_IF_ERROR(keep_shard(i, all, image));
+  return absl::OkStatus();
 }
 
 absl::Status ServedJob::keep_shard(std::size_t index, bool all, std::vector<std::byte>& image) {
@@ -296,16 +272,9 @@ absl::Status ServedJob::await_kept(Group& group, std::int64_t lose, const std::f
   if (!kept_) return absl::OkStatus();
   const std::int64_t own = group.changes;
   group.wanted = std::max(group.wanted, own - lose);
-  if (own - group.kept > kept_->lose() / 2 || group.wanted > group.kept) {
-    const MutexLock lock(keep_mutex_);
-    is_due_ = true;
-    due_.notify_all();
-  }
+  if (own - group.kept > kept_->lose() / 2 || group.wanted > group.kept) keeping_->wake();
   while (own - group.kept > lose) {
-    {
-      const MutexLock lock(keep_mutex_);
-      if (!keep_failure_.ok()) return keep_failure_;
-    }
+    TESSERA_RETURN_IF_ERROR(keeping_->failure());
     if (is_gone()) return worker_gone();
     group.saved.wait_until(group.mutex, Clock::now() + kBetweenTurns);
   }

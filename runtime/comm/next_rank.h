@@ -18,11 +18,11 @@ namespace tessera {
 /// keepalive), and ends the connection about nine seconds after the last sign. The process of the next rank does
 /// nothing for this, so a process that computes, or that was stopped, is not taken to be gone.
 ///
-/// CallWatch makes a NextRank where ranks talk over Gloo, which may lose the end of a connection. Only the end of a
+/// RankWatch makes a NextRank where ranks talk over Gloo, which may lose the end of a connection. Only the end of a
 /// connection that was once made counts, so if a network refuses the port, no rank is watched, and no rank counts as
 /// gone. The end of a connection counts only if no new connection can be made, since a firewall may end an idle
 /// connection. A child process that was forked from the rank, and that runs no other program, keeps the port open as
-/// long as it lives. CallWatch's thread makes all calls, unless a function says otherwise.
+/// long as it lives. CallWatch's thread makes all calls, by RankWatch, unless a function says otherwise.
 class NextRank {
  public:
   /// Opens this rank's port. `address`: the numeric address at which the other ranks reach this host.

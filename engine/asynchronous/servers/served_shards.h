@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: dealt, flat group, unit.
+// See docs/glossary.md: flat group, unit.
 
 #include <algorithm>
 #include <cstddef>

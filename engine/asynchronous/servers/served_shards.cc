@@ -209,12 +209,7 @@ std::string ServedShards::self() const {
 }
 
 void ServedShards::tell_all(MessageKind kind, const char* operation) {
-  for (int server = servers() - 1; server >= 0; --server) {
-    MessageHead head;
-    head.kind = kind;
-    ask(server, head, {});
-    hear(server, operation);
-  }
+  for (int server = servers() - 1; server >= 0; --server) answer_to({.head = {.kind = kind}}, server, operation);
 }
 
 /// Server 0 decides which worker gives the values. It is told last, when all servers have the values.
@@ -233,12 +228,8 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
   worker_.know_data();
   const auto deadline = ServerLink::Clock::now() + limit_;
   for (milliseconds pause(5);; pause = std::min(2 * pause, milliseconds(200))) {
-    MessageHead head;
-    head.kind = MessageKind::kTake;
-    head.first = steps;
-    head.second = worker_.taken();
-    ask(0, head, {});
-    const MessageHead reply = hear(0, "data");
+    const MessageHead reply =
+        answer_to({.head = {.kind = MessageKind::kTake, .first = steps, .second = worker_.taken()}}, 0, "data");
     if (reply.kind == MessageKind::kDone) {
       const std::optional<std::int64_t> dealt = worker_.take(reply);
       if (worker_.is_over()) copy(0, groups_.size(), MessageKind::kCopy);  // no worker pushes any more
@@ -255,10 +246,7 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
 
 void ServedShards::end_results() {
   settle();
-  MessageHead head;
-  head.kind = MessageKind::kEndResults;
-  ask(0, head, {});
-  hear(0, "results");
+  answer_to({.head = {.kind = MessageKind::kEndResults}}, 0, "results");
 }
 
 Extent ServedShards::shard_at(const Group& group, int server, int piece) const {
@@ -294,10 +282,6 @@ void ServedShards::ask(int server, ServerQuestion question) {
   there.asked.push_back(there.courier->send(std::move(question)));
 }
 
-void ServedShards::ask(int server, const MessageHead& head, std::initializer_list<std::span<const std::byte>> payload) {
-  ask(server, ServerQuestion{.head = head, .rest = payload});
-}
-
 void ServedShards::tell(int server, ServerQuestion message) {
   message.head.clock = clock_;
   servers_[static_cast<std::size_t>(server)].courier->send(std::move(message));
@@ -318,6 +302,11 @@ MessageHead ServedShards::hear(int server, const char* operation) {
   }
   clock_ = std::max(clock_, ticket->reply.clock);
   return ticket->reply;
+}
+
+MessageHead ServedShards::answer_to(ServerQuestion question, int server, const char* operation) {
+  ask(server, std::move(question));
+  return hear(server, operation);
 }
 
 std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push) {
@@ -355,9 +344,7 @@ void ServedShards::ask_for_copies(std::size_t index, MessageKind kind) {
   const Group& group = groups_[index];
   for_each_shard(
       group, kind == MessageKind::kPull ? Pieces::kOwn : Pieces::kAll, [&](int server, int piece, Extent shard) {
-        ServerQuestion question;
-        question.head.kind = kind;
-        question.head.shard = number_of(index, piece);
+        ServerQuestion question{.head = {.kind = kind, .shard = number_of(index, piece)}};
         if (kind == MessageKind::kPull) question.head.turn = next_turn(index, server, /*is_push=*/false);
         question.answer.emplace_back(group.flat->full + shard.offset * 4, static_cast<std::size_t>(shard.numel) * 4);
         ask(server, std::move(question));
@@ -427,22 +414,15 @@ void ServedShards::pull_unit(const Unit& unit) {
 /// count of the slowest worker.
 void ServedShards::wait_for_slowest() {
   if (!config_.max_staleness || order_.is_played() || waited_for_ == step()) return;
-  MessageHead head;
-  head.kind = MessageKind::kAwaitSlowest;
-  head.first = step() - 1 - *config_.max_staleness;
-  ask(0, head, {});
-  const MessageHead reply = hear(0, "pull");
+  const std::int64_t least = step() - 1 - *config_.max_staleness;
+  const MessageHead reply = answer_to({.head = {.kind = MessageKind::kAwaitSlowest, .first = least}}, 0, "pull");
   if (config_.elastic) board_.note_pushed(reply.second);
   waited_for_ = step();
 }
 
 /// Server 0 has the number of steps that each rank has made.
 void ServedShards::tell_steps(std::int64_t computed, std::int64_t pushed) {
-  ServerQuestion note;
-  note.head.kind = MessageKind::kNote;
-  note.head.first = computed;
-  note.head.second = pushed;
-  tell(0, std::move(note));
+  tell(0, {.head = {.kind = MessageKind::kNote, .first = computed, .second = pushed}});
 }
 
 /// A recorded order that is replayed already contains the effect of such waits.
@@ -450,11 +430,7 @@ void ServedShards::wait_for_turn_of_round() {
   if (!config_.max_staleness || order_.is_played()) return;
   tell_steps(step(), step() - 1);
   if (*config_.max_staleness != 0) return;
-  MessageHead head;
-  head.kind = MessageKind::kAwaitRound;
-  head.first = step();
-  ask(0, head, {});
-  hear(0, "push");
+  answer_to({.head = {.kind = MessageKind::kAwaitRound, .first = step()}}, 0, "push");
 }
 
 void ServedShards::end_step() {
@@ -526,11 +502,8 @@ void ServedShards::reduced(const Unit& unit) {
   for (std::size_t i = first_group_[number]; i < first_group_[number + 1]; ++i) {
     const Group& group = groups_[i];
     for_each_shard(group, Pieces::kOwn, [&](int server, int piece, Extent shard) {
-      ServerQuestion gradients;
-      gradients.head.kind = MessageKind::kStage;
-      gradients.head.shard = number_of(i, piece);
-      gradients.rest.push_back(gradients_of(*group.flat, shard));
-      tell(server, std::move(gradients));
+      tell(server, {.head = {.kind = MessageKind::kStage, .shard = number_of(i, piece)},
+                    .rest = {gradients_of(*group.flat, shard)}});
     });
     is_staged_[i] = 1;
   }
@@ -569,12 +542,11 @@ void ServedShards::send_push(std::size_t index, const PushRates& with) {
   const PushedNumbers numbers{with.rates.gradient_scale, with.rates.clip_value, with.rates.lr,
                               with.rates.is_first_of_run ? 1 : 0};
   for_each_shard(group, Pieces::kOwn, [&](int server, int piece, Extent part) {
-    ServerQuestion question;
-    question.head.kind = is_staged ? MessageKind::kApply : MessageKind::kPush;
-    question.head.shard = number_of(index, piece);
-    question.head.first = group.pulled[static_cast<std::size_t>(server)];
-    question.head.second = step();
-    question.head.turn = next_turn(index, server, /*is_push=*/true);
+    ServerQuestion question{.head = {.kind = is_staged ? MessageKind::kApply : MessageKind::kPush,
+                                     .shard = number_of(index, piece),
+                                     .first = group.pulled[static_cast<std::size_t>(server)],
+                                     .second = step(),
+                                     .turn = next_turn(index, server, /*is_push=*/true)}};
     for (const auto& few :
          {bytes_of(numbers), std::as_bytes(with.learning_rates), std::as_bytes(with.options), std::as_bytes(with.used)})
       question.front.insert(question.front.end(), few.begin(), few.end());
@@ -615,21 +587,14 @@ void ServedShards::write_values() {
     for_each_shard(groups_[i], Pieces::kAll, [&](int server, int piece, Extent shard) {
       const Extent run = intersect(flat.optimizer_part, shard);
       if (run.numel == 0) return;
-      MessageHead head;
-      head.kind = MessageKind::kWrite;
-      head.shard = number_of(i, piece);
-      head.first = run.offset;
-      head.second = run.numel;
-      const std::int64_t in_part = run.offset - flat.optimizer_part.offset;
-      const auto state = [&](std::size_t k) {
-        const auto* const data = reinterpret_cast<const float*>(flat.state[k].data);
-        return data ? part_of(data, in_part, run.numel) : std::span<const std::byte>();
-      };
-      static_assert(kMostStates == 4);
-      ask(server, head,
-          {part_of(reinterpret_cast<const float*>(flat.full), run.offset, run.numel), state(0), state(1), state(2),
-           state(3)});
-      hear(server, "first values");
+      ServerQuestion values{
+          .head = {.kind = MessageKind::kWrite, .shard = number_of(i, piece), .first = run.offset, .second = run.numel},
+          .rest = {part_of(reinterpret_cast<const float*>(flat.full), run.offset, run.numel)}};
+      for (const FlatGroup::State& state : flat.state)
+        if (state.data)
+          values.rest.push_back(
+              part_of(reinterpret_cast<const float*>(state.data), run.offset - flat.optimizer_part.offset, run.numel));
+      answer_to(std::move(values), server, "first values");
     });
   }
 }
@@ -661,25 +626,20 @@ void ServedShards::fetch_states() {
     for_each_shard(group, Pieces::kAll, [&](int server, int piece, Extent shard) {
       const Extent run = intersect(flat.optimizer_part, shard);
       if (run.numel == 0) return;
-      ServerQuestion question;
-      question.head.kind = MessageKind::kReadStates;
-      question.head.shard = number_of(i, piece);
-      question.head.first = run.offset;
-      question.head.second = run.numel;
+      ServerQuestion question{.head = {.kind = MessageKind::kReadStates,
+                                       .shard = number_of(i, piece),
+                                       .first = run.offset,
+                                       .second = run.numel}};
       const std::int64_t begin = 4 * (run.offset - flat.optimizer_part.offset);
       for (const FlatGroup::State& state : flat.state)
         if (state.data) question.answer.emplace_back(state.data + begin, static_cast<std::size_t>(run.numel) * 4);
-      ask(server, std::move(question));
-      hear(server, "states");
+      answer_to(std::move(question), server, "states");
     });
     // All pushes have ended, so shards of a group have equal counts. The last server is asked, since it has elements of
     // each group, and also of the group's last piece.
-    ServerQuestion question;
-    question.head.kind = MessageKind::kReadCounts;
-    question.head.shard = number_of(i, pieces_ - 1);
-    question.answer.push_back(std::as_writable_bytes(std::span(group.counts)));
-    ask(servers() - 1, std::move(question));
-    hear(servers() - 1, "counts");
+    answer_to({.head = {.kind = MessageKind::kReadCounts, .shard = number_of(i, pieces_ - 1)},
+               .answer = {std::as_writable_bytes(std::span(group.counts))}},
+              servers() - 1, "counts");
   }
 }
 
@@ -687,11 +647,9 @@ void ServedShards::share_counts() {
   const bool writes = board_.rank() == 0 && worker_.gives_values() && !worker_.has_begun();
   for (std::size_t i = 0; i < groups_.size() && writes; ++i) {
     for_each_shard(groups_[i], Pieces::kAll, [&](int server, int piece, Extent) {
-      MessageHead head;
-      head.kind = MessageKind::kWriteCounts;
-      head.shard = number_of(i, piece);
-      ask(server, head, {std::as_bytes(std::span(groups_[i].counts))});
-      hear(server, "counts");
+      answer_to({.head = {.kind = MessageKind::kWriteCounts, .shard = number_of(i, piece)},
+                 .rest = {std::as_bytes(std::span(groups_[i].counts))}},
+                server, "counts");
     });
   }
   board_.meet("counts of steps");

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -174,13 +173,13 @@ class ServedShards final : public PulledParameters {
 
   /// Asks a server a question; `hear` returns the answer.
   void ask(int server, ServerQuestion question);
-  /// Asks a question whose answer has no payload. `payload` must stay in place until the answer has come.
-  void ask(int server, const MessageHead& head, std::initializer_list<std::span<const std::byte>> payload);
   /// Sends a message that has no answer.
   void tell(int server, ServerQuestion message);
   /// Waits for an answer of this server: the answer to the oldest question in `asked`. Throws the server's refusal, or
   /// the error of a lost connection.
   MessageHead hear(int server, const char* operation);
+  /// Asks a question, and waits for its answer.
+  MessageHead answer_to(ServerQuestion question, int server, const char* operation);
 
   const AsynchronousConfig& config_;
   const std::shared_ptr<Collectives> replica_;  ///< null where each rank is a replica

@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <memory>
 #include <new>
-#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -131,13 +130,13 @@ TEST(UnitsInTurn, FollowThoseOfTheStepBefore) {
   UnitsInTurn units;
   units.add(2);
   units.add(0);
-  EXPECT_EQ(units.after(2), std::nullopt) << "no step was made before";
+  EXPECT_FALSE(units.after(2).has_value()) << "no step was made before";
   units.end_step();
   EXPECT_EQ(units.after(2), 0u);
-  EXPECT_EQ(units.after(0), std::nullopt) << "it was the last one";
-  EXPECT_EQ(units.after(1), std::nullopt) << "it was not used";
+  EXPECT_FALSE(units.after(0).has_value()) << "it was the last one";
+  EXPECT_FALSE(units.after(1).has_value()) << "it was not used";
   units.end_step();
-  EXPECT_EQ(units.after(2), std::nullopt);
+  EXPECT_FALSE(units.after(2).has_value());
 }
 
 }  // namespace server_parts_test

@@ -112,7 +112,7 @@ void make_mutex(pthread_mutex_t& mutex) {
 }  // namespace
 
 OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board)
-    : PulledParameters(units, board), config_(plan.update().outer.asynchronous), update_(config_) {
+    : PulledParameters(units, board, plan.update().outer.asynchronous), update_(config_) {
   memory_ = Arena::part_of_common("shards", plan.use()[MemoryCategory::kOptimizer], board.group());
   const auto owners = static_cast<std::size_t>(board.size());
   std::size_t parameters = 0;
@@ -217,9 +217,8 @@ void OwnedShards::pull_unit(const Unit& unit) {
   }
 }
 
-/// No wait is needed if a recorded order is replayed: that order already contains the effect of such waits.
 void OwnedShards::wait_for_the_slowest(const Unit& unit) {
-  if (!config_.max_staleness || order_.is_played()) return;
+  if (!bounds_staleness()) return;
   const std::int64_t least = step() - 1 - *config_.max_staleness;
   board_.wait([&] { return unit.name + " pull"; }, [&](int q) { return board_.pushed(q) >= least; });
 }
@@ -253,7 +252,7 @@ void OwnedShards::take_newest() {
 void OwnedShards::wait_for_turn_of_round() {
   const std::int64_t now = step();
   board_.note_computed(now);
-  if (config_.max_staleness != 0 || order_.is_played()) return;
+  if (!bounds_staleness() || *config_.max_staleness != 0) return;
   const Span span("wait", {}, &push_wait_seconds_);
   const auto operation = [] { return std::string("push"); };
   board_.wait(operation, [&](int q) { return board_.computed(q) >= now; });
@@ -279,11 +278,6 @@ void OwnedShards::skip() {
   board_.look();
   wait_for_turn_of_round();
   end_step();
-}
-
-void OwnedShards::end_step() {
-  end_step_of_copies();
-  throw_if_error(order_.end_step());
 }
 
 void OwnedShards::push_shard(Group& group, int owner, const ElementUpdate& rule, const PushRates& with,

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "engine/asynchronous/pulled_parameters.h"
-#include "engine/asynchronous/push_order.h"
 #include "engine/asynchronous/shard_update.h"
 #include "sharding/arena.h"
 #include "sharding/layout/plan/memory_plan.h"
@@ -59,7 +58,7 @@ class OwnedShards final : public PulledParameters {
   /// or a sum of the gradients of several ranks (FirstGradients). It neither waits for a turn nor ends a step.
   void apply(int owner, const ElementUpdate& rule, const PushRates& with);
   /// Ends this rank's step: the next step pulls units anew.
-  void end_step();
+  void end_step() { end_step_of_copies(); }
   void adopt() override;
   /// Every rank pulls the newest values.
   void bring_together() override;
@@ -98,11 +97,9 @@ class OwnedShards final : public PulledParameters {
   void update_runs(Group& group, int owner, const ElementUpdate& rule, const PushRates& with, std::int64_t age);
   std::string what(const Group& group, int owner, const char* operation) const;
 
-  const AsynchronousConfig& config_;
   Arena memory_;   ///< this rank's part of values and states
   Arena control_;  ///< Shards, then counts
   std::vector<Group> groups_;
-  PushOrder order_;
   ShardUpdate update_;
 };
 

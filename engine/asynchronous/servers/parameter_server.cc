@@ -33,12 +33,6 @@ bool is_same(const std::string& said, const std::string& secret) {
   return difference == 0;
 }
 
-absl::Status send_kind(MessageKind kind, ServerLink& link) {
-  MessageHead head;
-  head.kind = kind;
-  return link.send(head, {}, kStandstill);
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ParameterServer>> ParameterServer::start(const std::string& address,
@@ -134,7 +128,7 @@ absl::Status ParameterServer::hear_secret(Connection& connection) {
     return refused;
   }
   connection.is_known = true;
-  return send_kind(MessageKind::kDone, link);
+  return link.send({.kind = MessageKind::kDone}, {}, kStandstill);
 }
 
 absl::StatusOr<ParameterServer::Joined> ParameterServer::join(const MessageHead& head, Connection& connection) {
@@ -202,12 +196,11 @@ void ParameterServer::serve(Connection& connection) {
       link.refuse(ExitCode::kOsResource, error.what(), kStandstill).IgnoreError();
       return;
     }
-    MessageHead answer;
-    answer.kind = job ? MessageKind::kDone : MessageKind::kBusy;
-    answer.shard = job && job->is_kept() ? 1 : 0;
-    answer.clock = job ? job->life() : 0;
-    answer.first = place.number;
-    answer.turn = place.gives_values ? 1 : MessageHead::kNoTurn;
+    const MessageHead answer{.kind = job ? MessageKind::kDone : MessageKind::kBusy,
+                             .shard = job && job->is_kept() ? 1U : 0U,
+                             .first = place.number,
+                             .turn = place.gives_values ? 1 : MessageHead::kNoTurn,
+                             .clock = job ? job->life() : 0};
     if (!link.send(answer, {}, kStandstill).ok()) break;
   }
   if (!job) return;

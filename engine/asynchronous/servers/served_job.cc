@@ -387,18 +387,18 @@ absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link
 absl::Status ServedJob::Worker::do_copies(const MessageHead& head, ServerLink& link) {
   if (head.bytes != 0 || job_.groups_.empty()) return broken("a pull");
   Group& group = *job_.groups_[head.shard];
+  const auto bytes = static_cast<std::size_t>(4 * group.part.numel);
   MessageHead reply;
-  reply.bytes = 4 * group.part.numel;
   {
     const MutexLock lock(group.mutex);
     if (const absl::Status status = job_.await_turn(group, head.turn, is_gone_); !status.ok())
       return link.refuse(status, job_.limit_);
-    std::memcpy(room_.data(), group.flat->shard, static_cast<std::size_t>(reply.bytes));
+    std::memcpy(room_.data(), group.flat->shard, bytes);
     reply.first = group.version;
     reply.clock = head.kind == MessageKind::kPull ? job_.tick(head.clock) : head.clock;
     job_.end_turn(group, head.turn);
   }
-  return link.send(reply, {room_.data(), static_cast<std::size_t>(reply.bytes)}, job_.limit_);
+  return link.send(reply, {room_.data(), bytes}, job_.limit_);
 }
 
 /// Receives gradients ahead of the push that uses them; that push may never come.
@@ -500,9 +500,7 @@ absl::Status ServedJob::Worker::do_versions(const MessageHead& head, ServerLink&
     const MutexLock lock(group->mutex);
     versions.push_back(group->first_version);
   }
-  MessageHead reply;
-  reply.bytes = static_cast<std::int64_t>(versions.size() * sizeof(std::int64_t));
-  return link.send(reply, std::as_bytes(std::span(versions)), job_.limit_);
+  return link.send({}, std::as_bytes(std::span(versions)), job_.limit_);
 }
 
 /// Answers the questions that only workers of an elastic run ask.
@@ -551,9 +549,7 @@ absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& l
     if (writes) status = job_.await_kept(group, /*lose=*/0, is_gone_);
   }
   if (!status.ok()) return link.refuse(status, job_.limit_);
-  MessageHead reply;
-  reply.bytes = writes ? 0 : bytes;
-  return link.send(reply, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), job_.limit_);
+  return link.send({}, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), job_.limit_);
 }
 
 /// Reads or writes a run of elements. Ranks wait for each other before and after this call, so no rank pushes during
@@ -579,9 +575,8 @@ absl::Status ServedJob::Worker::do_range(const MessageHead& head, ServerLink& li
     const absl::Status status = job_.await_kept(group, /*lose=*/0, is_gone_);
     return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : link.refuse(status, job_.limit_);
   }
-  MessageHead reply;
-  reply.bytes = bytes * states;
-  TESSERA_RETURN_IF_ERROR(link.send(reply, {}, job_.limit_));
+  const MessageHead reply{.bytes = bytes * states};
+  TESSERA_RETURN_IF_ERROR(link.send(bytes_of(reply), job_.limit_, /*more=*/reply.bytes > 0));
   for (std::size_t i = 0; i < job_.states_; ++i)
     TESSERA_RETURN_IF_ERROR(link.send({flat.state[i].data + there, length}, job_.limit_));
   return absl::OkStatus();

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "engine/asynchronous/servers/job_members.h"
-#include "engine/asynchronous/servers/keeping_thread.h"
 #include "engine/asynchronous/servers/kept_shards.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "engine/asynchronous/shard_update.h"

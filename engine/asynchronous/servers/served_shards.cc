@@ -63,8 +63,7 @@ std::span<const std::byte> gradients_of(const FlatGroup& flat, Extent part) {
 
 ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
                            const Strategy& strategy, std::shared_ptr<Collectives> replica)
-    : PulledParameters(units, board),
-      config_(plan.update().outer.asynchronous),
+    : PulledParameters(units, board, plan.update().outer.asynchronous),
       replica_(std::move(replica)),
       piece_(replica_ ? replica_->rank() : 0),
       pieces_(replica_ ? replica_->size() : 1),
@@ -413,7 +412,7 @@ void ServedShards::pull_unit(const Unit& unit) {
 /// workers did not wait for this worker until now, since it was loading or had no step to make, it continues with the
 /// count of the slowest worker.
 void ServedShards::wait_for_slowest() {
-  if (!config_.max_staleness || order_.is_played() || waited_for_ == step()) return;
+  if (!bounds_staleness() || waited_for_ == step()) return;
   const std::int64_t least = step() - 1 - *config_.max_staleness;
   const MessageHead reply = answer_to({.head = {.kind = MessageKind::kAwaitSlowest, .first = least}}, 0, "pull");
   if (config_.elastic) board_.note_pushed(reply.second);
@@ -425,20 +424,18 @@ void ServedShards::tell_steps(std::int64_t computed, std::int64_t pushed) {
   tell(0, {.head = {.kind = MessageKind::kNote, .first = computed, .second = pushed}});
 }
 
-/// A recorded order that is replayed already contains the effect of such waits.
 void ServedShards::wait_for_turn_of_round() {
-  if (!config_.max_staleness || order_.is_played()) return;
+  if (!bounds_staleness()) return;
   tell_steps(step(), step() - 1);
   if (*config_.max_staleness != 0) return;
   answer_to({.head = {.kind = MessageKind::kAwaitRound, .first = step()}}, 0, "push");
 }
 
 void ServedShards::end_step() {
-  if (config_.elastic || (config_.max_staleness && !order_.is_played())) tell_steps(step(), step());
+  if (config_.elastic || bounds_staleness()) tell_steps(step(), step());
   forget_staged();
   units_in_turn_.end_step();
   end_step_of_copies();
-  throw_if_error(order_.end_step());
 }
 
 void ServedShards::skip() {

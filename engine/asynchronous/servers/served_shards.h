@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "engine/asynchronous/pulled_parameters.h"
-#include "engine/asynchronous/push_order.h"
 #include "engine/asynchronous/servers/elastic_worker.h"
 #include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
@@ -181,7 +180,6 @@ class ServedShards final : public PulledParameters {
   /// Asks a question, and waits for its answer.
   MessageHead answer_to(ServerQuestion question, int server, const char* operation);
 
-  const AsynchronousConfig& config_;
   const std::shared_ptr<Collectives> replica_;  ///< null where each rank is a replica
   const int piece_, pieces_;                    ///< this rank's number in the replica, and the replica's number of
                                                 ///< ranks
@@ -194,7 +192,6 @@ class ServedShards final : public PulledParameters {
                                          ///< come yet
   UnitsInTurn units_in_turn_;            ///< the units that were pulled
   std::int64_t waited_for_ = 0;          ///< the last step in which this rank waited for slow ranks
-  PushOrder order_;                      ///< shards are numbered by group, then by server
   std::vector<std::size_t> next_turns_;  ///< [shard]: index among the shard's turns at which the search for this rank's
                                          ///< next turn begins; empty where no recorded order is replayed
   std::int64_t clock_ = 0;               ///< the largest number of an event that this rank knows

@@ -83,9 +83,7 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
     if (is_ending_) return make_error(ExitCode::kPeerLost, "the worker ends. [T1012] hint: nothing is to be done");
     link_ = *std::move(made);
   }
-  ServerQuestion secret;
-  secret.head.kind = MessageKind::kSecret;
-  secret.rest.push_back(std::as_bytes(std::span(visit_.secret)));
+  ServerQuestion secret{.head = {.kind = MessageKind::kSecret}, .rest = {std::as_bytes(std::span(visit_.secret))}};
   TESSERA_RETURN_IF_ERROR(ask_now(std::move(secret)).status());
   return join(busy_until, returns);
 }
@@ -93,11 +91,9 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
 /// A server is busy while workers of the run before are leaving.
 absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bool returns) {
   for (;;) {
-    ServerQuestion question;
-    question.head.kind = MessageKind::kJoin;
-    question.head.first = number_;
-    question.head.second = returns ? -visit_.life : visit_.life;
-    question.rest.push_back(std::as_bytes(std::span(visit_.definition)));
+    ServerQuestion question{
+        .head = {.kind = MessageKind::kJoin, .first = number_, .second = returns ? -visit_.life : visit_.life},
+        .rest = {std::as_bytes(std::span(visit_.definition))}};
     TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, ask_now(std::move(question)));
     if (answer.kind == MessageKind::kDone) {
       comes_back_ = visit_.may_wait && answer.shard != 0;
@@ -274,9 +270,8 @@ absl::Status ServerCourier::come_back(const absl::Status& why) {
 /// Counts the pushes that this worker knew of and that are missing in the server's shards now.
 absl::Status ServerCourier::count_lost() {
   std::vector<std::int64_t> now(versions_.size());
-  ServerQuestion question;
-  question.head.kind = MessageKind::kReadVersions;
-  question.answer.push_back(std::as_writable_bytes(std::span(now)));
+  ServerQuestion question{.head = {.kind = MessageKind::kReadVersions},
+                          .answer = {std::as_writable_bytes(std::span(now))}};
   TESSERA_RETURN_IF_ERROR(ask_now(std::move(question)).status());
   std::int64_t lost = 0;
   for (std::size_t i = 0; i < now.size(); ++i) lost += std::max<std::int64_t>(0, versions_[i] - now[i]);

@@ -124,8 +124,8 @@ class ServerLink {
 
   /// Sends bytes. `more`: whether another call, right after this one, sends further bytes of the message.
   absl::Status send(std::span<const std::byte> bytes, Limit limit, bool more = false);
-  /// Sends a head and its payload, whose length is head.bytes.
-  absl::Status send(const MessageHead& head, std::span<const std::byte> payload, Limit limit);
+  /// Sends a head, in which it fills in `bytes`, and its payload.
+  absl::Status send(MessageHead head, std::span<const std::byte> payload, Limit limit);
   /// Sends kRefused with the exit code and the text of an error.
   absl::Status refuse(const absl::Status& why, Limit limit);
   absl::Status refuse(ExitCode code, const std::string& text, Limit limit);

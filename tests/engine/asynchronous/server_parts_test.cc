@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/asynchronous/servers/keeping_thread.h"
+#include "engine/asynchronous/servers/kept_shards.h"
 #include "engine/asynchronous/servers/question_stream.h"
 #include "engine/asynchronous/servers/served_shards.h"
 #include "runtime/base/status.h"
@@ -69,11 +69,8 @@ TEST(QuestionStream, EndsQuestionsInTheirOrderAndMessagesWhenTheyAreSent) {
   EXPECT_EQ(asked.stream.unanswered(), 2u);
   EXPECT_FALSE(asked.stream.receive_some(*asked.worker).value());
 
-  MessageHead reply;
-  reply.first = 7;
-  reply.bytes = 8;
   const std::array<std::byte, 8> sent{std::byte{1}, std::byte{2}};
-  ASSERT_TRUE(asked.server->send(reply, sent, 10s).ok());
+  ASSERT_TRUE(asked.server->send({.first = 7}, sent, 10s).ok());
   ASSERT_TRUE(asked.server->refuse(ExitCode::kUsage, "too late", 10s).ok());
   EXPECT_TRUE(asked.stream.receive_some(*asked.worker).value());
   EXPECT_THAT(asked.over, ElementsAre(note, pull, push));
@@ -89,9 +86,7 @@ TEST(QuestionStream, GivesBackQuestionsAfterAnAnswerThatDoesNotFit) {
   Asked asked;
   std::array<std::byte, 8> values{};
   const Ticket pull = asked.send(MessageKind::kPull, values), push = asked.send(MessageKind::kPush);
-  MessageHead reply;
-  reply.bytes = 4;
-  ASSERT_TRUE(asked.server->send(reply, std::span(values).first(4), 10s).ok());
+  ASSERT_TRUE(asked.server->send({}, std::span(values).first(4), 10s).ok());
   EXPECT_THAT(message_of(asked.stream.receive_some(*asked.worker).status()), HasSubstr("does not fit its question"));
   EXPECT_THAT(asked.stream.take_all(), ElementsAre(pull, push));
   EXPECT_TRUE(asked.stream.is_idle());

@@ -94,7 +94,7 @@ absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string
                                                                std::span<const ShardName> shards);
 
 /// The order of the pulls and pushes of one rank, as "sync" says: it is recorded ("record_order"), replayed
-/// ("play_order"), or free. OwnedShards and ServedShards each own one.
+/// ("play_order"), or free. PulledParameters owns one.
 class PushOrder {
  public:
   /// Adds a shard; shards are numbered in the order of these calls. REQUIRES: `open` was not called.
@@ -102,8 +102,8 @@ class PushOrder {
   std::size_t shards() const { return names_.size(); }
   const ShardName& name(std::size_t shard) const { return names_[shard]; }
 
-  /// Reads and opens the files that `config` names. `meet`: a meeting of all ranks, in which rank 0 has created the
-  /// recorded file, and after which the other ranks open it. Errors: those of read_order and OrderWriter::open.
+  /// Reads and opens the files that `config` names. Rank 0 creates the recorded file before `meet`, in which all ranks
+  /// wait for each other, and the other ranks open it afterwards. Errors: those of read_order and OrderWriter::open.
   absl::Status open(const AsynchronousConfig& config, const OrderParties& parties, int rank,
                     absl::FunctionRef<void()> meet);
 

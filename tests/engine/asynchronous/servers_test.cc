@@ -448,9 +448,11 @@ TEST(Servers, RankWithoutAQuestionJoinsAServerThatHasComeBack) {
   ASSERT_TRUE(shard.write().ok());
   server.reset();
   server = value_or_throw(ParameterServer::start(address, kSecret, keep));
+  EXPECT_FALSE(server->may_end()) << "the rank may come back";
   for (int i = 0; i < 1000 && server->is_idle(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_FALSE(server->is_idle());
   EXPECT_EQ(shard.pushes(), 0);
+  EXPECT_TRUE(value_or_throw(ParameterServer::start("127.0.0.1:0", kSecret))->may_end()) << "it keeps nothing";
 }
 
 TEST(Servers, RankAloneKeepsItsBitsAndOthersTheirStepsWhenAServerIsKilledAmidThem) {

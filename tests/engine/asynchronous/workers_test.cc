@@ -20,6 +20,7 @@
 #include "tests/engine/asynchronous/served_runs.h"
 #include "tests/engine/on_hosts.h"
 #include "tests/support/session.h"
+#include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -144,6 +145,22 @@ TEST(Servers, LateWorkerWritesTheResultsUnlessTheyAreWritten) {
       }
     });
   }
+}
+
+TEST(Servers, WorkerThatHasWrittenTheResultsEndsWellThoughTheServerIsLost) {
+  at::set_num_threads(1);
+  Servers servers(1);
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, elastic(sgd));
+    EXPECT_EQ(session.engine.take_step(1), std::optional<std::int64_t>(0));
+    session.train(0);
+    EXPECT_FALSE(session.engine.take_step(1).has_value());
+    EXPECT_TRUE(session.engine.writes_results());
+    servers.end(0);
+    const std::string said = stderr_of([&] { session.engine.note_results_written(); });
+    EXPECT_THAT(said, HasSubstr("the results are written, but server 0 cannot note it"));
+    session.engine.check();
+  });
 }
 
 // A worker that has joined may take long to load its model and its data. The others are bounded by it from its first

@@ -137,6 +137,7 @@ class MeshGroups {
     std::shared_ptr<Collectives> group, control;
   };
 
+  void tell_others(const absl::Status& reason) const;
   std::string unique_name(int replicate, int shard);
   absl::StatusOr<std::shared_ptr<Collectives>> make_world(const std::string& purpose);
   /// `family` has the meaning of WaitReport::Group::family.
@@ -146,6 +147,7 @@ class MeshGroups {
   const Topology topology_;
   const std::shared_ptr<GroupFactory> factory_;
   const std::shared_ptr<KeyValueStore> store_;
+  const pid_t process_ = getpid();
 
   mutable Mutex mutex_;
   // key: shape; the count makes group names differ

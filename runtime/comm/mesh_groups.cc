@@ -65,10 +65,14 @@ MeshGroups::~MeshGroups() {
     known.meshes.erase(this);
   }
   if (!status().ok()) return;
-  if (std::uncaught_exceptions() == 0)
+  if (std::uncaught_exceptions() == 0) {
     watch_.tell_end();
-  else
+    return;
+  }
+  try {
     tell_others(make_error(ExitCode::kInternal, "an exception has left the part of its program that uses other ranks"));
+  } catch (const std::exception&) {  // there is no memory for the text; the exception under way says why
+  }
 }
 
 MeshGroups::Living& MeshGroups::living() {

@@ -105,7 +105,8 @@ class MeshGroups {
   /// Returns the watch that names ranks that wait for each other.
   CallWatch& watch() { return watch_; }
 
-  /// Tells every rank of every group of this mesh that this rank gives up, and why. Only the first reason counts.
+  /// Tells every rank of every group of this mesh, and ranks that wait to make a group with this one, that this rank
+  /// gives up, and why. Only the first reason counts.
   void abort(const absl::Status& reason);
   /// Says that this rank's program ends well. Ranks that have more data and still need this rank for a call are told
   /// that it has ended. The program's own group stays usable (user_group), so that ranks can wait for each other.

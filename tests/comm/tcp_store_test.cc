@@ -1,5 +1,5 @@
-// Tests the TCP store at which the ranks of a job meet: who comes, who is missing, who does not belong, and how soon each
-// of this is said.
+// Tests the TCP store at which the ranks of a job meet: who comes, who is missing, who does not belong, and how soon
+// each of this is said.
 
 #include "runtime/comm/c10d/tcp_store.h"
 

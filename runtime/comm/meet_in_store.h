@@ -16,9 +16,9 @@ namespace tessera {
 /// rank's name, such as "rank 1/4".
 void publish_given_up(KeyValueStore& store, const std::string& self, const absl::Status& reason);
 
-/// Waits until another rank has set `key`, as KeyValueStore::get does, and ends too if a rank gives up meanwhile. Errors
-/// of exit code 75: absl::IsDeadlineExceeded is true for the one after `timeout`, whose text is not for users. Another
-/// one names the rank that has given up, and its reason, or says that the store is gone.
+/// Waits until another rank has set `key`, as KeyValueStore::get does, and ends too if a rank gives up meanwhile.
+/// Errors of exit code 75: absl::IsDeadlineExceeded is true for the one after `timeout`, whose text is not for users.
+/// Another one names the rank that has given up, and its reason, or says that the store is gone.
 absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::string& key,
                                             std::chrono::milliseconds timeout);
 

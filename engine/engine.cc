@@ -26,6 +26,7 @@
 #include "engine/replay/replay_request.h"
 #include "engine/step/rules/own_optimizer.h"
 #include "engine/step/rules/tensor_rule.h"
+#include "runtime/base/log.h"
 #include "runtime/border/expect.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
@@ -225,7 +226,15 @@ void Engine::note_results_written() {
   ServedShards* const served = training.sync.elastic();
   if (!served) return;
   training.job.or_abort("note_results_written", [&] {
-    served->end_results();
+    try {
+      served->end_results();
+    } catch (const Error& error) {
+      if (error.exit_code() == ExitCode::kUsage) throw;  // another worker writes them
+      log_warning(
+          "the results are written, but server 0 cannot note it, so a worker that comes later may write them "
+          "again: " +
+          error.message());
+    }
     note_results_to_write(/*are_left=*/false);
   });
 }

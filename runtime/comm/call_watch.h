@@ -151,10 +151,11 @@ class OutsideNews {
 /// (Collectives::end_if_left_alone). A rank that was killed says nothing. If ranks communicate over Gloo, the rank
 /// before it sees the end of its process (RankWatch) and says so in the store. If the killed rank served the store, the
 /// end of the store shows that this rank is gone. The same is true for the ranks of a host that vanishes. A rank that
-/// ends well tells the ranks that watch it how many calls it has begun. The calls that it has begun are not ended, and
-/// from then on these ranks watch the rank behind it. If a rank waits in a call that the ended rank has not begun, it
-/// would wait for ever, so this is a disagreement too. In worlds of at most 64 ranks, all ranks watch rank 0. Rank 0
-/// mostly serves the store, and once it has ended, no rank can ask the store about it.
+/// ends well tells the ranks that watch it how many calls it has begun, which counts once its process has ended, since
+/// destructors may make calls. The calls that it has begun are not ended, and from then on these ranks watch the rank
+/// behind it. If a rank waits in a call that the ended rank has not begun, it would wait for ever, so this is a
+/// disagreement too. In worlds of at most 64 ranks, all ranks watch rank 0. Rank 0 mostly serves the store, and once it
+/// has ended, no rank can ask the store about it.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -179,7 +180,8 @@ class CallWatch {
   /// Returns whether this rank has waited for kLong in a watched call. If so, the caller passes the state of another
   /// library's calls to `tell`. Any thread may call it.
   bool waits() const { return waits_; }
-  /// Tells the ranks that watch this rank that its program ends well. Any thread may call.
+  /// Tells the ranks that watch this rank that its program is about to end well. A later call replaces what this one
+  /// says of the rank's calls. Any thread may call.
   void tell_end() const;
   /// Asks `store` what `questions` asks, outside of any call, as ask_in_time does within `limit`. `store` is a
   /// connection to the job's store. If that does not answer, and its host has vanished, the wait ends before the limit,

@@ -105,7 +105,8 @@ class MeshGroups {
   /// Returns the watch that names ranks that wait for each other.
   CallWatch& watch() { return watch_; }
 
-  /// Tells every rank of every group of this mesh that this rank gives up, and why. Only the first reason counts.
+  /// Tells every rank of every group of this mesh, and ranks that wait to make a group with this one, that this rank
+  /// gives up, and why. Only the first reason counts.
   void abort(const absl::Status& reason);
   /// Says that this rank's program ends well. Ranks that have more data and still need this rank for a call are told
   /// that it has ended. The program's own group stays usable (user_group), so that ranks can wait for each other.
@@ -137,6 +138,7 @@ class MeshGroups {
     std::shared_ptr<Collectives> group, control;
   };
 
+  void tell_others(const absl::Status& reason) const;
   std::string unique_name(int replicate, int shard);
   absl::StatusOr<std::shared_ptr<Collectives>> make_world(const std::string& purpose);
   /// `family` has the meaning of WaitReport::Group::family.
@@ -146,6 +148,7 @@ class MeshGroups {
   const Topology topology_;
   const std::shared_ptr<GroupFactory> factory_;
   const std::shared_ptr<KeyValueStore> store_;
+  const pid_t process_ = getpid();
 
   mutable Mutex mutex_;
   // key: shape; the count makes group names differ

@@ -48,7 +48,7 @@ void RankWatch::look_after_next() {
   }
   if (!next_.ended) next_.ended = Clock::now();
   const auto since = Clock::now() - *next_.ended;
-  if (rank.has_ended_well()) {  // the rest of its report may be on its way
+  if (rank.has_ended_well()) {  // a report that is too long never comes whole
     if (hear_end(rank) || since >= kToReturn) pass_over_next();
     return;
   }

@@ -169,6 +169,13 @@ bool ParameterServer::is_idle() const {
   return !job_ || job_->members().is_empty();
 }
 
+bool ParameterServer::may_end() const {
+  const MutexLock lock(mutex_);
+  if (job_ && !job_->members().is_empty()) return false;
+  const bool may_have_come_back = keep_ && (!job_ || job_->has_come_back());
+  return !may_have_come_back || ServerLink::Clock::now() - since_ > ServedJob::kForReturns;
+}
+
 void ParameterServer::drop_if_empty(const std::shared_ptr<ServedJob>& job) {
   const MutexLock lock(mutex_);
   if (job_ == job && !job->members().lasts() && job->members().is_empty()) job_.reset();

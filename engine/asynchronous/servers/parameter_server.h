@@ -45,6 +45,9 @@ class ParameterServer {
   const std::string& address() const { return listener_.address; }
   /// Returns whether no worker is connected.
   bool is_idle() const;
+  /// Returns whether no worker is connected, and none is awaited. If shards are kept, workers of an earlier server are
+  /// awaited for ServedJob::kForReturns from the start on.
+  bool may_end() const;
 
  private:
   struct Connection {
@@ -76,6 +79,7 @@ class ParameterServer {
   const std::string secret_;
   const std::optional<KeepOptions> keep_;
   const std::string offload_;
+  const ServerLink::Clock::time_point since_ = ServerLink::Clock::now();
   std::atomic<bool> is_ending_ = false;
   mutable Mutex mutex_;
   std::shared_ptr<ServedJob> job_ ABSL_GUARDED_BY(mutex_);

@@ -22,7 +22,6 @@ namespace tessera {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenTurns{200};
-constexpr std::chrono::milliseconds kForReturns{10'000};  // longer than a rank needs to notice that the server is there
 
 absl::Status broken(const std::string& part) {
   return make_error(ExitCode::kPeerLost, "a message does not fit the definition: " + part +

@@ -52,6 +52,9 @@ namespace tessera {
 class ServedJob {
  public:
   static constexpr std::size_t kRunName = 32;
+  /// The time for which workers are awaited that were connected to an earlier server. It is longer than a worker needs
+  /// to notice that the server has come back.
+  static constexpr std::chrono::milliseconds kForReturns{10'000};
   /// Returns the name of the run in a definition.
   static std::string run_of(const std::string& definition) { return definition.substr(0, kRunName); }
 

@@ -237,7 +237,7 @@ std::optional<std::int64_t> ServedShards::steps_of_all() const {
   return config_.elastic ? std::optional(newest_) : std::nullopt;
 }
 
-std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
+std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps, std::int64_t data_order) {
   begin();
   settle();
   knows_data_ = true;
@@ -247,6 +247,7 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
     head.kind = MessageKind::kTake;
     head.first = steps;
     head.second = taken_;
+    head.turn = data_order;
     ask(0, head, {});
     const MessageHead reply = hear(0, "data");
     if (reply.kind == MessageKind::kDone) {

@@ -96,7 +96,18 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
   ServerQuestion secret;
   secret.head.kind = MessageKind::kSecret;
   secret.rest.push_back(std::as_bytes(std::span(visit_.secret)));
-  TESSERA_RETURN_IF_ERROR(ask_now(std::move(secret)).status());
+  // A program that is no parameter server may listen there and keep silent. While strangers hold a server's places, it
+  // answers a little later.
+  const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
+  const absl::Status heard =
+      ask_now(std::move(secret), returns ? visit_.limit : std::clamp(left, milliseconds(0), visit_.limit)).status();
+  if (exit_code_of(heard) == ExitCode::kPeerLost)
+    return make_error(ExitCode::kPeerLost,
+                      visit_.name +
+                          ": what listens there does not answer as a parameter server does. hint: see whether another "
+                          "program has that port, or whether the server was stopped (comm.init_timeout_s is how long "
+                          "an answer is waited for)");
+  TESSERA_RETURN_IF_ERROR(heard);
   return join(busy_until, returns);
 }
 
@@ -108,7 +119,7 @@ absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bo
     question.head.first = number_;
     question.head.second = returns ? -visit_.life : visit_.life;
     question.rest.push_back(std::as_bytes(std::span(visit_.definition)));
-    TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, ask_now(std::move(question)));
+    TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, ask_now(std::move(question), visit_.limit));
     if (answer.kind == MessageKind::kDone) {
       comes_back_ = visit_.may_wait && answer.shard != 0;
       server_life_ = answer.clock;
@@ -124,11 +135,11 @@ absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bo
   }
 }
 
-absl::StatusOr<MessageHead> ServerCourier::ask_now(ServerQuestion question) {
+absl::StatusOr<MessageHead> ServerCourier::ask_now(ServerQuestion question, ServerLink::Limit limit) {
   const Ticket ticket = ticket_for(std::move(question));
   expect_head();
   sent_.push_front(ticket);
-  if (absl::Status status = exchange(ticket); !ticket->is_over) {  // a refusal may end the connection
+  if (absl::Status status = exchange(ticket, limit); !ticket->is_over) {  // a refusal may end the connection
     std::erase(sent_, ticket);
     return status;
   }
@@ -136,12 +147,12 @@ absl::StatusOr<MessageHead> ServerCourier::ask_now(ServerQuestion question) {
   return ticket->reply;
 }
 
-absl::Status ServerCourier::exchange(const Ticket& ticket) {
-  TESSERA_RETURN_IF_ERROR(link_->send(bytes_of(ticket->head), visit_.limit, /*more=*/ticket->head.bytes > 0));
-  for (const auto& part : ticket->rest) TESSERA_RETURN_IF_ERROR(link_->send(part, visit_.limit));
+absl::Status ServerCourier::exchange(const Ticket& ticket, ServerLink::Limit limit) {
+  TESSERA_RETURN_IF_ERROR(link_->send(bytes_of(ticket->head), limit, /*more=*/ticket->head.bytes > 0));
+  for (const auto& part : ticket->rest) TESSERA_RETURN_IF_ERROR(link_->send(part, limit));
   while (!ticket->is_over) {
     TESSERA_ASSIGN_OR_RETURN(const bool has_received, receive_some());
-    if (!has_received) TESSERA_RETURN_IF_ERROR(link_->wait_to_receive(visit_.limit));
+    if (!has_received) TESSERA_RETURN_IF_ERROR(link_->wait_to_receive(limit));
   }
   return absl::OkStatus();
 }
@@ -386,7 +397,7 @@ absl::Status ServerCourier::count_lost() {
   ServerQuestion question;
   question.head.kind = MessageKind::kReadVersions;
   question.answer.push_back(std::as_writable_bytes(std::span(now)));
-  TESSERA_RETURN_IF_ERROR(ask_now(std::move(question)).status());
+  TESSERA_RETURN_IF_ERROR(ask_now(std::move(question), visit_.limit).status());
   std::int64_t lost = 0;
   for (std::size_t i = 0; i < now.size(); ++i) lost += std::max<std::int64_t>(0, versions_[i] - now[i]);
   versions_ = std::move(now);

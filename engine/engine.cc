@@ -199,14 +199,14 @@ std::int64_t Engine::microbatch() const {
   window.asked = state_->training.microbatch();
   return *window.asked;
 }
-std::optional<std::int64_t> Engine::take_step(std::int64_t steps) {
+std::optional<std::int64_t> Engine::take_step(std::int64_t steps, std::int64_t data_order) {
   Training& training = state_->training;
   ServedShards* const served = training.sync.elastic();
   expect(served != nullptr,
          "take_step is for workers that come and go. [T1014] hint: set \"elastic\" in \"sync\", with \"owners\": "
          "\"servers\"");
   return training.job.or_abort("take_step", [&] {
-    const std::optional<std::int64_t> step = served->take_step(steps);
+    const std::optional<std::int64_t> step = served->take_step(steps, data_order);
     if (served->is_over()) training.accept_new_values();
     if (served->finishes()) note_results_to_write(/*are_left=*/true);
     return step;

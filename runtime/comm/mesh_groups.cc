@@ -212,6 +212,7 @@ void MeshGroups::abort(const absl::Status& reason) {
     const MutexLock lock(mutex_);
     if (!aborted_.ok()) return;
     aborted_ = reason;
+    was_told_ = is_told();
     for (const auto& weak : groups_)
       if (auto group = weak.lock()) groups.push_back(std::move(group));
   }
@@ -261,6 +262,10 @@ absl::Status MeshGroups::status() const {
 
 bool MeshGroups::told_by_peer() const {
   const MutexLock lock(mutex_);
+  return was_told_ || is_told();
+}
+
+bool MeshGroups::is_told() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const std::weak_ptr<Collectives>& weak) {
     const auto group = weak.lock();
     return group && is_told_by_peer(group->status());

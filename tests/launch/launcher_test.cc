@@ -302,9 +302,12 @@ TEST(JobSecret, FilesThatAreNoSecretsAreRefused) {
     std::filesystem::permissions(folder / name, perms::owner_read | mode);
     EXPECT_THAT(error_of(name), HasSubstr("chmod 600"));
   }
-  std::ofstream(folder / "long") << std::string(300, 'x');
-  std::filesystem::permissions(folder / "long", perms::owner_read);
-  EXPECT_THAT(error_of("long"), HasSubstr("longer than a secret may be"));
+  for (const std::size_t length : {0, 15, 257, 300}) {
+    const std::string name = std::to_string(length);
+    std::ofstream(folder / name) << std::string(length, 'x') << '\n';
+    std::filesystem::permissions(folder / name, perms::owner_read);
+    EXPECT_THAT(error_of(name), HasSubstr("holds no secret"));
+  }
   std::filesystem::create_directory(folder / "folder");
   EXPECT_THAT(error_of("folder"), HasSubstr("no regular file"));
 }

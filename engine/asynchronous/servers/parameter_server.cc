@@ -13,6 +13,8 @@
 #include <system_error>
 #include <utility>
 
+#include "offload/files/atomic_file.h"
+#include "offload/files/scratch_directory.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
@@ -23,6 +25,7 @@ constexpr std::chrono::milliseconds kLook{100}, kShortLook{5};
 constexpr std::chrono::milliseconds kForStrangers{10'000};  // time in which a connection has to send the secret
 constexpr std::chrono::milliseconds kStandstill{60'000};
 constexpr int kMostStrangers = 64;
+constexpr char kThisServer[] = "parameter server";
 constexpr std::int64_t kMostDefinition = std::int64_t{256} << 20;
 
 /// Compares all bytes, so that the time of the comparison does not show where the first difference is.
@@ -50,6 +53,9 @@ absl::StatusOr<std::unique_ptr<ParameterServer>> ParameterServer::start(const st
                                              std::to_string(KeepOptions::kMostLose) + " pushes may be lost, got \"" +
                                              keep->folder + "\" and " + std::to_string(keep->lose) +
                                              ". [T1000] hint: write --state FOLDER --lose 16");
+  // Workers come later, perhaps much later, so folders that cannot be used are errors now.
+  if (keep) TESSERA_RETURN_IF_ERROR(make_folders(keep->folder, kThisServer));
+  if (!offload.empty()) TESSERA_RETURN_IF_ERROR(look_at_scratch_directory(offload, kThisServer).status());
   TESSERA_ASSIGN_OR_RETURN(ServerSocket listener, listen_for_workers(address));
   return std::unique_ptr<ParameterServer>(new ParameterServer(std::move(listener), secret, keep, offload));
 }
@@ -224,8 +230,9 @@ void ParameterServer::serve(Connection& connection) {
     status = make_error(ExitCode::kInternal, error.what());
   }
   if (is_ending_) return;  // workers keep their numbers for a server that comes back
-  log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone (" +
-           message_of(status) + ")");
+  // A worker that ends closes its connection, whether it has made all steps or not; its launcher knows why.
+  log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone" +
+           (link.is_closed() ? "" : " (" + message_of(status) + ")"));
   job->leave(rank);
   drop_if_empty(job);
 }

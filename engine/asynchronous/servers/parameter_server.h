@@ -32,7 +32,8 @@ class ParameterServer {
   /// Listens at `address` (listen_for_workers), and from now on serves workers that send `secret`. `keep`: where shards
   /// are kept, so that a server that is started again with the same options continues the run; nothing: they end with
   /// the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory. Errors: those of
-  /// listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`.
+  /// listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`; those of make_folders and
+  /// look_at_scratch_directory for the two folders.
   static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret,
                                                                 const std::optional<KeepOptions>& keep = {},
                                                                 const std::string& offload = "");

@@ -509,7 +509,7 @@ absl::Status ServedJob::Worker::do_elastic(const MessageHead& head, ServerLink& 
   MessageHead reply;
   absl::Status status;
   if (head.kind == MessageKind::kTake) {
-    const auto dealt = members.deal(rank_, head.first, head.second);
+    const auto dealt = members.deal(rank_, head.first, head.second, head.turn);
     status = dealt.status();
     if (dealt.ok()) {
       using Kind = JobMembers::Deal::Kind;

@@ -221,14 +221,15 @@ std::optional<std::int64_t> ServedShards::steps_of_all() const {
   return config_.elastic ? std::optional(newest_) : std::nullopt;
 }
 
-std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
+std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps, std::int64_t data_order) {
   begin();
   settle();
   worker_.know_data();
   const auto deadline = ServerLink::Clock::now() + limit_;
   for (milliseconds pause(5);; pause = std::min(2 * pause, milliseconds(200))) {
     const MessageHead reply =
-        answer_to({.head = {.kind = MessageKind::kTake, .first = steps, .second = worker_.taken()}}, 0, "data");
+        answer_to({.head = {.kind = MessageKind::kTake, .first = steps, .second = worker_.taken(), .turn = data_order}},
+                  0, "data");
     if (reply.kind == MessageKind::kDone) {
       const std::optional<std::int64_t> dealt = worker_.take(reply);
       if (worker_.is_over()) copy(0, groups_.size(), MessageKind::kCopy);  // no worker pushes any more

@@ -84,7 +84,18 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
     link_ = *std::move(made);
   }
   ServerQuestion secret{.head = {.kind = MessageKind::kSecret}, .rest = {std::as_bytes(std::span(visit_.secret))}};
-  TESSERA_RETURN_IF_ERROR(ask_now(std::move(secret)).status());
+  // A program that is no parameter server may listen there and keep silent. While strangers hold a server's places, it
+  // answers a little later.
+  const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
+  const absl::Status heard =
+      ask_now(std::move(secret), returns ? visit_.limit : std::clamp(left, milliseconds(0), visit_.limit)).status();
+  if (exit_code_of(heard) == ExitCode::kPeerLost)
+    return make_error(ExitCode::kPeerLost,
+                      visit_.name +
+                          ": what listens there does not answer as a parameter server does. hint: see whether another "
+                          "program has that port, or whether the server was stopped (comm.init_timeout_s is how long "
+                          "an answer is waited for)");
+  TESSERA_RETURN_IF_ERROR(heard);
   return join(busy_until, returns);
 }
 
@@ -94,7 +105,7 @@ absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bo
     ServerQuestion question{
         .head = {.kind = MessageKind::kJoin, .first = number_, .second = returns ? -visit_.life : visit_.life},
         .rest = {std::as_bytes(std::span(visit_.definition))}};
-    TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, ask_now(std::move(question)));
+    TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, ask_now(std::move(question), visit_.limit));
     if (answer.kind == MessageKind::kDone) {
       comes_back_ = visit_.may_wait && answer.shard != 0;
       server_life_ = answer.clock;
@@ -110,9 +121,9 @@ absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bo
   }
 }
 
-absl::StatusOr<MessageHead> ServerCourier::ask_now(ServerQuestion question) {
+absl::StatusOr<MessageHead> ServerCourier::ask_now(ServerQuestion question, ServerLink::Limit limit) {
   const Ticket ticket = ticket_for(std::move(question));
-  TESSERA_RETURN_IF_ERROR(under_way_.ask_now(ticket, *link_, visit_.limit));
+  TESSERA_RETURN_IF_ERROR(under_way_.ask_now(ticket, *link_, limit));
   TESSERA_RETURN_IF_ERROR(ticket->status);
   return ticket->reply;
 }
@@ -272,7 +283,7 @@ absl::Status ServerCourier::count_lost() {
   std::vector<std::int64_t> now(versions_.size());
   ServerQuestion question{.head = {.kind = MessageKind::kReadVersions},
                           .answer = {std::as_writable_bytes(std::span(now))}};
-  TESSERA_RETURN_IF_ERROR(ask_now(std::move(question)).status());
+  TESSERA_RETURN_IF_ERROR(ask_now(std::move(question), visit_.limit).status());
   std::int64_t lost = 0;
   for (std::size_t i = 0; i < now.size(); ++i) lost += std::max<std::int64_t>(0, versions_[i] - now[i]);
   versions_ = std::move(now);

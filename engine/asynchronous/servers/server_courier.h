@@ -78,7 +78,7 @@ class ServerCourier {
   absl::StatusOr<MessageHead> enter(Clock::time_point deadline, Clock::time_point busy_until, bool returns);
   absl::StatusOr<MessageHead> join(Clock::time_point busy_until, bool returns);
   /// Asks a question on a new connection, before all other questions, and waits for the answer.
-  absl::StatusOr<MessageHead> ask_now(ServerQuestion question);
+  absl::StatusOr<MessageHead> ask_now(ServerQuestion question, ServerLink::Limit limit);
   void run();
   absl::Status move_bytes();
   bool take_next();

@@ -106,6 +106,11 @@ TEST(Servers, LaterWorkerBeginsWithTheValuesOfTheServers) {
     EXPECT_THAT(error_of([&] { session.engine.take_step(11); }), HasSubstr("with the same number of steps"));
   });
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, elastic(sgd));
+    EXPECT_THAT(error_of([&] { session.engine.take_step(10, /*data_order=*/5); }),
+                HasSubstr("other data than the others"));
+  });
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     EXPECT_THAT(error_of([&] { Session(mesh, elastic()); }), HasSubstr("has other shards here"))
         << "another optimizer has other states";
   });

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -41,11 +43,11 @@ std::optional<std::pair<First, double>> pair_of(const std::string& text, const c
 
 /// Reads a text such as "7=1.5": a rank and a factor.
 std::pair<int, double> straggler_of(const std::string& text) {
-  const auto read = pair_of<int>(text, "%d=%lf%n");
-  if (!read)
+  const auto read = pair_of<std::int64_t>(text, "%ld=%lf%n");
+  if (!read || read->first < 0 || read->first > std::numeric_limits<int>::max())
     throw Error(ExitCode::kUsage,
                 "simulate: --straggler \"" + text + "\" is no rank and factor. [T0040] hint: write them such as 7=1.5");
-  return *read;
+  return {static_cast<int>(read->first), read->second};
 }
 
 /// Reads "0.02=1": share of steps, and seconds.
@@ -63,7 +65,10 @@ WorldOptions options_of(const SimulateCommand& command) {
   options.jitter = command.jitter;
   options.seed = command.seed;
   options.steps = command.steps;
-  for (const std::string& straggler : command.stragglers) options.stragglers.insert(straggler_of(straggler));
+  for (const std::string& straggler : command.stragglers)
+    if (!options.stragglers.insert(straggler_of(straggler)).second)
+      throw Error(ExitCode::kUsage,
+                  "simulate: --straggler \"" + straggler + "\" names a rank for the second time. hint: name it once");
   if (!command.stall.empty()) std::tie(options.stall_share, options.stall_s) = stall_of(command.stall);
   if (!command.trace.empty()) {
     for (int rank = 0; rank < command.world.world_size && rank < command.traced_ranks; ++rank)

@@ -26,6 +26,7 @@
 #include "engine/replay/replay_request.h"
 #include "engine/step/rules/own_optimizer.h"
 #include "engine/step/rules/tensor_rule.h"
+#include "runtime/base/log.h"
 #include "runtime/border/expect.h"
 #include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
@@ -198,14 +199,14 @@ std::int64_t Engine::microbatch() const {
   window.asked = state_->training.microbatch();
   return *window.asked;
 }
-std::optional<std::int64_t> Engine::take_step(std::int64_t steps) {
+std::optional<std::int64_t> Engine::take_step(std::int64_t steps, std::int64_t data_order) {
   Training& training = state_->training;
   ServedShards* const served = training.sync.elastic();
   expect(served != nullptr,
          "take_step is for workers that come and go. [T1014] hint: set \"elastic\" in \"sync\", with \"owners\": "
          "\"servers\"");
   return training.job.or_abort("take_step", [&] {
-    const std::optional<std::int64_t> step = served->take_step(steps);
+    const std::optional<std::int64_t> step = served->take_step(steps, data_order);
     if (served->is_over()) training.accept_new_values();
     if (served->finishes()) note_results_to_write(/*are_left=*/true);
     return step;
@@ -225,7 +226,15 @@ void Engine::note_results_written() {
   ServedShards* const served = training.sync.elastic();
   if (!served) return;
   training.job.or_abort("note_results_written", [&] {
-    served->end_results();
+    try {
+      served->end_results();
+    } catch (const Error& error) {
+      if (error.exit_code() == ExitCode::kUsage) throw;  // another worker writes them
+      log_warning(
+          "the results are written, but server 0 cannot note it, so a worker that comes later may write them "
+          "again: " +
+          error.message());
+    }
     note_results_to_write(/*are_left=*/false);
   });
 }

@@ -112,7 +112,7 @@ void make_mutex(pthread_mutex_t& mutex) {
 }  // namespace
 
 OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board)
-    : PulledParameters(units, board), config_(plan.update().outer.asynchronous), update_(config_) {
+    : PulledParameters(units, board, plan.update().outer.asynchronous), update_(config_) {
   memory_ = Arena::part_of_common("shards", plan.use()[MemoryCategory::kOptimizer], board.group());
   const auto owners = static_cast<std::size_t>(board.size());
   std::size_t parameters = 0;
@@ -120,14 +120,14 @@ OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const 
     Group& added = groups_.emplace_back();
     added.flat = &flat;
     added.pulled.resize(owners);
-    added.first_shard = names_.size();
+    added.first_shard = order_.shards();
     added.first_parameter = parameters;
     parameters += flat.parameters.size();
-    for (int owner = 0; owner < board.size(); ++owner) names_.push_back({flat.unit->name, flat.index, owner});
+    for (int owner = 0; owner < board.size(); ++owner) order_.add_shard({flat.unit->name, flat.index, owner});
     place(flat, plan);
   });
   memory_.expect_full();
-  const auto shards_bytes = static_cast<std::int64_t>(names_.size() * sizeof(Shard));
+  const auto shards_bytes = static_cast<std::int64_t>(order_.shards() * sizeof(Shard));
   const auto counts_bytes = static_cast<std::int64_t>(parameters * owners * sizeof(std::int64_t));
   control_ = Arena::common("versions of shards", shards_bytes + counts_bytes, board.group());
   auto* counts = reinterpret_cast<std::int64_t*>(control_.data() + shards_bytes);
@@ -137,22 +137,7 @@ OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const 
     if (board.rank() != 0) continue;
     for (int owner = 0; owner < board.size(); ++owner) make_mutex(shard(group, owner).mutex);
   }
-  if (!config_.play_order.empty()) read_turns();
-  const OrderParties parties{board.size(), "ranks", board.size()};
-  if (!config_.record_order.empty() && board.rank() == 0)
-    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, parties, /*is_first=*/true)));
-  adopt();
-  if (!config_.record_order.empty() && board.rank() != 0)
-    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, parties, /*is_first=*/false)));
-}
-
-void OwnedShards::read_turns() {
-  turns_ = value_or_throw(read_order(config_.play_order, {board_.size(), "ranks", board_.size()}, names_));
-  for (const std::vector<ShardTurn>& turns : turns_) {
-    const auto last =
-        std::find_if(turns.rbegin(), turns.rend(), [&](const ShardTurn& turn) { return turn.rank == board_.rank(); });
-    own_turns_end_.push_back(static_cast<std::size_t>(turns.rend() - last));
-  }
+  throw_if_error(order_.open(config_, {board.size(), "ranks", board.size()}, board.rank(), [&] { adopt(); }));
 }
 
 /// Takes memory for this rank's part of a group, and makes a view of each owner's part. Each owner's part lies at the
@@ -232,9 +217,8 @@ void OwnedShards::pull_unit(const Unit& unit) {
   }
 }
 
-/// No wait is needed if a recorded order is replayed: that order already contains the effect of such waits.
 void OwnedShards::wait_for_the_slowest(const Unit& unit) {
-  if (!config_.max_staleness || !turns_.empty()) return;
+  if (!bounds_staleness()) return;
   const std::int64_t least = step() - 1 - *config_.max_staleness;
   board_.wait([&] { return unit.name + " pull"; }, [&](int q) { return board_.pushed(q) >= least; });
 }
@@ -268,7 +252,7 @@ void OwnedShards::take_newest() {
 void OwnedShards::wait_for_turn_of_round() {
   const std::int64_t now = step();
   board_.note_computed(now);
-  if (config_.max_staleness != 0 || !turns_.empty()) return;
+  if (!bounds_staleness() || *config_.max_staleness != 0) return;
   const Span span("wait", {}, &push_wait_seconds_);
   const auto operation = [] { return std::string("push"); };
   board_.wait(operation, [&](int q) { return board_.computed(q) >= now; });
@@ -294,11 +278,6 @@ void OwnedShards::skip() {
   board_.look();
   wait_for_turn_of_round();
   end_step();
-}
-
-void OwnedShards::end_step() {
-  end_step_of_copies();
-  if (writer_) throw_if_error(writer_->write_if_many());
 }
 
 void OwnedShards::push_shard(Group& group, int owner, const ElementUpdate& rule, const PushRates& with,
@@ -335,16 +314,17 @@ void OwnedShards::update_runs(Group& group, int owner, const ElementUpdate& rule
 }
 
 void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
-  if (turns_.empty()) return;
-  const std::size_t index = group.first_shard + static_cast<std::size_t>(owner);
-  const std::vector<ShardTurn>& turns = turns_[index];
+  if (!order_.is_played()) return;
+  const std::vector<ShardTurn>& turns = order_.turns(group.first_shard + static_cast<std::size_t>(owner));
   const Shard& there = shard(group, owner);
   const auto operation = [&] { return what(group, owner, is_push ? "push" : "pull"); };
   const auto whose = [&] {
     const auto played = static_cast<std::size_t>(there.played.load());
     return played < turns.size() ? turns[played].rank : -1;
   };
-  if (static_cast<std::size_t>(there.played.load()) >= own_turns_end_[index])
+  // Other ranks may play meanwhile, but not this rank's turns.
+  const auto left = std::span(turns).subspan(std::min(turns.size(), static_cast<std::size_t>(there.played.load())));
+  if (std::ranges::find(left, board_.rank(), &ShardTurn::rank) == left.end())
     throw_if_error(end_of_turns(operation(), board_.rank()));
   const Span span("wait", {}, is_push ? &push_wait_seconds_ : nullptr);  // pull_seconds_ already contains the wait of a
                                                                          // pull
@@ -355,17 +335,14 @@ void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
 }
 
 void OwnedShards::note(const Group& group, int owner, bool is_push, std::int64_t version) {
-  const std::size_t index = group.first_shard + static_cast<std::size_t>(owner);
-  if (writer_) {
-    writer_->add({.number = board_.next_event(),
-                  .step = step(),
-                  .shard = index,
-                  .version = version,
-                  .rank = board_.rank(),
-                  .is_push = is_push},
-                 names_[index]);
-  }
-  if (!turns_.empty()) shard(group, owner).played.fetch_add(1);
+  if (order_.is_recorded())
+    order_.add({.number = board_.next_event(),
+                .step = step(),
+                .shard = group.first_shard + static_cast<std::size_t>(owner),
+                .version = version,
+                .rank = board_.rank(),
+                .is_push = is_push});
+  if (order_.is_played()) shard(group, owner).played.fetch_add(1);
 }
 
 }  // namespace tessera

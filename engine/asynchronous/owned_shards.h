@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "engine/asynchronous/pulled_parameters.h"
-#include "engine/asynchronous/push_order.h"
 #include "engine/asynchronous/shard_update.h"
 #include "sharding/arena.h"
 #include "sharding/layout/plan/memory_plan.h"
@@ -59,7 +58,7 @@ class OwnedShards final : public PulledParameters {
   /// or a sum of the gradients of several ranks (FirstGradients). It neither waits for a turn nor ends a step.
   void apply(int owner, const ElementUpdate& rule, const PushRates& with);
   /// Ends this rank's step: the next step pulls units anew.
-  void end_step();
+  void end_step() { end_step_of_copies(); }
   void adopt() override;
   /// Every rank pulls the newest values.
   void bring_together() override;
@@ -86,7 +85,6 @@ class OwnedShards final : public PulledParameters {
 
   void pull_unit(const Unit& unit) override;
   void place(FlatGroup& group, const MemoryPlan& plan);
-  void read_turns();
   Shard& shard(const Group& group, int owner) const;
   std::span<std::int64_t> counts_at(const Group& group, int owner) const;
   void wait_for_the_slowest(const Unit& unit);
@@ -99,14 +97,9 @@ class OwnedShards final : public PulledParameters {
   void update_runs(Group& group, int owner, const ElementUpdate& rule, const PushRates& with, std::int64_t age);
   std::string what(const Group& group, int owner, const char* operation) const;
 
-  const AsynchronousConfig& config_;
   Arena memory_;   ///< this rank's part of values and states
   Arena control_;  ///< Shards, then counts
   std::vector<Group> groups_;
-  std::vector<ShardName> names_;               ///< [shard]
-  std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no recorded order is replayed
-  std::vector<std::size_t> own_turns_end_;     ///< [shard]: index behind the last turn of this rank in `turns_`
-  std::optional<OrderWriter> writer_;
   ShardUpdate update_;
 };
 

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "runtime/border/throw.h"
 #include "tessera/span.h"
 
 namespace tessera {
 
-PulledParameters::PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board)
-    : PushedParameters(board), first_group_{0}, is_fresh_(units.size()) {
+PulledParameters::PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board,
+                                   const AsynchronousConfig& config)
+    : PushedParameters(board), config_(config), first_group_{0}, is_fresh_(units.size()) {
   for (const auto& unit : units) {
     const auto trainable = std::ranges::count_if(unit->groups, [](const auto& group) { return group->trainable; });
     first_group_.push_back(first_group_.back() + static_cast<std::size_t>(trainable));
@@ -31,6 +33,7 @@ bool PulledParameters::pull(const Unit& unit) {
 void PulledParameters::end_step_of_copies() {
   board_.note_pushed(step());
   std::ranges::fill(is_fresh_, 0);
+  throw_if_error(order_.end_step());
 }
 
 }  // namespace tessera

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "engine/asynchronous/common_parameters.h"
+#include "engine/asynchronous/push_order.h"
 #include "runtime/base/metrics/latency_histogram.h"
 #include "sharding/unit.h"
+#include "tessera/strategy.h"
 
 namespace tessera {
 
@@ -17,8 +19,8 @@ namespace tessera {
 /// values at the first read since its last step, and no more than once a step. The class Pulls calls `pull`.
 class PulledParameters : public PushedParameters {
  public:
-  /// Keeps references to both arguments.
-  PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board);
+  /// Keeps references to the last two arguments.
+  PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board, const AsynchronousConfig& config);
 
   /// Copies the newest values of a unit to this rank, unless this step has pulled them already. A rank that is
   /// max_staleness steps ahead waits first. Returns false if there was nothing to pull.
@@ -43,9 +45,14 @@ class PulledParameters : public PushedParameters {
   virtual void pull_unit(const Unit& unit) = 0;
   void take_as_fresh(std::size_t unit) { is_fresh_[unit] = 1; }
   bool is_fresh(std::size_t unit) const { return is_fresh_[unit] != 0; }
-  /// Counts this rank's step: the next step pulls units anew.
+  /// Counts this rank's step, and writes the order that is recorded: the next step pulls units anew.
   void end_step_of_copies();
+  /// Returns whether a rank waits for ranks that are max_staleness steps behind. No wait is needed if a recorded order
+  /// is replayed: that order already contains the effect of such waits.
+  bool bounds_staleness() const { return config_.max_staleness && !order_.is_played(); }
 
+  const AsynchronousConfig& config_;
+  PushOrder order_;  ///< shards are numbered by group, then by owner
   double pull_seconds_ = 0, push_wait_seconds_ = 0;
   std::vector<std::size_t> first_group_;  ///< [unit]: index of the unit's first trainable group; the last entry is the
                                           ///< number of all groups

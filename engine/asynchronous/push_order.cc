@@ -159,4 +159,20 @@ absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string
   return turns;
 }
 
+absl::Status PushOrder::open(const AsynchronousConfig& config, const OrderParties& parties, int rank,
+                             absl::FunctionRef<void()> meet) {
+  if (!config.play_order.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(turns_, read_order(config.play_order, parties, names_));
+  }
+  const auto record = [&](bool is_first) -> absl::Status {
+    if (config.record_order.empty() || is_first != (rank == 0)) return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(OrderWriter writer, OrderWriter::open(config.record_order, parties, is_first));
+    writer_.emplace(std::move(writer));
+    return absl::OkStatus();
+  };
+  TESSERA_RETURN_IF_ERROR(record(/*is_first=*/true));
+  meet();
+  return record(/*is_first=*/false);
+}
+
 }  // namespace tessera

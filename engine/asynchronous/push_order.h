@@ -2,14 +2,19 @@
 
 // See docs/glossary.md: flat group, unit.
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "tessera/strategy.h"
 
 namespace tessera {
 
@@ -45,7 +50,7 @@ struct OrderParties {
 ///     {"event":12,"rank":0,"step":3,"op":"push","unit":"layers.0","group":0,"shard":1,"version":5}
 ///
 /// Each rank appends its own lines, many at a time, so the file mixes the lines of several ranks; "event" gives the
-/// order of all events. A rank that is killed loses its latest lines. OwnedShards owns one.
+/// order of all events. A rank that is killed loses its latest lines. PushOrder owns one.
 class OrderWriter {
  public:
   /// Creates the file, or replaces it, if `is_first`. One rank does this before the other ranks open the file. The
@@ -87,5 +92,35 @@ absl::Status expect_turn(const ShardTurn& turn, bool is_push, const std::string&
 /// owners or another number of ranks. A file of an earlier version names no owners.
 absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, const OrderParties& parties,
                                                                std::span<const ShardName> shards);
+
+/// The order of the pulls and pushes of one rank, as "sync" says: it is recorded ("record_order"), replayed
+/// ("play_order"), or free. PulledParameters owns one.
+class PushOrder {
+ public:
+  /// Adds a shard; shards are numbered in the order of these calls. REQUIRES: `open` was not called.
+  void add_shard(ShardName shard) { names_.push_back(std::move(shard)); }
+  std::size_t shards() const { return names_.size(); }
+  const ShardName& name(std::size_t shard) const { return names_[shard]; }
+
+  /// Reads and opens the files that `config` names. Rank 0 creates the recorded file before `meet`, in which all ranks
+  /// wait for each other, and the other ranks open it afterwards. Errors: those of read_order and OrderWriter::open.
+  absl::Status open(const AsynchronousConfig& config, const OrderParties& parties, int rank,
+                    absl::FunctionRef<void()> meet);
+
+  bool is_recorded() const { return writer_.has_value(); }
+  bool is_played() const { return !turns_.empty(); }
+  /// Returns the turns of a shard in the order that is replayed. REQUIRES: is_played().
+  const std::vector<ShardTurn>& turns(std::size_t shard) const { return turns_[shard]; }
+
+  /// Records an event. REQUIRES: is_recorded().
+  void add(const ShardEvent& event) { writer_->add(event, names_[event.shard]); }
+  /// Ends a step (OrderWriter::write_if_many).
+  absl::Status end_step() { return writer_ ? writer_->write_if_many() : absl::OkStatus(); }
+
+ private:
+  std::vector<ShardName> names_;               ///< [shard]
+  std::vector<std::vector<ShardTurn>> turns_;  ///< [shard]; empty where no recorded order is replayed
+  std::optional<OrderWriter> writer_;
+};
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 #include "runtime/border/throw.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
 #include "runtime/comm/job/process_mesh.h"
+#include "runtime/comm/meet_in_store.h"
 #include "runtime/comm/mesh_groups.h"
 #include "tessera/backend.h"
 
@@ -23,6 +24,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> join_group(const MakeBackend& make,
   request.world_ranks = group.world_ranks;
   request.store = c10::make_intrusive<c10d::PrefixStore>("backend/" + group.key(), store->c10d_store());
   request.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(init_timeout_s * 1000));
+  TESSERA_RETURN_IF_ERROR(meet_in_store_or_fail(group, "met/backend", *store));
   try {
     c10::intrusive_ptr<c10d::Backend> backend = make(request);
     if (backend) return c10d_collectives(group, TransportKind::kOwn, std::move(backend), store);
@@ -40,8 +42,10 @@ Mesh join_processes(const CommConfig& comm, const Environment& environment) {
   const auto make = [&](const Topology& topology) -> absl::StatusOr<Mesh> {
     NetworkChoice choice(comm);
     TESSERA_ASSIGN_OR_RETURN(Mesh mesh, make_process_mesh(topology, comm, choice.choose()));
-    TESSERA_RETURN_IF_ERROR(choice.agree(topology, groups_of(mesh).store()));
-    return mesh;
+    const absl::Status agreed = choice.agree(topology, groups_of(mesh).store());
+    if (agreed.ok()) return mesh;
+    groups_of(mesh).abort(agreed);  // other ranks may have gone on
+    return agreed;
   };
   return join_job(make, environment);
 }

@@ -73,6 +73,7 @@ TokenBatch TokenBatches::of(std::int64_t microbatch, at::Device device) {
 void TokenBatches::end_step() { stream_->end_step(); }
 void TokenBatches::deal(const MicrobatchRun& run) { throw_if_error(stream_->deal(run)); }
 void TokenBatches::go_to_step(std::int64_t step) { throw_if_error(stream_->go_to_step(step)); }
+std::int64_t TokenBatches::data_order() const { return stream_->data_order(); }
 SamplerCursor TokenBatches::cursor() const { return stream_->sampler().cursor(); }
 void TokenBatches::resume(const SamplerCursor& cursor) { throw_if_error(stream_->resume(cursor)); }
 std::int64_t TokenBatches::num_tokens() const { return stream_->dataset().num_tokens(); }

@@ -34,6 +34,7 @@ class TokenStream {
   const DistributedSampler& sampler() const { return sampler_; }
   absl::Status deal(const MicrobatchRun& run) { return sampler_.deal(run); }
   absl::Status go_to_step(std::int64_t step) { return sampler_.go_to_step(step); }
+  std::int64_t data_order() const { return sampler_.data_order(dataset_->num_tokens(), seq_len_); }
   absl::Status resume(const SamplerCursor& cursor) { return sampler_.resume(cursor); }
 
  private:

@@ -78,6 +78,7 @@ class StepRecorder {
   const std::optional<ReplayRequest> replay_;
   std::optional<StepRecordsFile> file_;   ///< set only on rank 0, and only if steps are recorded
   std::vector<StepRecord> recorded_;      ///< in a replay, the records by step
+  bool has_compared_ = false;             ///< whether a replay has compared a step with its record
   std::optional<FindNonfinite> watch_;    ///< set in a replay that looks for results that are not finite
   std::optional<Found> found_;            ///< this rank's first bad microbatch of the step under way
   std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]: hashes of this rank; sums over all ranks

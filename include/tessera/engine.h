@@ -285,7 +285,7 @@ class Engine {
   /// nothing if this worker itself has taken the last steps ahead and must make them first; then steps_are_over() is
   /// false.
   ///
-  ///   while (const auto step = engine.take_step(1000)) {
+  ///   while (const auto step = engine.take_step(1000, batches.data_order())) {
   ///     batches.go_to_step(*step);
   ///     while (!engine.step_is_due()) engine.backward(loss_of(batches.next()));
   ///     engine.step();
@@ -295,9 +295,12 @@ class Engine {
   ///     engine.note_results_written();
   ///   }
   ///
-  /// Throws Error (64) without "sync.elastic", and if other workers make another number of steps; 75 if the other
-  /// workers do not finish within comm.timeout_s.
-  std::optional<std::int64_t> take_step(std::int64_t steps);
+  /// `data_order` is a number that stands for the data of all steps, such as TokenBatches::data_order. A program with
+  /// data of its own may make it from the number of samples, its seed and its batch.
+  ///
+  /// Throws Error (64) without "sync.elastic", and if other workers give other numbers; 75 if the other workers do not
+  /// finish within comm.timeout_s.
+  std::optional<std::int64_t> take_step(std::int64_t steps, std::int64_t data_order = 0);
   /// Returns whether all steps are made, as the latest `take_step` has found.
   bool steps_are_over() const;
   /// Returns whether this process writes the results of a run: rank 0, or, where workers come and go, one of those that
@@ -305,7 +308,8 @@ class Engine {
   /// with the same values.
   bool writes_results() const;
   /// Says that this process has written the results: where workers come and go, no worker that comes later is told to
-  /// write them again. Without "sync.elastic" it does nothing. Throws Error (64) where another worker writes them.
+  /// write them again. Without "sync.elastic" it does nothing. If a server is lost, this process still ends well, and
+  /// the log says that the results are not noted. Throws Error (64) where another worker writes them.
   void note_results_written();
 
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and

@@ -177,7 +177,8 @@ class RankSampler : public torch::data::samplers::Sampler<> {
 /// only steps left are those that the loader has taken. A program must train on all batches of a loader, since no other
 /// worker gets the steps of batches that it leaves out. If samples do not fill the last step of an epoch, the step
 /// takes samples from the beginning of the order (Tail::kPad), or is left out (Tail::kDrop). All workers must make the
-/// sampler with the same numbers. `options.epoch` has no effect.
+/// sampler with the same numbers, which is compared if the program gives take_step a `data_order` that stands for them.
+/// `options.epoch` has no effect.
 class StepSampler : public torch::data::samplers::Sampler<> {
  public:
   using TakeStep = std::function<std::optional<std::int64_t>()>;

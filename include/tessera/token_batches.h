@@ -66,6 +66,9 @@ class TokenBatches {
   /// come and go during the run). Each step has its own samples, whichever worker computes it. Throws Error (78) for a
   /// number below 0.
   void go_to_step(std::int64_t step);
+  /// Returns a number that stands for the data of all steps: it is equal where equal numbers of steps have the same
+  /// samples (Engine::take_step). Tokens themselves are not read for it.
+  std::int64_t data_order() const;
 
   /// Returns the position of the next microbatch, for a checkpoint. A cursor taken between two steps is valid for any
   /// number of ranks.

@@ -60,6 +60,7 @@ void bind_data(py::module_& module) {
       .def("of", &microbatch_of, Released())
       .def("end_step", &TokenBatches::end_step)
       .def("go_to_step", &TokenBatches::go_to_step)
+      .def("data_order", &TokenBatches::data_order)
       .def("deal",
            [](TokenBatches& batches, std::int64_t begin, std::int64_t end) {
              batches.deal({begin, end});

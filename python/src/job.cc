@@ -89,6 +89,28 @@ void Job::tell(OutsideCalls calls) {
   if (is_joined() && !is_forked()) groups_of(*place->scope.mesh).watch().tell(std::move(calls));
 }
 
+namespace {
+
+initproc init_of_python = nullptr;  // what SystemExit had before note_exits
+PyObject* noting = nullptr;         // the function that note_exits was given; it is never released
+
+int init_and_note(PyObject* made, PyObject* arguments, PyObject* names) {
+  if (init_of_python(made, arguments, names) != 0) return -1;
+  PyObject* const code = reinterpret_cast<PySystemExitObject*>(made)->code;
+  PyObject* const noted = PyObject_CallOneArg(noting, code == nullptr ? Py_None : code);
+  if (noted == nullptr) PyErr_Clear();  // the interpreter is ending, and has taken the function's module apart
+  Py_XDECREF(noted);
+  return 0;
+}
+
+}  // namespace
+
+void note_exits(const pybind11::function& note) {
+  auto* const type = reinterpret_cast<PyTypeObject*>(PyExc_SystemExit);
+  noting = note.inc_ref().ptr();
+  if (type->tp_init != init_and_note) init_of_python = std::exchange(type->tp_init, init_and_note);
+}
+
 void set_exit_code(int code) {
   // Launchers should see this exit code, even if Python would end with another one. The interpreter has flushed its
   // streams and is gone when this runs.

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include <map>
 #include <string>
 #include <utility>
@@ -53,6 +55,11 @@ class Job {
 /// Returns the mesh. If no Engine and no `init` has joined the job before, it joins the job with the strategy's
 /// defaults. Throws tessera::Error (64) in a forked process.
 inline const Mesh& mesh() { return Job::join({}); }
+
+/// Calls `note` with the code of each SystemExit that is made from now on. Python tells nobody of the one that ends a
+/// program: no excepthook hears of it, and handlers at exit do not know the code. A class derived from SystemExit that
+/// has an __init__ of its own is not noted.
+void note_exits(const pybind11::function& note);
 
 /// Makes the process end with `code` instead of Python's exit code. This is the interpreter's last action.
 void set_exit_code(int code);

@@ -61,6 +61,7 @@ void bind_job(py::module_& module) {
   module.def("end", &Job::end, Released());
   module.def("leave", &Job::leave, Released());
   module.def("forget", &Job::forget, Released());
+  module.def("note_exits", &note_exits);
   module.def("set_exit_code", &set_exit_code);
   module.def("observe_pointers", &observe_pointers);
   module.def("waits_long", &Job::waits_long);

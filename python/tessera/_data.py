@@ -6,6 +6,7 @@ include/tessera/rank_sampler.h.
 
 import operator
 import os
+import zlib
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any, NamedTuple
 
@@ -112,6 +113,14 @@ class TokenBatches:
         Each step has its own samples, whichever worker computes it. Raises Error (78) if the number is below 0.
         """
         self._native.go_to_step(step)
+
+    @property
+    def data_order(self) -> int:
+        """Returns a number that stands for the data of all steps, for `Engine.take_step`.
+
+        It is equal where equal numbers of steps have the same samples. Tokens themselves are not read for it.
+        """
+        return self._native.data_order()
 
     def cursor(self) -> SamplerCursor:
         """Returns the position of the next microbatch, for `Engine.save_checkpoint(data=)` or `Engine.commit_durable`.
@@ -267,7 +276,8 @@ class StepSampler(Sampler[list[int]]):
     of an epoch, it continues with the first samples of the order. With `drop_last`, this step is left out. All workers
     must give the same arguments.
 
-    Raises Error (64) if there are not enough samples for a step.
+    Raises Error (64) if there are not enough samples for a step, and an iteration raises it if the workers' arguments
+    differ.
     """
 
     def __init__(self, engine: Any, num_samples: int, *, steps: int, batch_size: int, seed: int = 0, shuffle: bool = True,
@@ -281,6 +291,7 @@ class StepSampler(Sampler[list[int]]):
             raise Error(f"StepSampler: {num_samples} samples do not fill one step of {self.batches} batches of {batch_size}. [T1047] hint: take more "
                         "samples, a smaller batch_size, or drop_last=False")
         self._order: tuple[int, list[int]] | None = None  # an epoch and its order
+        self._data_order = zlib.crc32(repr((num_samples, of_step, seed, shuffle, drop_last)).encode())
 
     def _order_of(self, epoch: int) -> list[int]:
         """Returns the shuffled samples of an epoch. Steps of one epoch come one after the other, so its order is
@@ -299,7 +310,7 @@ class StepSampler(Sampler[list[int]]):
             yield [order[position % self.num_samples] for position in range(first, first + self.batch_size)]
 
     def __iter__(self) -> Iterator[list[int]]:
-        while (step := self.engine.take_step(self.steps)) is not None:
+        while (step := self.engine.take_step(self.steps, self._data_order)) is not None:
             yield from self.batches_of(step)
 
 

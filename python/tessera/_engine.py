@@ -164,7 +164,7 @@ class Engine:
         """Returns True if all microbatches of a step are done, so that the program should call `step` next."""
         return self._live().step_is_due()
 
-    def take_step(self, steps: int) -> int | None:
+    def take_step(self, steps: int, data_order: int = 0) -> int | None:
         """Returns the number of the step whose data this worker takes next, if workers come and go ("sync.elastic").
 
         It counts from 0, among the `steps` steps that all workers make together. Each step is given to one worker, and
@@ -173,7 +173,7 @@ class Engine:
         several steps in advance, and makes them in the order in which it took them. Returns None also if this worker
         itself has taken the last steps in advance (`steps_are_over` tells the difference).
 
-            while (step := engine.take_step(1000)) is not None:
+            while (step := engine.take_step(1000, batches.data_order)) is not None:
                 batches.go_to_step(step)
                 while not engine.step_is_due():
                     engine.backward(loss_of(batches.next()))
@@ -182,10 +182,12 @@ class Engine:
                 engine.save_weights("weights.pt")
                 engine.note_results_written()
 
-        `StepSampler` calls it for a DataLoader. Raises Error: 64 without "sync.elastic", or if other workers make
-        another number of steps; 75 if the other workers do not finish within comm.timeout_s.
+        `data_order` is a number that stands for the data of all steps, such as `TokenBatches.data_order`. A program
+        with data of its own may make it from the number of samples, its seed and its batch. `StepSampler` calls this
+        for a DataLoader. Raises Error: 64 without "sync.elastic", or if other workers give other numbers; 75 if the
+        other workers do not finish within comm.timeout_s.
         """
-        return self._live().take_step(steps)
+        return self._live().take_step(steps, data_order)
 
     def steps_are_over(self) -> bool:
         """Returns whether `take_step` has reported that all steps are made."""
@@ -203,7 +205,8 @@ class Engine:
         """Says that this process has written the results of the run.
 
         Where workers come and go, no worker that comes later is told to write them again. Without "sync.elastic" it
-        does nothing. Raises Error (64) if another worker writes them.
+        does nothing. If a server is lost, this process still ends well, and the log says that the results are not
+        noted. Raises Error (64) if another worker writes them.
         """
         self._live().note_results_written()
 

@@ -1,6 +1,5 @@
 """Lets a Python program join its job and leave it: the counterpart of tessera::run (include/tessera/run.h)."""
 
-import _sitebuiltins
 import atexit
 import json
 import opcode
@@ -152,16 +151,22 @@ def seed_for_rank(seed: int) -> int:
 
 
 def _leave() -> None:
-    """Runs at exit, as the end of tessera::run does: Engines are closed, and ranks leave together, while Python is
-    still running.
+    """Runs at exit, as the end of tessera::run does."""
+    if not hasattr(sys, "ps1") and getattr(sys, "last_type", None) is not None:  # another excepthook has replaced ours
+        _fail(sys.last_type, sys.last_value, sys.last_traceback)
+    _leave_with(_status_of_exit())
+
+
+def _leave_with(status: Any) -> None:
+    """Closes Engines and lets ranks leave together, while Python is still running. `status` is the code of the
+    SystemExit that ends the program; None if it ends in another way.
     """
     if _native.is_forked():
         return
-    if not hasattr(sys, "ps1") and getattr(sys, "last_type", None) is not None:  # another excepthook has replaced ours
-        _fail(sys.last_type, sys.last_value, sys.last_traceback)
-    status = None if _failed else _status_of_exit()
+    if _failed or status == 0:
+        status = None
     if status is not None:
-        _native.end(status if isinstance(status, int) else 1, f"the program called sys.exit({status!r:.200})")
+        _native.end(status if isinstance(status, int) else 1, f"the program ended itself by SystemExit({status!r:.200})")
     for engine in list(closing):
         engine.close()
     _outside.end()
@@ -182,7 +187,7 @@ def _leave_child() -> None:
         kind, trace = type(value), value.__traceback__
     if kind is not None and kind is not SystemExit:
         _fail(kind, value, trace)
-    _leave()
+    _leave_with(value.code if kind is SystemExit else None)
 
 
 def _forget_told() -> None:
@@ -211,48 +216,38 @@ def _fail(kind, value, trace) -> None:
 
 
 _exit_of_python = sys.exit
-_exit_called: tuple[Any, Any] | None = None  # the latest argument of sys.exit, and the program's outermost frame
+_exit_noted: tuple[Any, Any] | None = None  # the code of the latest SystemExit, and the program's outermost frame
 
 
-def _note_exit(status: Any) -> None:
+def _note_exit(code: Any) -> None:
     """Leaves a note for _leave, because excepthooks are not called for SystemExit."""
-    global _exit_called
+    global _exit_noted
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
     if threading.current_thread() is threading.main_thread():
-        _exit_called = status, frame
+        _exit_noted = code, frame
 
 
 def _exit(status: Any = None, /) -> None:
-    """Replaces sys.exit."""
+    """Replaces sys.exit. Until Python 3.12, that may end a program without making a SystemExit."""
     _note_exit(status)
     _exit_of_python(status)
 
 
-_quit_of_python = _sitebuiltins.Quitter.__call__
-
-
-def _quit(quitter: _sitebuiltins.Quitter, code: Any = None) -> None:
-    """Replaces the call of the builtins exit and quit, which raise SystemExit by themselves."""
-    _note_exit(code)
-    _quit_of_python(quitter, code)
-
-
 def _status_of_exit() -> Any:
-    """Returns the status with which sys.exit ends this program; None for success.
-
-    It is None too if the program caught the SystemExit. In that case the outermost frame has returned.
+    """Returns the code of the SystemExit that ends this program; None if no other than one that the program has caught
+    was made. In that case the outermost frame has returned.
     """
-    if _exit_called is None:
+    if _exit_noted is None:
         return None
-    status, frame = _exit_called
+    status, frame = _exit_noted
     returned = opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
-    return None if returned or status == 0 else status
+    return None if returned else status
 
 
 sys.exit = _exit
-_sitebuiltins.Quitter.__call__ = _quit
+_native.note_exits(_note_exit)
 
 
 def _after(previous: Callable[..., Any]) -> Callable[..., None]:

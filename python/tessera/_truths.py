@@ -55,7 +55,9 @@ def meet(timeout_s: float) -> tuple[dict[str, str], Any]:
                     f"serves their store is gone: {error}. [T1062] hint: what that process (rank 0, in most cases) printed last, or its launcher, says why "
                     "it ended", _PEER_LOST) from error
     except RuntimeError as error:  # torch.distributed's store raises this
-        raise Error(f"rank {distributed.get_rank()} of torch.distributed's process group waited for the others in tessera.init: {error}. "
+        of_file = isinstance(_base_of(store), distributed.FileStore)
+        where = ", at a store in a file, which does not tell that a rank has ended" if of_file else ""
+        raise Error(f"rank {distributed.get_rank()} of torch.distributed's process group waited for the others in tessera.init{where}: {error}. "
                     "[T0667] hint: all ranks of the process group make an Engine", _PEER_LOST) from error
     local_rank, sizes = _place_on_host(hosts)
     words |= {"this process among its host's": str(local_rank), "ranks on its host": str(hosts.count(hosts[distributed.get_rank()]))}
@@ -92,15 +94,20 @@ def _place_on_host(hosts: list[str]) -> tuple[int, list[int]]:
     return own.index(distributed.get_rank()), [len(ranks) for ranks in groups]
 
 
+def _base_of(store: Any) -> Any:
+    """Returns the store below all prefixes."""
+    while isinstance(store, distributed.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
 def _meeting_place(store: Any, on_one_host: bool, timeout_s: float) -> tuple[str, str, Any]:
     """Returns (host, port, server) of the group's store if that store has a port, or else of a store that this function
     starts.
 
     It returns empty values if MASTER_PORT names the port of a store.
     """
-    base = store
-    while isinstance(base, distributed.PrefixStore):
-        base = base.underlying_store
+    base = _base_of(store)
     if isinstance(base, distributed.TCPStore):
         return base.host, str(base.port), base
     if "MASTER_PORT" in os.environ:

@@ -14,17 +14,18 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/mutex.h"
 #include "runtime/comm/call_order.h"
 #include "runtime/comm/collectives.h"
+#include "runtime/comm/in_time.h"
 #include "runtime/comm/key_value_store.h"
-#include "runtime/comm/next_rank.h"
 #include "runtime/comm/published_call.h"
+#include "runtime/comm/rank_watch.h"
 
 namespace tessera {
 
@@ -111,6 +112,26 @@ struct OutsideCalls {
   std::vector<WaitReport::Wait> waits;
 };
 
+/// The latest news of OutsideCalls. It is stale after two seconds, which is less than CallWatch::kLong.
+class OutsideNews {
+ public:
+  void tell(OutsideCalls calls) {
+    calls_ = std::move(calls);
+    told_ = Clock::now();
+  }
+  /// Returns the calls; null if the news is stale.
+  const OutsideCalls* calls() const { return Clock::now() - told_ < std::chrono::seconds(2) ? &calls_ : nullptr; }
+  bool has_waits() const {
+    const OutsideCalls* const calls = this->calls();
+    return calls && !calls->waits.empty();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  OutsideCalls calls_;
+  Clock::time_point told_ = {};
+};
+
 /// Notices that ranks wait for each other in different calls (deadlock), in any group and over any transport.
 /// MeshGroups makes one for each rank.
 ///
@@ -128,23 +149,24 @@ struct OutsideCalls {
 /// A call may also take long because a rank has failed and the network library has lost the end of its connection.
 /// CallWatch therefore ends a group if one of its ranks has said in the store that it failed
 /// (Collectives::end_if_left_alone). A rank that was killed says nothing. If ranks communicate over Gloo, the rank
-/// before it sees the end of its process (NextRank) and says so in the store. If the killed rank served the store, the
+/// before it sees the end of its process (RankWatch) and says so in the store. If the killed rank served the store, the
 /// end of the store shows that this rank is gone. The same is true for the ranks of a host that vanishes. A rank that
-/// ends well tells the ranks that watch it how many calls it has begun. The calls that it has begun are not ended, and
-/// from then on these ranks watch the rank behind it. If a rank waits in a call that the ended rank has not begun, it
-/// would wait for ever, so this is a disagreement too. In worlds of at most 64 ranks, all ranks watch rank 0. Rank 0
-/// mostly serves the store, and once it has ended, no rank can ask the store about it.
+/// ends well tells the ranks that watch it how many calls it has begun, which counts once its process has ended, since
+/// destructors may make calls. The calls that it has begun are not ended, and from then on these ranks watch the rank
+/// behind it. If a rank waits in a call that the ended rank has not begun, it would wait for ever, so this is a
+/// disagreement too. In worlds of at most 64 ranks, all ranks watch rank 0. Rank 0 mostly serves the store, and once it
+/// has ended, no rank can ask the store about it.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
 
   /// `report` is called from any thread, at most once, and not after the destructor.
-  CallWatch(int rank, int world_size, std::shared_ptr<KeyValueStore> store, Report report);
+  CallWatch(int rank, int world_size, const std::shared_ptr<KeyValueStore>& store, Report report);
   ~CallWatch();
 
   /// Lets an outage of the network last this long: a host that has vanished counts as gone only after it. Call it
   /// before the first group is made.
-  void bear_outages(double seconds);
+  void bear_outages(double seconds) { ranks_.bear_outages(seconds); }
 
   /// Returns the group that `make` makes, watched from the moment when the rank begins to make it. Groups of one rank,
   /// and of a fake world, are not watched. `family` is that of WaitReport::Group.
@@ -152,12 +174,14 @@ class CallWatch {
       const std::string& name, const std::string& family, const GroupRanks& ranks,
       absl::FunctionRef<absl::StatusOr<std::shared_ptr<Collectives>>()> make);
 
-  static constexpr std::chrono::seconds kLong{3};  ///< ranks communicate about waits that take this long
+  /// Ranks communicate about waits that take this long.
+  static constexpr std::chrono::seconds kLong = RankWatch::kForLastCalls;
 
   /// Returns whether this rank has waited for kLong in a watched call. If so, the caller passes the state of another
   /// library's calls to `tell`. Any thread may call it.
   bool waits() const { return waits_; }
-  /// Tells the ranks that watch this rank that its program ends well. Any thread may call.
+  /// Tells the ranks that watch this rank that its program is about to end well. A later call replaces what this one
+  /// says of the rank's calls. Any thread may call.
   void tell_end() const;
   /// Asks `store` what `questions` asks, outside of any call, as ask_in_time does within `limit`. `store` is a
   /// connection to the job's store. If that does not answer, and its host has vanished, the wait ends before the limit,
@@ -177,46 +201,22 @@ class CallWatch {
     std::uint64_t place = 0;  ///< result of place() at the last `look`
     Clock::time_point since = {};
   };
-  struct Exchange;
+  class Reports;  // the exchange of reports with other ranks
 
   void run();
   /// Returns false after there is nothing more to look for.
   bool look();
   bool waits_long();
-  bool hears_of_outside() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  /// Connects to the next rank after it listens. Tells the store when the process of that rank has ended, or its host
-  /// has vanished.
-  void look_after_next();
-  /// Goes on with the rank behind the next one, since that has ended well.
-  void pass_over_next();
-  /// Connects to rank 0 in the same way as look_after_next does to the next rank, but tells the store nothing.
-  void look_after_first();
-  /// Learns from a rank that has ended well how many calls it has begun, and tells the others. Returns false if the
-  /// rank has not said that.
-  bool hear_end(const NextRank& rank);
-  struct WatchedRank;
-  void find(WatchedRank& watched);
-  /// Returns whether rank 0 has said that it ends well, or whether its host has not answered for some seconds.
-  bool first_has_ended_well() const;
-  bool first_has_vanished();
-  /// Asks the store whether it has `key`, over the watch's connection (Collectives::HasKey). If neither the store nor
-  /// the next rank's host answers, all keys count as existing, since this rank waits for a host that has vanished.
-  absl::StatusOr<bool> has_key(const std::string& key);
   /// Ends calls that have taken long because a rank in them has failed.
   void end_lonely_calls();
   void forget_old_groups() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   WaitReport report();
-  bool is_due();
   void take_back();
-  bool connect();
-  bool ask(const std::shared_ptr<Exchange>& exchange);
   void end_with(const absl::Status& verdict);
   /// Returns false if the watch ends during the pause.
   bool pause(std::chrono::milliseconds time);
-  std::vector<int> others() const;
 
   const int rank_, world_size_;
-  const std::shared_ptr<KeyValueStore> store_;
   const Report report_;
   const pid_t process_;
   const std::shared_ptr<CallVerdict> verdict_ = std::make_shared<CallVerdict>();
@@ -225,34 +225,17 @@ class CallWatch {
   CondVar changed_;
   std::vector<Watched> watched_ ABSL_GUARDED_BY(mutex_);
   bool ends_ ABSL_GUARDED_BY(mutex_) = false;
-  OutsideCalls outside_ ABSL_GUARDED_BY(mutex_);
-  Clock::time_point told_ ABSL_GUARDED_BY(mutex_) = {};
+  OutsideNews outside_ ABSL_GUARDED_BY(mutex_);
 
   std::atomic<bool> waits_ = false;
   std::atomic<int> questions_ = 0;                ///< threads in ask_store
   std::atomic<bool> store_has_vanished_ = false;  ///< whether those threads wait in vain, so far as is known
 
   // The members below are used by the watch's thread only.
-  /// connection to the store, on which the thread may wait; null until one is needed
-  std::shared_ptr<KeyValueStore> connection_;
-  std::chrono::milliseconds silence_ = kLong;  ///< time without an answer after which a silent host is gone
-  struct WatchedRank {
-    std::unique_ptr<NextRank> rank;               ///< null: no rank is watched
-    bool is_done = false;                         ///< true: its end was published, or it cannot be watched
-    bool has_gone_on = false;                     ///< it is watched instead of a rank that has ended well
-    int tries = 0;                                ///< number of times that the watch asked for the address at which
-                                                  ///< this rank listens
-    std::optional<Clock::time_point> ended = {};  ///< time from which the watched rank seemed to have ended
-  };
-  WatchedRank next_;                ///< no rank is watched unless the network library may lose ends of connections
-  WatchedRank first_;               ///< rank 0, unless rank 0 is the next rank
-  bool host_has_vanished_ = false;  ///< whether the host of a rank that is gone did not answer
-  std::optional<Clock::time_point> store_ended_;
-  std::map<std::string, Clock::time_point> gone_since_;  ///< when this rank learned that a rank is gone, by key
-  std::map<int, WaitReport> ended_;                      ///< ranks that have told this one that they end well
-  std::string published_, found_;
-  std::optional<Clock::time_point> exchanging_since_;
-  Clock::time_point last_exchange_ = {};
+  OwnConnection connection_;
+  RankWatch ranks_;
+  const std::unique_ptr<Reports> reports_;
+  std::string found_;  ///< the disagreement that the latest exchange has found; "": none
   std::thread thread_;
 };
 

@@ -71,4 +71,12 @@ bool ask_in_time(const std::shared_ptr<KeyValueStore>& store, std::function<void
   return true;
 }
 
+bool OwnConnection::connect() {
+  if (own_) return true;
+  const auto made = std::make_shared<std::shared_ptr<KeyValueStore>>();
+  if (!ask_in_time(shared_, [made](KeyValueStore& store) { *made = store.connected_anew(); })) return false;
+  own_ = *made ? *made : shared_;
+  return true;
+}
+
 }  // namespace tessera

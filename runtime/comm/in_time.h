@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/key_value_store.h"
@@ -31,5 +32,26 @@ bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit, c
 /// waits for the same store: the next call returns false at once. `in_vain` is that of succeed_in_time.
 bool ask_in_time(const std::shared_ptr<KeyValueStore>& store, std::function<void(KeyValueStore&)> questions,
                  std::chrono::milliseconds limit = kForTheStore, const InVain& in_vain = nullptr);
+
+/// A connection to the store that one thread has for itself, and over which it asks in time. The first question makes
+/// it.
+class OwnConnection {
+ public:
+  /// `shared`: the connection of the rank's groups. It may be in use by the call in which the program waits.
+  explicit OwnConnection(std::shared_ptr<KeyValueStore> shared) : shared_(std::move(shared)) {}
+
+  /// Returns whether it is connected now, or false if the store does not answer in time.
+  bool connect();
+  /// Does the same as ask_in_time. Returns false, too, if it cannot connect.
+  bool ask(std::function<void(KeyValueStore&)> questions) {
+    return connect() && ask_in_time(own_, std::move(questions));
+  }
+  /// Asks over the shared connection from now on, since this one has ended. Returns false if it did so already.
+  bool fall_back() { return std::exchange(own_, shared_) != shared_; }
+
+ private:
+  const std::shared_ptr<KeyValueStore> shared_;
+  std::shared_ptr<KeyValueStore> own_;  ///< null until it is needed
+};
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/flight_recorder.h"
 #include "runtime/comm/in_time.h"
+#include "runtime/comm/meet_in_store.h"
 
 namespace tessera {
 namespace {
@@ -55,14 +56,23 @@ MeshGroups::MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory,
 }
 
 /// A program that destroys its mesh without a failure ends well, whether it has called `leave` or not. A program that
-/// ends with exit code 0 and never destroys its mesh ends well, too.
+/// ends with exit code 0 and never destroys its mesh ends well, too. If an exception destroys the mesh, ranks that wait
+/// for this one hear that.
 MeshGroups::~MeshGroups() {
   {
     Living& known = living();
     const MutexLock lock(known.mutex);
     known.meshes.erase(this);
   }
-  if (status().ok() && std::uncaught_exceptions() == 0) watch_.tell_end();
+  if (!status().ok()) return;
+  if (std::uncaught_exceptions() == 0) {
+    watch_.tell_end();
+    return;
+  }
+  try {
+    tell_others(make_error(ExitCode::kInternal, "an exception has left the part of its program that uses other ranks"));
+  } catch (const std::exception&) {  // there is no memory for the text; the exception under way says why
+  }
 }
 
 MeshGroups::Living& MeshGroups::living() {
@@ -202,10 +212,19 @@ void MeshGroups::abort(const absl::Status& reason) {
     const MutexLock lock(mutex_);
     if (!aborted_.ok()) return;
     aborted_ = reason;
+    was_told_ = is_told();
     for (const auto& weak : groups_)
       if (auto group = weak.lock()) groups.push_back(std::move(group));
   }
   for (const auto& group : groups) group->abort(reason);
+  tell_others(reason);
+}
+
+/// Tells the ranks with which this rank has no group yet that it gives up.
+void MeshGroups::tell_others(const absl::Status& reason) const {
+  if (topology_.world_size == 1 || getpid() != process_) return;
+  const std::string self = "rank " + std::to_string(topology_.rank) + "/" + std::to_string(topology_.world_size);
+  ask_in_time(store_, [self, reason](KeyValueStore& store) { publish_given_up(store, self, reason); });
 }
 
 void MeshGroups::leave() {
@@ -243,6 +262,10 @@ absl::Status MeshGroups::status() const {
 
 bool MeshGroups::told_by_peer() const {
   const MutexLock lock(mutex_);
+  return was_told_ || is_told();
+}
+
+bool MeshGroups::is_told() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const std::weak_ptr<Collectives>& weak) {
     const auto group = weak.lock();
     return group && is_told_by_peer(group->status());

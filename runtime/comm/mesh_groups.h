@@ -105,7 +105,8 @@ class MeshGroups {
   /// Returns the watch that names ranks that wait for each other.
   CallWatch& watch() { return watch_; }
 
-  /// Tells every rank of every group of this mesh that this rank gives up, and why. Only the first reason counts.
+  /// Tells every rank of every group of this mesh, and ranks that wait to make a group with this one, that this rank
+  /// gives up, and why. Only the first reason counts.
   void abort(const absl::Status& reason);
   /// Says that this rank's program ends well. Ranks that have more data and still need this rank for a call are told
   /// that it has ended. The program's own group stays usable (user_group), so that ranks can wait for each other.
@@ -113,7 +114,7 @@ class MeshGroups {
   /// Returns OK, or the reason that this rank gave to `abort`.
   absl::Status status() const;
   /// Returns whether a group of this mesh has failed because a peer gave up (is_told_by_peer), so that this rank's end
-  /// has its cause at the peer.
+  /// has its cause at the peer. The group may have ended since the call of `abort`.
   bool told_by_peer() const;
 
   /// Says that an exception that ends this rank will be reported, with its text, by a call of `abort`. tessera::run and
@@ -137,6 +138,8 @@ class MeshGroups {
     std::shared_ptr<Collectives> group, control;
   };
 
+  void tell_others(const absl::Status& reason) const;
+  bool is_told() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string unique_name(int replicate, int shard);
   absl::StatusOr<std::shared_ptr<Collectives>> make_world(const std::string& purpose);
   /// `family` has the meaning of WaitReport::Group::family.
@@ -146,6 +149,7 @@ class MeshGroups {
   const Topology topology_;
   const std::shared_ptr<GroupFactory> factory_;
   const std::shared_ptr<KeyValueStore> store_;
+  const pid_t process_ = getpid();
 
   mutable Mutex mutex_;
   // key: shape; the count makes group names differ
@@ -154,6 +158,7 @@ class MeshGroups {
   std::map<std::string, SharedWorld> shared_worlds_ ABSL_GUARDED_BY(mutex_);  // key: purpose
   std::vector<std::weak_ptr<Collectives>> groups_ ABSL_GUARDED_BY(mutex_);
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
+  bool was_told_ ABSL_GUARDED_BY(mutex_) = false;  ///< what `is_told` returned when `abort` was called
   bool expects_report_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<MeshAxes> kept_ ABSL_GUARDED_BY(mutex_);
   CallWatch watch_;  // the last member is destroyed first, since it may call `abort`

@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 
 constexpr std::chrono::milliseconds kMost = 1s;  // time to connect
 constexpr std::size_t kMostStrangers = 64;
-constexpr std::size_t kLongestReport = std::size_t{1} << 16;
+constexpr std::size_t kLongestReports = std::size_t{1} << 17;
 constexpr std::size_t kWordDigits = 16;
 
 std::string key_of_place(int rank) { return "listens/" + std::to_string(rank); }
@@ -61,7 +61,11 @@ NextRank::NextRank(int watched) : rank_(-1), world_size_(0), next_(watched) {}
 NextRank::~NextRank() {
   if (connection_ >= 0) ::close(connection_);
   if (listener_ >= 0) ::close(listener_);
-  for (const Watcher& each : watchers_) ::close(each.socket);
+  for (const Watcher& each : watchers_) {
+    // A forked process may have copies of these sockets. It must not end its parent's connections itself.
+    if (getpid() == process_) ::shutdown(each.socket, SHUT_RDWR);
+    ::close(each.socket);
+  }
 }
 
 void NextRank::Places::exchange(KeyValueStore& store) {
@@ -97,10 +101,13 @@ bool NextRank::is_watched() const {
   return connection_ >= 0 || (!vanished_address_.empty() && address_of(place_) == vanished_address_);
 }
 
-// The other end sends nothing before it ends, so only the end of the connection can be read.
+bool NextRank::is_at_end() const {
+  pollfd ended{connection_, POLLRDHUP, 0};  // poll also reports a connection that was reset
+  return connection_ >= 0 && ::poll(&ended, 1, 0) > 0;
+}
+
 bool NextRank::has_ended() {
-  pollfd readable{connection_, POLLIN, 0};
-  return (connection_ < 0 || ::poll(&readable, 1, 0) > 0) && (has_ended_well() || !connect(std::string(place_)));
+  return (connection_ < 0 || is_at_end()) && (has_ended_well() || !connect(std::string(place_)));
 }
 
 bool NextRank::has_ended_well() const {
@@ -109,12 +116,12 @@ bool NextRank::has_ended_well() const {
 }
 
 std::string NextRank::end_report() const {
-  if (!has_ended_well()) return "";
-  std::string report(kLongestReport, '\0');
-  const ssize_t got = ::recv(connection_, report.data(), report.size(), MSG_PEEK | MSG_DONTWAIT);
-  if (got <= 0 || report[static_cast<std::size_t>(got) - 1] != '\n') return "";
-  report.resize(static_cast<std::size_t>(got) - 1);
-  return report;
+  if (!is_at_end() || !has_ended_well()) return "";
+  std::string reports(kLongestReports, '\0');
+  const ssize_t got = ::recv(connection_, reports.data(), reports.size(), MSG_PEEK | MSG_DONTWAIT);
+  if (got <= 0 || reports[static_cast<std::size_t>(got) - 1] != '\n') return "";
+  reports.resize(static_cast<std::size_t>(got) - 1);
+  return reports.substr(reports.rfind('\n') + 1);  // the whole text if there is only one report
 }
 
 bool NextRank::hear(Watcher& watcher) const {
@@ -158,11 +165,9 @@ void NextRank::tell_end(const std::string& report) {
   for (const Watcher& each : watchers_) {
     const std::string words = (has_said_word(each) ? report : "") + "\n";
     ::send(each.socket, words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    ::close(each.socket);
   }
-  watchers_.clear();
-  // The process may need seconds for the rest of its exit. A rank that connected during that time would never learn
-  // that this rank has ended.
+  // The process may need seconds for the rest of its exit. A rank that connected during that time would count it as
+  // gone, unless the program still destroys the mesh.
   ::shutdown(listener_, SHUT_RD);
 }
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <string>
 #include <vector>
 
@@ -12,17 +15,18 @@ namespace tessera {
 /// The next rank is the one after this rank; 0 comes after the last one. An idle TCP connection leads to that rank, and
 /// the kernel of its host ends the connection with the process. Each rank therefore listens at a port. A rank that
 /// connects says a word that only the store's users know, and hears nothing until the other end is about to end well
-/// (tell_end). Whoever has not said the word is a stranger, and strangers' connections are bounded (take_watchers).
+/// (tell_end). The end of the connection behind that is the proof that it has ended: its destructors may run long, and
+/// make calls. Whoever has not said the word is a stranger, and strangers' connections are bounded (take_watchers).
 ///
 /// A host that vanishes sends nothing. The kernel therefore asks for a sign of life every few seconds (TCP's
 /// keepalive), and ends the connection about nine seconds after the last sign. The process of the next rank does
 /// nothing for this, so a process that computes, or that was stopped, is not taken to be gone.
 ///
-/// CallWatch makes a NextRank where ranks talk over Gloo, which may lose the end of a connection. Only the end of a
+/// RankWatch makes a NextRank where ranks talk over Gloo, which may lose the end of a connection. Only the end of a
 /// connection that was once made counts, so if a network refuses the port, no rank is watched, and no rank counts as
 /// gone. The end of a connection counts only if no new connection can be made, since a firewall may end an idle
 /// connection. A child process that was forked from the rank, and that runs no other program, keeps the port open as
-/// long as it lives. CallWatch's thread makes all calls, unless a function says otherwise.
+/// long as it lives. CallWatch's thread makes all calls, by RankWatch, unless a function says otherwise.
 class NextRank {
  public:
   /// Opens this rank's port. `address`: the numeric address at which the other ranks reach this host.
@@ -58,16 +62,16 @@ class NextRank {
   bool has_ended();
   /// Returns whether the rank at the other end of the connection has said that it ends well.
   bool has_ended_well() const;
-  /// Returns the report that the rank gave to `tell_end`; "" if it gave none, or if not all of it has come.
+  /// Returns the latest report that the rank gave to `tell_end`; "" if it gave none, or if it has not ended yet.
   std::string end_report() const;
 
   /// Accepts the connections that wait at this rank's port. It keeps the connections of ranks that watch this rank
   /// until these connections end. It keeps the latest 64 of the other connections, so that strangers take neither the
   /// port's queue nor many descriptors.
   void take_watchers();
-  /// Tells the ranks that watch this rank that it ends well, so that no rank counts it as gone. It also sends them
-  /// `report`, a text without line ends that they need in this case. After this call, no more connections are accepted.
-  /// Any thread may call it.
+  /// Tells the ranks that watch this rank that it is about to end well, so that no rank counts it as gone once its
+  /// connections end. It also sends them `report`, a text without line ends that they need in this case. A later call
+  /// replaces the report. After the first call, no more connections are accepted. Any thread may call it.
   void tell_end(const std::string& report);
   /// Returns whether the next rank's host did not answer at all at the last attempt to connect.
   bool is_silent() const { return is_silent_; }
@@ -85,7 +89,10 @@ class NextRank {
   bool has_said_word(const Watcher& watcher) const { return watcher.said == word_; }
   /// Reads what has come. Returns false if the connection has ended, or if another word came.
   bool hear(Watcher& watcher) const;
+  /// Returns whether the other end has closed the connection to the watched rank, or was closed with its process.
+  bool is_at_end() const;
 
+  const pid_t process_ = getpid();
   const int rank_, world_size_;
   int next_;
   const std::string address_;

@@ -179,6 +179,15 @@ absl::Status DistributedSampler::go_to_step(std::int64_t step) {
   return absl::OkStatus();
 }
 
+std::int64_t DistributedSampler::data_order(std::int64_t tokens, std::int64_t seq_len) const {
+  std::uint64_t order = options_.seed;
+  for (const std::int64_t part :
+       {tokens, seq_len, options_.num_samples, options_.global_batch(), static_cast<std::int64_t>(options_.shuffle),
+        static_cast<std::int64_t>(options_.tail)})
+    order = mix64(order + 1) + static_cast<std::uint64_t>(part);
+  return static_cast<std::int64_t>(mix64(order) >> 1);
+}
+
 std::int64_t DistributedSampler::steps_per_epoch() const {
   const std::int64_t step = options_.global_batch();
   return options_.num_samples / step + (options_.tail == Tail::kPad && options_.num_samples % step != 0);

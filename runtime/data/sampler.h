@@ -79,6 +79,9 @@ class DistributedSampler {
   void set_epoch(std::int64_t epoch);
   /// Moves to the beginning of a step, counted from 0 over all epochs. Error: 78 if the number is below 0.
   absl::Status go_to_step(std::int64_t step);
+  /// Returns a number from 0 on that stands for the data of all steps: of samplers for which it is equal, equal numbers
+  /// of steps have the same samples. `tokens`, `seq_len`: those of the dataset whose windows the samples are.
+  std::int64_t data_order(std::int64_t tokens, std::int64_t seq_len) const;
   std::int64_t epoch() const { return epoch_; }
   /// Returns whether this epoch has no further step.
   bool is_over() const { return consumed_ >= end_; }

@@ -2,10 +2,13 @@
 """Tests with label gpu are declared WHOLE (one entry of ctest): scripts/gpu_check asks ctest for them before they are
 built, and uses their names as targets. A test with an entry for each case has no label until it is built. It would be
 neither built nor run, without any message. They share no program with other tests (IN), since scripts/gpu_bundle packs
-the programs that have their names.
+the programs that have their names, with the limits of time that they have here.
 """
 
+import json
 import re
+import subprocess
+import sys
 import unittest
 
 import paths  # noqa: F401
@@ -34,6 +37,12 @@ class Labels(unittest.TestCase):
             self.assertNotRegex(DECLARATION.sub("", text), r"\bLABELS\b[^)]*\bgpu\b", file)  # no other test has the label
         self.assertIn("device_kernels_test", found)
         self.assertEqual([name for name, arguments in found.items() if "WHOLE" not in arguments or "IN" in arguments], [])
+
+    def test_a_packed_test_has_the_limit_of_its_entry(self):
+        code = re.search(r"python3 -c '\n(.*?)' >", (REPOSITORY / "scripts/gpu_bundle").read_text(), re.DOTALL)[1]
+        tests = [{"name": "a", "command": ["/b/with_patience", "300", "/b/a"]}, {"name": "c", "command": ["/b/with_patience", "120", "/b/c"]}]
+        listed = subprocess.run([sys.executable, "-c", code], input=json.dumps({"tests": tests}), capture_output=True, text=True, check=True)
+        self.assertEqual(listed.stdout, "a 300\nc 120\n")
 
 
 if __name__ == "__main__":

@@ -28,10 +28,7 @@ inline Group world_of(int rank, int ranks, double timeout_s = kNeverPassed) {
 }
 
 inline void expect_all_ok(const std::vector<RankEnd>& ends) {
-  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
-    EXPECT_EQ(ends[rank].exit_code, ExitCode::kOk) << "rank " << rank << ": " << ends[rank].message;
-    EXPECT_EQ(ends[rank].signal, 0) << "rank " << rank;
-  }
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) expect_ok(ends[rank], static_cast<int>(rank));
 }
 
 }  // namespace tessera

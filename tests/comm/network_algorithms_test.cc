@@ -655,6 +655,23 @@ TEST(FailureWithOpenConnections, RankThatEndsWellTooEarlyIsNamed) {
   }
 }
 
+// A static object is destroyed after the program has said that it ends well. Here it makes a call, for which the other
+// rank waits longer than it would wait for a rank that has ended.
+TEST(FailureWithOpenConnections, RankWhoseDestructorsRunLongIsNotSaidToHaveEnded) {
+  const int port = free_port();
+  expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto joined, WatchedRank::join(rank, 2, port, Algorithm::kDirect));
+    TESSERA_RETURN_IF_ERROR(joined.group->barrier("start").wait());
+    if (rank == 1) {
+      wait_until_watched(port_of_watch(*joined.store, rank));
+      joined.watch->tell_end();
+      std::this_thread::sleep_for(CallWatch::kLong + 3s);
+    }
+    TESSERA_RETURN_IF_ERROR(joined.group->barrier("of a destructor").wait());
+    return joined.group->barrier("end").wait();
+  }));
+}
+
 // A rank whose program has ended well has done its part of a call that may take other ranks long.
 TEST(FailureWithOpenConnections, RankWhoseProgramEndedWellLeavesNobodyAlone) {
   const auto store = memory_store();
@@ -697,8 +714,9 @@ TEST(FailureWithOpenConnections, RankThatTakesAnotherConnectionIsNotGone) {
 // Nobody but a rank of the job knows the word to say at the port.
 TEST(FailureWithOpenConnections, StrangersAtThePortOfTheWatchAreBounded) {
   constexpr int kStrangers = 200, kKept = 64;
-  NextRank watched(0, 2, "127.0.0.1"), watching(1, 2, "127.0.0.1"), wrong(1, 2, "127.0.0.1");
-  const std::string place = watched.places().own;
+  auto watched = std::make_unique<NextRank>(0, 2, "127.0.0.1");
+  NextRank watching(1, 2, "127.0.0.1"), wrong(1, 2, "127.0.0.1");
+  const std::string place = watched->places().own;
   ASSERT_TRUE(watching.connect(place));
   ASSERT_TRUE(wrong.connect(place.substr(0, place.rfind(' ')) + " 0000"));
   const SocketAddress there = numeric_address("127.0.0.1", std::atoi(place.c_str() + place.find(' ') + 1));
@@ -707,9 +725,9 @@ TEST(FailureWithOpenConnections, StrangersAtThePortOfTheWatchAreBounded) {
     const Connected made = connect_in_time(there, 10s);
     ASSERT_EQ(made.error, 0) << i;
     strangers.push_back(made.socket);
-    if (i % 50 == 0) watched.take_watchers();
+    if (i % 50 == 0) watched->take_watchers();
   }
-  watched.take_watchers();
+  watched->take_watchers();
   const auto is_open = [](int fd) {
     char word = 0;
     return recv(fd, &word, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
@@ -719,7 +737,8 @@ TEST(FailureWithOpenConnections, StrangersAtThePortOfTheWatchAreBounded) {
   EXPECT_EQ(std::ranges::count_if(strangers, is_open), kKept);
   EXPECT_TRUE(std::all_of(strangers.end() - kKept, strangers.end(), is_open)) << "the oldest go first";
   for (const int fd : strangers) close(fd);
-  watched.tell_end("its report");
+  watched->tell_end("its report");
+  watched.reset();
   while (!watching.has_ended() && !limit.passed()) std::this_thread::sleep_for(10ms);
   EXPECT_EQ(watching.end_report(), "its report");
   EXPECT_FALSE(wrong.has_ended_well());
@@ -738,7 +757,16 @@ TEST(FailureWithOpenConnections, RankThatEndsWellTellsThoseThatWatchIt) {
       EXPECT_TRUE(each->is_watched());
       EXPECT_FALSE(each->has_ended_well());
     }
-    if (tells) watched->tell_end("its report");
+    if (tells) {
+      watched->tell_end("its first report");
+      for (NextRank* const each : {&before, &other}) {
+        Deadline limit(10s);
+        while (!each->has_ended_well() && !limit.passed()) std::this_thread::sleep_for(10ms);
+        EXPECT_FALSE(each->has_ended()) << "its destructors may run long";
+        EXPECT_EQ(each->end_report(), "");
+      }
+      watched->tell_end("its report");
+    }
     EXPECT_EQ(NextRank(/*watched=*/0).connect(watched->places().own), !tells) << "who comes later would not be told";
     watched.reset();
     for (NextRank* const each : {&before, &other}) {

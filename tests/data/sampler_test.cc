@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 
+#include <functional>
 #include <map>
 #include <numeric>
 #include <set>
@@ -313,6 +314,26 @@ TEST(Sampler, StepByItsNumberHasTheSamplesThatItHasInOrder) {
       }
     }
     EXPECT_THAT(message_of(jumps.go_to_step(-1)), HasSubstr("there is no step -1"));
+  }
+}
+
+TEST(Sampler, DataOrderIsThatOfAllRanksAndDiffersWhereSamplesOfStepsDo) {
+  const SamplerOptions options{.num_samples = 23, .batch = 2, .accumulation = 3, .world_size = 2, .seed = 5};
+  const std::int64_t order = make(options).data_order(24, 1);
+  SamplerOptions other = options;
+  other.rank = 1;
+  EXPECT_EQ(make(other).data_order(24, 1), order);
+  EXPECT_NE(make(options).data_order(25, 1), order);
+  EXPECT_NE(make(options).data_order(24, 2), order);
+  for (const auto& change : std::vector<std::function<void(SamplerOptions&)>>{
+           [](SamplerOptions& changed) { changed.num_samples = 22; },
+           [](SamplerOptions& changed) { changed.batch = 1; },
+           [](SamplerOptions& changed) { changed.accumulation = 2; }, [](SamplerOptions& changed) { changed.seed = 6; },
+           [](SamplerOptions& changed) { changed.shuffle = false; },
+           [](SamplerOptions& changed) { changed.tail = Tail::kPad; }}) {
+    other = options;
+    change(other);
+    EXPECT_NE(make(other).data_order(24, 1), order);
   }
 }
 

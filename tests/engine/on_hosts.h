@@ -43,10 +43,7 @@ inline void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)
     body(init());
     return absl::OkStatus();
   });
-  for (const RankEnd& end : ends) {
-    EXPECT_EQ(end.signal, 0) << "a rank did not end by itself";
-    EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
-  }
+  for (int rank = 0; rank < ranks; ++rank) expect_ok(ends[static_cast<std::size_t>(rank)], rank);
 }
 
 /// Returns the norm of the difference of `values` and `others`, divided by the norm of `others`.

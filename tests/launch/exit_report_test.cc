@@ -4,8 +4,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <csignal>
 #include <fstream>
 
 namespace tessera {
@@ -72,6 +74,25 @@ TEST(ExitReport, ExitCodesAndSignalsAreExplained) {
   EXPECT_THAT(explain(record(0, 78, 0).exit, 78), HasSubstr("78 (wrong configuration)"));
   EXPECT_THAT(explain(record(0, 139, 0).exit, std::nullopt), HasSubstr("SIGSEGV"));
   EXPECT_THAT(explain(record(0, 137, 0).exit, std::nullopt), HasSubstr("out-of-memory"));
+}
+
+TEST(ExitReport, LimitOfCpuTimeIsNamedWhereItMayHaveKilled) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_CPU, &before), 0);
+  const rlimit some{100'000, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_CPU, &some), 0);
+  EXPECT_THAT(explain(record(0, 137, 0).exit, std::nullopt), HasSubstr("or for CPU time (ulimit -t is 100000 s here)"));
+  ASSERT_EQ(::setrlimit(RLIMIT_CPU, &before), 0);
+  EXPECT_THAT(explain(record(0, 128 + SIGXCPU, 0).exit, std::nullopt), HasSubstr("its CPU time is used up"));
+}
+
+TEST(ExitReport, ParameterServerHasItsNameAndNoRanksNumber) {
+  RankRecord server = record(2, 137, 1);
+  server.host = "parameter server 0";
+  server.pid = 77;
+  const std::string text = failure_report({record(0, 75, 2), server}, server);
+  EXPECT_THAT(text, HasSubstr("first cause: parameter server 0 (pid 77): signal 9"));
+  EXPECT_THAT(text, Not(HasSubstr("rank 2")));
 }
 
 TEST(ExitReport, MemoryLimitIsTheOneThatTheRanksHostTold) {

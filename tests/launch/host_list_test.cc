@@ -81,7 +81,12 @@ TEST(HostList, WrongHostFileNamesLineAndColumn) {
   }
   EXPECT_EQ(exit_code_of(read_hostfile("/no/such/file").status()), ExitCode::kNoInput);
   EXPECT_THAT(message_of(read_hostfile("/no/such/file").status()), HasSubstr("/no/such/file"));
-  EXPECT_FALSE(read_hostfile("/").ok());
+  for (const char* path : {"/", "/dev/zero"}) {
+    EXPECT_EQ(exit_code_of(read_hostfile(path).status()), ExitCode::kCorruptData) << path;
+    EXPECT_THAT(message_of(read_hostfile(path).status()), HasSubstr("want a regular file")) << path;
+  }
+  const absl::Status large = read_hostfile(write_file(std::string((1 << 20) + 1, '\n'))).status();
+  EXPECT_THAT(message_of(large), HasSubstr("this is not a host file"));
 }
 
 TEST(JobAddress, FirstHostIsThisMachine) {

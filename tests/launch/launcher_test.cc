@@ -133,14 +133,14 @@ TEST(Launch, RanksThatAllFailBesideServersAreAFailure) {
   EXPECT_EQ(launcher.wait(), 65);
 }
 
-/// Returns options for workers that come and go, with a server that SIGUSR1 ends, as with `tessera serve`. `script`
-/// runs once the server is running.
+/// Returns options for workers that come and go, with a server that speaks and that SIGUSR1 then ends, as with
+/// `tessera serve`. `script` runs once the server is running.
 LaunchOptions elastic(const Folder& folder, const WorkerRange& workers, const std::string& script) {
   auto options = shell(workers.most, "until test -e " + (folder / "serves") + "; do sleep 0.01; done; " + script);
   options.workers = workers;
   options.servers = 1;
-  options.tessera =
-      server_script(folder, "trap 'exit 0' USR1; touch " + (folder / "serves") + "; while true; do sleep 0.05; done");
+  options.tessera = server_script(
+      folder, "trap 'exit 0' USR1; echo serves; touch " + (folder / "serves") + "; while true; do sleep 0.05; done");
   return options;
 }
 
@@ -170,12 +170,27 @@ TEST(Launch, ServerOfWorkersThatKeepsItsShardsStartsAgain) {
   const std::string again = folder / "again";
   auto options = elastic(folder, {1, 2}, "until test -e " + again + "; do sleep 0.01; done");
   options.servers_state = folder / "state";
-  options.tessera =
-      server_script(folder, "trap 'exit 0' USR1; touch " + (folder / "serves") + "\nif mkdir " + (folder / "first") +
-                                "; then kill -9 $$; fi\ntouch " + again + "\nwhile true; do sleep 0.05; done");
+  options.tessera = server_script(folder, "trap 'exit 0' USR1; echo serves; touch " + (folder / "serves") +
+                                              "\nif mkdir " + (folder / "first") + "; then kill -9 $$; fi\ntouch " +
+                                              again + "\nwhile true; do sleep 0.05; done");
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 0) << launcher.err;
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("parameter server 0 has ended: signal 9"), HasSubstr("it starts again")));
+}
+
+// Workers of another launcher may still need the server then. It starts again, and is told again to end.
+TEST(Launch, ServerOfWorkersThatIsKilledBehindTheWorkersOfItsLauncherStartsAgain) {
+  const Folder folder;
+  const std::string told = folder / "told";
+  auto options = elastic(folder, {1, 1}, "true");
+  options.servers_state = folder / "state";
+  options.tessera = server_script(folder, "trap 'if mkdir " + (folder / "first") + "; then kill -9 $$; fi; echo >> " +
+                                              told + "; exit 0' USR1; echo serves; touch " + (folder / "serves") +
+                                              "; while true; do sleep 0.05; done");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err;
+  EXPECT_THAT(launcher.err, AllOf(HasSubstr("parameter server 0 has ended: signal 9"), HasSubstr("it starts again")));
+  EXPECT_TRUE(std::filesystem::exists(told)) << "the server that has started again is told to end";
 }
 
 // All steps have been made by then, as the end of the other worker shows. The worker that is started again writes the
@@ -287,9 +302,12 @@ TEST(JobSecret, FilesThatAreNoSecretsAreRefused) {
     std::filesystem::permissions(folder / name, perms::owner_read | mode);
     EXPECT_THAT(error_of(name), HasSubstr("chmod 600"));
   }
-  std::ofstream(folder / "long") << std::string(300, 'x');
-  std::filesystem::permissions(folder / "long", perms::owner_read);
-  EXPECT_THAT(error_of("long"), HasSubstr("longer than a secret may be"));
+  for (const std::size_t length : {0, 15, 257, 300}) {
+    const std::string name = std::to_string(length);
+    std::ofstream(folder / name) << std::string(length, 'x') << '\n';
+    std::filesystem::permissions(folder / name, perms::owner_read);
+    EXPECT_THAT(error_of(name), HasSubstr("holds no secret"));
+  }
   std::filesystem::create_directory(folder / "folder");
   EXPECT_THAT(error_of("folder"), HasSubstr("no regular file"));
 }

@@ -12,6 +12,8 @@ import unittest
 
 from launched import LONG, TESSERA, environment, launch, main, patient, run
 
+from free_port import free_port
+
 BEGIN = """
     import os, signal, sys, time
     import torch
@@ -28,6 +30,17 @@ MADE = BEGIN + """
     engine = tessera.Engine(model, strategy)
     train(engine)
 """
+
+
+def run_by_hand(program, *words, **variables):
+    """Runs a program on two ranks without a launcher. The first word is the rank's number, and "%" in a variable stands
+    for it. Returns the exit codes and the outputs."""
+    ranks = [subprocess.Popen([sys.executable, "-B", "-c", textwrap.dedent(program), str(rank), *words], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True,
+                              env=environment() | {name: value.replace("%", str(rank)) for name, value in variables.items()})
+             for rank in range(2)]
+    outputs = [rank.communicate(timeout=patient(60))[0] for rank in ranks]
+    return [rank.returncode for rank in ranks], outputs
 
 
 class ExitsTest(unittest.TestCase):
@@ -74,7 +87,7 @@ class ExitsTest(unittest.TestCase):
     def test_sys_exit_code_of_one_rank_is_the_jobs(self):
         # Exit code 65 has a special meaning if Tessera chooses it. An exit that the program catches does not count. The
         # builtins exit and quit do not call sys.exit.
-        for call, code in ("sys.exit", 65), ("quit", 3):
+        for call, code in ("sys.exit", 65), ("quit", 3), ("raise SystemExit", 4):
             with self.subTest(call=call):
                 output = self.expect(MADE + f"""
     try:
@@ -84,20 +97,43 @@ class ExitsTest(unittest.TestCase):
     train(engine)
     if tessera.rank() == 1: {call}({code})
     train(engine, 50)
-                """, code, f"the program called sys.exit({code})", "first cause: rank 1")
+                """, code, f"the program ended itself by SystemExit({code})", "first cause: rank 1")
                 self.assertIn(f"exit code {code}\n", output)
         self.expect(MADE + """
     try:
-        sys.exit(9)
+        raise SystemExit(9)
     except SystemExit:
         pass
         """, 0)
+        self.expect(MADE + "    raise SystemExit(0)\n", 0)
 
     def test_exception_of_one_rank_is_the_first_cause(self):
         self.expect(MADE + """
     if tessera.rank() == 1: raise ValueError("a loss that is a pumpkin")
     train(engine, 50)
         """, 70, "ValueError: a loss that is a pumpkin", "Traceback", "first cause: rank 1")
+
+    def test_rank_that_fails_before_its_engine_is_named_without_a_launcher(self):
+        # Other launchers than ours may let the other ranks go on. Rank 0 would wait for comm.init_timeout_s.
+        codes, outputs = run_by_hand(BEGIN + """
+    tessera.init(strategy)
+    if tessera.rank() == 1: raise ValueError("there are no data")
+    tessera.Engine(model, strategy)
+        """, RANK="%", LOCAL_RANK="%", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        self.assertEqual(codes[1], 70, outputs)
+        self.assertIn(codes[0], (70, 75), outputs)
+        self.assertIn("rank 1/2 gave up: ValueError: there are no data", outputs[0])
+
+    def test_rank_that_ends_before_its_engine_is_waited_for_at_a_store_in_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            codes, outputs = run_by_hand(BEGIN + """
+    rank = int(sys.argv[1])
+    torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/meet", rank=rank, world_size=2)
+    if rank == 1: os._exit(0)
+    tessera.init({"comm": {"init_timeout_s": 1}})
+            """, folder)
+        self.assertEqual(codes, [75, 0], outputs)
+        self.assertIn("at a store in a file, which does not tell that a rank has ended", outputs[0])
 
     def test_exception_under_another_excepthook_is_the_first_cause(self):
         self.expect(MADE + """

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -24,6 +25,12 @@ struct RankEnd {
   std::string message;                 ///< the message of the status or exception of the rank's body
 };
 
+/// Expects that a rank has ended by itself, with success.
+inline void expect_ok(const RankEnd& end, int rank) {
+  EXPECT_EQ(end.signal, 0) << "rank " << rank;
+  EXPECT_EQ(end.exit_code, ExitCode::kOk) << "rank " << rank << ": " << end.message;
+}
+
 /// Ranks that are forked processes. Tests can kill and stop them for real. The destructor kills children that still
 /// run.
 class ForkedRanks {
@@ -46,6 +53,11 @@ class ForkedRanks {
   std::shared_ptr<KeyValueStore> store_;
   std::vector<pid_t> pids_;
 };
+
+/// Waits for the ranks `first` to `end` - 1, and expects that each has ended by itself, with success.
+inline void expect_ok(ForkedRanks& ranks, int first, int end) {
+  for (int rank = first; rank < end; ++rank) expect_ok(ranks.wait(rank), rank);
+}
 
 /// Waits until a rank has set `key`, and returns its value. Returns an error if the limit for `at_rest` on a machine at
 /// rest passes before that.

@@ -140,7 +140,7 @@ struct ServeCommand {
   std::string offload;                 ///< folder for scratch files with shards; empty: shards are in memory
 };
 /// Serves shards to ranks with "sync": {"owners": "servers"}. It runs until SIGTERM or SIGINT comes, or, after SIGUSR1,
-/// until no worker is connected. Prints the address at which it listens.
+/// until no worker is connected or awaited (ParameterServer::may_end). Prints the address at which it listens.
 int run_serve(const ServeCommand& command);
 
 /// The options of `tessera sample`.

@@ -69,6 +69,65 @@ class Event {
 
 constexpr std::size_t kCopyBytes = std::size_t{1} << 30;
 
+absl::Status put(const DeviceMemory& memory, const void* values, std::size_t bytes) {
+  return status_of(cudaMemcpy(memory.as<void>(), values, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+}
+
+template <class Values>
+absl::Status copied(DeviceMemory& memory, const Values& values) {
+  const std::size_t bytes = values.size() * sizeof(values[0]);
+  TESSERA_ASSIGN_OR_RETURN(memory, DeviceMemory::of(bytes));
+  return put(memory, values.data(), bytes);
+}
+
+/// The device memory and the tables of a gradient's norm. There is one tensor, and its message consists of the norm's
+/// sums.
+class NormMemory {
+ public:
+  explicit NormMemory(std::size_t numel)
+      : runs_{{.begin = 0, .numel = numel, .first_block = 0, .tensor = 0}},
+        totals_(std::vector<std::uint64_t>{numel}, std::vector<std::vector<NormRun>>{runs_}) {}
+
+  absl::Status allocate(float* gradient) {
+    TESSERA_ASSIGN_OR_RETURN(message_, DeviceMemory::of(totals_.most_sums() * sizeof(double)));
+    const NormBuffer buffers[] = {{gradient, runs_}};
+    TESSERA_ASSIGN_OR_RETURN(tile_sums_, DeviceMemory::of(norm_scratch_count(buffers) * sizeof(double)));
+    const NormLaunch launch = norm_launch(buffers, message_.as<double>(), tile_sums_.as<double>());
+    TESSERA_RETURN_IF_ERROR(copied(nodes_, launch.nodes));
+    TESSERA_RETURN_IF_ERROR(copied(first_node_, launch.first_node));
+    TESSERA_RETURN_IF_ERROR(copied(spans_, launch.spans));
+    sums_ = {nodes_.as<NormTileNode>(), first_node_.as<std::uint32_t>(), spans_.as<NormSpan>(),
+             static_cast<std::uint32_t>(launch.first_node.size() - 1), static_cast<std::uint32_t>(launch.spans.size())};
+    TESSERA_RETURN_IF_ERROR(copied(links_, totals_.links()));
+    TESSERA_RETURN_IF_ERROR(copied(first_link_, totals_.first_link()));
+    TESSERA_RETURN_IF_ERROR(copied(part_ranks_, std::vector<std::int32_t>{0}));
+    TESSERA_ASSIGN_OR_RETURN(link_scratch_, DeviceMemory::of(totals_.links().size() * sizeof(double)));
+    TESSERA_ASSIGN_OR_RETURN(squares_, DeviceMemory::of(sizeof(double)));
+    TESSERA_ASSIGN_OR_RETURN(sum_, DeviceMemory::of(256));
+    return absl::OkStatus();
+  }
+
+  /// Returns the tables of the sums on a rank.
+  const NormTables& sums() const { return sums_; }
+  void fill(StepTables& tables) const {
+    tables.messages.of_all = message_.as<std::byte>();
+    tables.norm = {1,
+                   part_ranks_.as<std::int32_t>(),
+                   links_.as<NormLink>(),
+                   first_link_.as<std::uint32_t>(),
+                   link_scratch_.as<double>(),
+                   squares_.as<double>(),
+                   sum_.as<double>()};
+  }
+
+ private:
+  const std::vector<NormRun> runs_;
+  const NormTotals totals_;
+  DeviceMemory message_, tile_sums_, nodes_, first_node_, spans_;                // memory for the norm on a rank
+  DeviceMemory links_, first_link_, part_ranks_, link_scratch_, squares_, sum_;  // memory for the norm over ranks
+  NormTables sums_;
+};
+
 /// One kind of step and its memory.
 class Subject {
  public:
@@ -80,7 +139,7 @@ class Subject {
 
   absl::Status step() {
     if (what_.mixed()) {
-      TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_sums(norm_, nullptr), "norm_sums"));
+      TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_sums(norm_.sums(), nullptr), "norm_sums"));
       TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_totals(tables_, nullptr), "norm_totals"));
     }
     StepRequest request;
@@ -96,11 +155,7 @@ class Subject {
 
  private:
   Subject(const OptimizerCase& what, std::size_t numel)
-      : what_(what),
-        numel_(numel),
-        state_(state_bytes(what.state, static_cast<std::int64_t>(numel))),
-        runs_{{.begin = 0, .numel = numel, .first_block = 0, .tensor = 0}},
-        totals_(std::vector<std::uint64_t>{numel}, std::vector<std::vector<NormRun>>{runs_}) {}
+      : what_(what), numel_(numel), state_(state_bytes(what.state, static_cast<std::int64_t>(numel))), norm_(numel) {}
 
   std::size_t updated_bytes() const { return 4 * numel_ + 2 * static_cast<std::size_t>(state_.total()); }
 
@@ -110,11 +165,11 @@ class Subject {
     TESSERA_ASSIGN_OR_RETURN(weights_, DeviceMemory::of(4 * numel_));
     TESSERA_ASSIGN_OR_RETURN(states_, DeviceMemory::of(2 * data));
     TESSERA_ASSIGN_OR_RETURN(scales_, DeviceMemory::of(2 * scales));
-    for (DeviceMemory* small : {&sum_, &used_, &steps_, &constants_, &decision_, &groups_, &begins_, &uniform_}) {
+    for (DeviceMemory* small : {&used_, &steps_, &constants_, &decision_, &groups_, &begins_, &uniform_}) {
       TESSERA_ASSIGN_OR_RETURN(*small, DeviceMemory::of(256));
     }
     TESSERA_RETURN_IF_ERROR(fill_gradient());
-    TESSERA_RETURN_IF_ERROR(allocate_norm());
+    TESSERA_RETURN_IF_ERROR(norm_.allocate(gradient_.as<float>()));
     const std::uint8_t used = 1;
     TESSERA_RETURN_IF_ERROR(put(used_, &used, sizeof used));
     const StepGroup group{.first_parameter = 0, .parameters = 1};
@@ -127,34 +182,8 @@ class Subject {
     return absl::OkStatus();
   }
 
-  /// Allocates memory for the norm. There is one tensor, and its message consists of the norm's sums.
-  absl::Status allocate_norm() {
-    TESSERA_ASSIGN_OR_RETURN(message_, DeviceMemory::of(totals_.most_sums() * sizeof(double)));
-    const NormBuffer buffers[] = {{gradient_.as<float>(), runs_}};
-    TESSERA_ASSIGN_OR_RETURN(tile_sums_, DeviceMemory::of(norm_scratch_count(buffers) * sizeof(double)));
-    const NormLaunch launch = norm_launch(buffers, message_.as<double>(), tile_sums_.as<double>());
-    TESSERA_RETURN_IF_ERROR(copied(nodes_, launch.nodes));
-    TESSERA_RETURN_IF_ERROR(copied(first_node_, launch.first_node));
-    TESSERA_RETURN_IF_ERROR(copied(spans_, launch.spans));
-    norm_ = {nodes_.as<NormTileNode>(), first_node_.as<std::uint32_t>(), spans_.as<NormSpan>(),
-             static_cast<std::uint32_t>(launch.first_node.size() - 1), static_cast<std::uint32_t>(launch.spans.size())};
-    TESSERA_RETURN_IF_ERROR(copied(links_, totals_.links()));
-    TESSERA_RETURN_IF_ERROR(copied(first_link_, totals_.first_link()));
-    TESSERA_RETURN_IF_ERROR(copied(part_ranks_, std::vector<std::int32_t>{0}));
-    TESSERA_ASSIGN_OR_RETURN(link_scratch_, DeviceMemory::of(totals_.links().size() * sizeof(double)));
-    TESSERA_ASSIGN_OR_RETURN(squares_, DeviceMemory::of(sizeof(double)));
-    return absl::OkStatus();
-  }
-
   void fill_tables() {
-    tables_.messages.of_all = message_.as<std::byte>();
-    tables_.norm = {1,
-                    part_ranks_.as<std::int32_t>(),
-                    links_.as<NormLink>(),
-                    first_link_.as<std::uint32_t>(),
-                    link_scratch_.as<double>(),
-                    squares_.as<double>(),
-                    sum_.as<double>()};
+    norm_.fill(tables_);
     tables_.parameters = tables_.groups = 1;
     tables_.group = groups_.as<StepGroup>();
     tables_.used = used_.as<std::uint8_t>();
@@ -195,26 +224,12 @@ class Subject {
     return absl::OkStatus();
   }
 
-  template <class Values>
-  static absl::Status copied(DeviceMemory& memory, const Values& values) {
-    const std::size_t bytes = values.size() * sizeof(values[0]);
-    TESSERA_ASSIGN_OR_RETURN(memory, DeviceMemory::of(bytes));
-    return put(memory, values.data(), bytes);
-  }
-  static absl::Status put(const DeviceMemory& memory, const void* values, std::size_t bytes) {
-    return status_of(cudaMemcpy(memory.as<void>(), values, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-
   const OptimizerCase what_;
   const std::size_t numel_;
   const StateBytes state_;
-  const std::vector<NormRun> runs_;
-  const NormTotals totals_;
   DeviceMemory gradient_, weights_, states_, scales_;
-  DeviceMemory message_, tile_sums_, nodes_, first_node_, spans_;          // memory for the norm on a rank
-  DeviceMemory links_, first_link_, part_ranks_, link_scratch_, squares_;  // memory for the norm over ranks
-  DeviceMemory sum_, used_, steps_, constants_, decision_, groups_, begins_, uniform_;
-  NormTables norm_;
+  NormMemory norm_;
+  DeviceMemory used_, steps_, constants_, decision_, groups_, begins_, uniform_;
   StepTables tables_;
   DeviceRun run_;
 };

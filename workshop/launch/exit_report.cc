@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <csignal>
@@ -48,21 +49,32 @@ std::string meaning_of(int code) {
 
 std::string gibibytes(std::int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30)); }
 
+/// Returns " or for CPU time (ulimit -t is 60 s here)", or "" if there is no such limit. Ranks inherit it.
+std::string or_for_cpu_time() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_CPU, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+  return fmt::format(" or for CPU time (ulimit -t is {} s here)", limit.rlim_cur);
+}
+
 std::string explain_signal(const RankExit& exit, int signal) {
   const char* name = ::sigabbrev_np(signal);
   std::string text = fmt::format("signal {} (SIG{})", signal, name ? name : "?");
   if (signal == SIGSEGV || signal == SIGBUS || signal == SIGFPE || signal == SIGILL)
     return text + ": crashed. [T0588] hint: run it under a debugger, or look for a core file";
   if (signal == SIGABRT) return text + ": aborted by itself";
+  if (signal == SIGXCPU)
+    return text + ": its CPU time is used up. hint: raise the limit (ulimit -t), or ask the scheduler for more time";
   if (signal != SIGKILL) return text;
-  text += fmt::format(": killed from outside, perhaps by the out-of-memory killer; its peak was {}",
-                      gibibytes(exit.peak_resident_bytes));
+  text += fmt::format(": killed from outside, perhaps by the out-of-memory killer{}; its peak was {}",
+                      or_for_cpu_time(), gibibytes(exit.peak_resident_bytes));
   if (exit.memory_limit_bytes)
     text += fmt::format(", the memory limit of this group {}", gibibytes(*exit.memory_limit_bytes));
   return text + ". [T0589] hint: `dmesg` names processes killed for memory; offload, or shard over more ranks";
 }
 
 std::string name_of(const RankRecord& record) {
+  // A parameter server has its own name in the place of a host (Supervisor::add_servers). It is no rank of the job.
+  if (record.host.starts_with("parameter server")) return fmt::format("{} (pid {})", record.host, record.pid);
   const std::string place = record.host.empty() ? "" : " on " + record.host;
   return fmt::format("rank {} (pid {}{})", record.rank, record.pid, place);
 }

@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kMostBytes = 257;  // a secret and its line end have at most this many
+constexpr std::size_t kLeastSecret = 16, kMostSecret = 256;  // bytes, as a parameter server takes them
 
 absl::StatusOr<std::string> new_file(const std::string& file) {
   TESSERA_ASSIGN_OR_RETURN(const std::string secret, random_secret());
@@ -47,15 +47,15 @@ absl::StatusOr<std::string> secret_in(const std::string& file, int fd) {
         fmt::format("launch: other users may read or write the secret's file {}. [T1036] hint: chmod 600 it, and "
                     "take a new secret if somebody may have read it",
                     quoted_text(file)));
-  std::array<char, kMostBytes + 1> bytes{};
+  std::array<char, kMostSecret + 2> bytes{};  // with a line end, and a byte that is too many
   const ssize_t got = ::read(fd, bytes.data(), bytes.size());
   std::string secret(bytes.data(), got > 0 ? static_cast<std::size_t>(got) : 0);
-  if (got < 0 || secret.size() > kMostBytes)
+  if (secret.ends_with('\n')) secret.pop_back();
+  if (secret.size() < kLeastSecret || secret.size() > kMostSecret)
     return make_error(ExitCode::kCorruptData,
-                      fmt::format("launch: the secret's file {} cannot be read, or is longer than a secret may be. "
+                      fmt::format("launch: the secret's file {} cannot be read, or holds no secret. "
                                   "[T1037] hint: name a file with one line, of 16 to 256 bytes",
                                   quoted_text(file)));
-  if (secret.ends_with('\n')) secret.pop_back();
   return secret;
 }
 

@@ -119,8 +119,8 @@ void Supervisor::start_servers_again() {
     const int number = options_.ranks + static_cast<int>(i);
     Rank& rank = rank_of(number);
     if (!std::exchange(rank.is_due, false)) continue;
-    rank.starts_again = false;
-    if (urgency_ != Urgency::kNone || servers_end_) {
+    rank.starts_again = rank.is_ready = false;
+    if (urgency_ != Urgency::kNone) {
       rank.gone = true;
       if (!is_needed) rank.record.ended_by_launcher = true;  // it was to start again, so its end is no failure
       continue;
@@ -215,7 +215,8 @@ void Supervisor::note_results(const RankRecord& worker) {
   }
 }
 
-/// Ends the servers when no rank is left here. Workers of other launchers may still run, if steps have been made.
+/// Ends the servers when no rank is left here. Workers of other launchers may still run, if steps have been made. So a
+/// server that is killed before they have ended starts again, and `on_output` tells it to end.
 void Supervisor::end_servers() {
   const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
   if (servers_.empty() || !std::ranges::all_of(workers, &Rank::gone)) return;
@@ -223,7 +224,7 @@ void Supervisor::end_servers() {
   if (!has_workers() || !have_trained || signals_taken_ > 0) return raise_urgency(Urgency::kTerm);
   if (std::exchange(servers_end_, true)) return;
   for (const Rank& rank : ranks_)
-    if (is_server(rank.record.rank) && !rank.gone) send(rank, SIGUSR1);
+    if (is_server(rank.record.rank) && rank.is_ready && !rank.gone) send(rank, SIGUSR1);
 }
 
 absl::Status Supervisor::wait_for(HostRanks::Phase phase) {
@@ -292,7 +293,11 @@ void Supervisor::poll_once() {
 
 void Supervisor::on_started(int rank, pid_t pid) { rank_of(rank).record.pid = pid; }
 
-void Supervisor::on_output(int rank, std::string_view bytes) { rank_of(rank).out.add(bytes); }
+void Supervisor::on_output(int number, std::string_view bytes) {
+  Rank& rank = rank_of(number);
+  rank.out.add(bytes);
+  if (is_server(number) && !std::exchange(rank.is_ready, true) && servers_end_) send(rank, SIGUSR1);
+}
 
 void Supervisor::on_errors(int rank, std::string_view bytes) { rank_of(rank).err.add(bytes); }
 

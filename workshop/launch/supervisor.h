@@ -61,8 +61,9 @@ class Supervisor : private RankListener {
     HostRanks* host;
     LineForwarder out, err;
     RankRecord record;
-    bool ended = false;  ///< the leader has ended
-    bool gone = false;   ///< nothing of the rank's process group is left
+    bool ended = false;     ///< the leader has ended
+    bool gone = false;      ///< nothing of the rank's process group is left
+    bool is_ready = false;  ///< a server has said its address: from then on a signal does not find it unprepared
     // The state of a server that keeps its shards:
     bool starts_again = false;  ///< it starts again after nothing of its group is left
     bool is_due = false;        ///< nothing of its process group is left: it starts now

@@ -93,7 +93,7 @@ std::int64_t JobMembers::changes() const {
   return changes_;
 }
 
-/// The image: eight numbers, the steps to deal again, and then for each worker six numbers and the steps that it holds.
+/// The image: nine numbers, the steps to deal again, and then for each worker six numbers and the steps that it holds.
 std::pair<std::vector<std::int64_t>, std::int64_t> JobMembers::image() const {
   const MutexLock lock(mutex_);
   std::vector<std::int64_t> image = {steps_,
@@ -103,7 +103,8 @@ std::pair<std::vector<std::int64_t>, std::int64_t> JobMembers::image() const {
                                      has_values_ ? 1 : 0,
                                      giver_.value_or(kAnyNumber),
                                      finisher_.value_or(kAnyNumber),
-                                     are_written_ ? 1 : 0};
+                                     are_written_ ? 1 : 0,
+                                     data_order_};
   image.push_back(static_cast<std::int64_t>(returned_.size()));
   image.insert(image.end(), returned_.begin(), returned_.end());
   for (const auto* const members : {&members_, &away_}) {
@@ -123,8 +124,8 @@ bool JobMembers::restore(std::span<const std::int64_t> image) {
     image = image.subspan(taken.size());
     return taken;
   };
-  const auto numbers = take(9);
-  if (numbers.size() < 9 || numbers[8] < 0) return false;
+  const auto numbers = take(10);
+  if (numbers.size() < 10 || numbers[9] < 0) return false;
   steps_ = numbers[0];
   next_step_ = numbers[1];
   made_ = numbers[2];
@@ -133,7 +134,8 @@ bool JobMembers::restore(std::span<const std::int64_t> image) {
   if (numbers[5] != kAnyNumber) giver_ = static_cast<int>(numbers[5]);
   if (numbers[6] != kAnyNumber) finisher_ = static_cast<int>(numbers[6]);
   are_written_ = numbers[7] != 0;
-  const auto returned = take(static_cast<std::size_t>(numbers[8]));
+  data_order_ = numbers[8];
+  const auto returned = take(static_cast<std::size_t>(numbers[9]));
   returned_.insert(returned.begin(), returned.end());
   while (!image.empty()) {
     const auto worker = take(6);
@@ -146,7 +148,7 @@ bool JobMembers::restore(std::span<const std::int64_t> image) {
                                           .rests = worker[4] != 0};
     if (static_cast<std::int64_t>(dealt.size()) != worker[5]) return false;
   }
-  return static_cast<std::int64_t>(returned.size()) == numbers[8];
+  return static_cast<std::int64_t>(returned.size()) == numbers[9];
 }
 
 bool JobMembers::lasts() const {
@@ -240,18 +242,26 @@ absl::Status JobMembers::begin(int number) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<JobMembers::Deal> JobMembers::deal(int number, std::int64_t steps, std::int64_t taken) {
+absl::StatusOr<JobMembers::Deal> JobMembers::deal(int number, std::int64_t steps, std::int64_t taken,
+                                                  std::int64_t data_order) {
   const MutexLock lock(mutex_);
   give_up_late();
   if (steps < 1)
     return make_error(ExitCode::kUsage,
                       "a run of " + std::to_string(steps) +
                           " steps has none to deal. [T0997] hint: ask for a step of 1 or more in all");
-  if (steps_ == 0) steps_ = steps;
+  if (steps_ == 0) {
+    steps_ = steps;
+    data_order_ = data_order;
+  }
   if (steps != steps_)
     return make_error(ExitCode::kUsage, "this worker makes " + std::to_string(steps) +
                                             " steps together with the others, and they make " + std::to_string(steps_) +
                                             ". [T0998] hint: start all workers of a run with the same number of steps");
+  if (data_order != data_order_)
+    return make_error(ExitCode::kUsage,
+                      "this worker takes other data than the others, or takes them in another order. hint: start all "
+                      "workers of a run with the same data, sequence length, batch, gradient_accumulation and seed");
   Member& member = members_[number];
   Deal deal;
   if (taken < member.taken && !member.dealt.empty()) {

@@ -121,8 +121,9 @@ class JobMembers {
   };
   /// Deals one of the run's `steps` steps. `taken`: the number of steps that were dealt to the worker, as far as the
   /// worker knows. If more steps were dealt to it, it gets the last one again, since the answer was lost with the
-  /// server. Error 64 if `steps` is below 1, or if other workers have given another number.
-  absl::StatusOr<Deal> deal(int number, std::int64_t steps, std::int64_t taken);
+  /// server. `data_order`: a number that stands for the data of all steps. Error 64 if `steps` is below 1, or if other
+  /// workers have given another `steps` or `data_order`.
+  absl::StatusOr<Deal> deal(int number, std::int64_t steps, std::int64_t taken, std::int64_t data_order = 0);
   /// Says that the results are written, so that no worker is told again to write them. Error 64 for a worker that was
   /// not told to write them.
   absl::Status end_results(int number);
@@ -159,7 +160,8 @@ class JobMembers {
   int next_number_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<int> giver_ ABSL_GUARDED_BY(mutex_);  ///< the worker that gives the first values
   bool has_values_ ABSL_GUARDED_BY(mutex_) = false;
-  std::int64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;  ///< steps of the run; 0: no worker has asked for a step
+  std::int64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;       ///< steps of the run; 0: no worker has asked for a step
+  std::int64_t data_order_ ABSL_GUARDED_BY(mutex_) = 0;  ///< valid if `steps_` is not 0
   std::int64_t next_step_ ABSL_GUARDED_BY(mutex_) = 0, made_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::int64_t> returned_ ABSL_GUARDED_BY(mutex_);  ///< steps of workers that have left
   std::optional<int> finisher_ ABSL_GUARDED_BY(mutex_), holder_ ABSL_GUARDED_BY(mutex_);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <span>
 #include <system_error>
@@ -10,6 +11,7 @@
 #include "checkpoint/files/hash.h"
 #include "checkpoint/files/regular_file.h"
 #include "offload/files/atomic_file.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
 namespace tessera {
@@ -86,6 +88,51 @@ absl::StatusOr<std::vector<std::byte>> KeptShards::read(std::size_t shard) const
   const std::span<const std::byte> own = std::span<const std::byte>(image).subspan(kHeadBytes);
   if (head.bytes != static_cast<std::int64_t>(own.size()) || head.hash != checkpoint_hash(own)) return damaged(path);
   return image;
+}
+
+KeepingThread::KeepingThread(Keep keep) : keep_(std::move(keep)), thread_([this] { run(); }) {}
+
+KeepingThread::~KeepingThread() {
+  {
+    const MutexLock lock(mutex_);
+    is_ending_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+void KeepingThread::wake() {
+  const MutexLock lock(mutex_);
+  is_due_ = true;
+  changed_.notify_all();
+}
+
+absl::Status KeepingThread::failure() const {
+  const MutexLock lock(mutex_);
+  return failure_;
+}
+
+void KeepingThread::run() {
+  for (bool is_last = false; !is_last;) {
+    {
+      const MutexLock lock(mutex_);
+      while (!is_due_ && !is_ending_) changed_.wait(mutex_);
+      is_due_ = false;
+      is_last = is_ending_;
+    }
+    absl::Status status;
+    try {
+      status = keep_(is_last);
+    } catch (const std::exception& error) {  // there is no memory for a copy
+      status = make_error(ExitCode::kOsResource, std::string("parameter server: a shard is not kept: ") + error.what() +
+                                                     ". [T1004] hint: give the server more memory");
+    }
+    if (status.ok()) continue;
+    log_error(message_of(status));
+    const MutexLock lock(mutex_);
+    failure_ = status;
+    return;
+  }
 }
 
 }  // namespace tessera

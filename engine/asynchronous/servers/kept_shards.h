@@ -5,12 +5,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/files/folder_lock.h"
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 
@@ -56,6 +59,36 @@ class KeptShards {
   const FolderLock lock_;
   const std::int64_t lose_;
   const std::uint64_t run_;
+};
+
+/// The thread with which a ServedJob writes changed shards to the disk. `wake` and `failure` may be called by any
+/// thread, also by one that holds a shard's mutex.
+class KeepingThread {
+ public:
+  /// Writes what is due; with `is_last`, all that is not on the disk yet.
+  using Keep = std::function<absl::Status(bool is_last)>;
+
+  /// Starts the thread. It calls `keep` after each `wake`, until one call fails.
+  explicit KeepingThread(Keep keep);
+  /// Calls `keep` for the last time, unless it has failed before.
+  ~KeepingThread();
+  KeepingThread(const KeepingThread&) = delete;
+  KeepingThread& operator=(const KeepingThread&) = delete;
+
+  /// Says that something is due.
+  void wake();
+  /// Returns the error with which `keep` has failed. After it nothing is written any more.
+  absl::Status failure() const;
+
+ private:
+  void run();
+
+  const Keep keep_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool is_due_ ABSL_GUARDED_BY(mutex_) = false, is_ending_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  std::jthread thread_;  // the thread is the last member, so that it starts last
 };
 
 }  // namespace tessera

@@ -13,6 +13,8 @@
 #include <system_error>
 #include <utility>
 
+#include "offload/files/atomic_file.h"
+#include "offload/files/scratch_directory.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
@@ -23,6 +25,7 @@ constexpr std::chrono::milliseconds kLook{100}, kShortLook{5};
 constexpr std::chrono::milliseconds kForStrangers{10'000};  // time in which a connection has to send the secret
 constexpr std::chrono::milliseconds kStandstill{60'000};
 constexpr int kMostStrangers = 64;
+constexpr char kThisServer[] = "parameter server";
 constexpr std::int64_t kMostDefinition = std::int64_t{256} << 20;
 
 /// Compares all bytes, so that the time of the comparison does not show where the first difference is.
@@ -31,12 +34,6 @@ bool is_same(const std::string& said, const std::string& secret) {
   for (std::size_t i = 0; i < said.size() && i < secret.size(); ++i)
     difference |= static_cast<unsigned char>(said[i]) ^ static_cast<unsigned char>(secret[i]);
   return difference == 0;
-}
-
-absl::Status send_kind(MessageKind kind, ServerLink& link) {
-  MessageHead head;
-  head.kind = kind;
-  return link.send(head, {}, kStandstill);
 }
 
 }  // namespace
@@ -56,6 +53,9 @@ absl::StatusOr<std::unique_ptr<ParameterServer>> ParameterServer::start(const st
                                              std::to_string(KeepOptions::kMostLose) + " pushes may be lost, got \"" +
                                              keep->folder + "\" and " + std::to_string(keep->lose) +
                                              ". [T1000] hint: write --state FOLDER --lose 16");
+  // Workers come later, perhaps much later, so folders that cannot be used are errors now.
+  if (keep) TESSERA_RETURN_IF_ERROR(make_folders(keep->folder, kThisServer));
+  if (!offload.empty()) TESSERA_RETURN_IF_ERROR(look_at_scratch_directory(offload, kThisServer).status());
   TESSERA_ASSIGN_OR_RETURN(ServerSocket listener, listen_for_workers(address));
   return std::unique_ptr<ParameterServer>(new ParameterServer(std::move(listener), secret, keep, offload));
 }
@@ -134,7 +134,7 @@ absl::Status ParameterServer::hear_secret(Connection& connection) {
     return refused;
   }
   connection.is_known = true;
-  return send_kind(MessageKind::kDone, link);
+  return link.send({.kind = MessageKind::kDone}, {}, kStandstill);
 }
 
 absl::StatusOr<ParameterServer::Joined> ParameterServer::join(const MessageHead& head, Connection& connection) {
@@ -175,6 +175,13 @@ bool ParameterServer::is_idle() const {
   return !job_ || job_->members().is_empty();
 }
 
+bool ParameterServer::may_end() const {
+  const MutexLock lock(mutex_);
+  if (job_ && !job_->members().is_empty()) return false;
+  const bool may_have_come_back = keep_ && (!job_ || job_->has_come_back());
+  return !may_have_come_back || ServerLink::Clock::now() - since_ > ServedJob::kForReturns;
+}
+
 void ParameterServer::drop_if_empty(const std::shared_ptr<ServedJob>& job) {
   const MutexLock lock(mutex_);
   if (job_ == job && !job->members().lasts() && job->members().is_empty()) job_.reset();
@@ -202,12 +209,11 @@ void ParameterServer::serve(Connection& connection) {
       link.refuse(ExitCode::kOsResource, error.what(), kStandstill).IgnoreError();
       return;
     }
-    MessageHead answer;
-    answer.kind = job ? MessageKind::kDone : MessageKind::kBusy;
-    answer.shard = job && job->is_kept() ? 1 : 0;
-    answer.clock = job ? job->life() : 0;
-    answer.first = place.number;
-    answer.turn = place.gives_values ? 1 : MessageHead::kNoTurn;
+    const MessageHead answer{.kind = job ? MessageKind::kDone : MessageKind::kBusy,
+                             .shard = job && job->is_kept() ? 1U : 0U,
+                             .first = place.number,
+                             .turn = place.gives_values ? 1 : MessageHead::kNoTurn,
+                             .clock = job ? job->life() : 0};
     if (!link.send(answer, {}, kStandstill).ok()) break;
   }
   if (!job) return;
@@ -224,8 +230,9 @@ void ParameterServer::serve(Connection& connection) {
     status = make_error(ExitCode::kInternal, error.what());
   }
   if (is_ending_) return;  // workers keep their numbers for a server that comes back
-  log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone (" +
-           message_of(status) + ")");
+  // A worker that ends closes its connection, whether it has made all steps or not; its launcher knows why.
+  log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone" +
+           (link.is_closed() ? "" : " (" + message_of(status) + ")"));
   job->leave(rank);
   drop_if_empty(job);
 }

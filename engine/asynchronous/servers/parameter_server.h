@@ -32,7 +32,8 @@ class ParameterServer {
   /// Listens at `address` (listen_for_workers), and from now on serves workers that send `secret`. `keep`: where shards
   /// are kept, so that a server that is started again with the same options continues the run; nothing: they end with
   /// the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory. Errors: those of
-  /// listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`.
+  /// listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`; those of make_folders and
+  /// look_at_scratch_directory for the two folders.
   static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret,
                                                                 const std::optional<KeepOptions>& keep = {},
                                                                 const std::string& offload = "");
@@ -45,6 +46,9 @@ class ParameterServer {
   const std::string& address() const { return listener_.address; }
   /// Returns whether no worker is connected.
   bool is_idle() const;
+  /// Returns whether no worker is connected, and none is awaited. If shards are kept, workers of an earlier server are
+  /// awaited for ServedJob::kForReturns from the start on.
+  bool may_end() const;
 
  private:
   struct Connection {
@@ -76,6 +80,7 @@ class ParameterServer {
   const std::string secret_;
   const std::optional<KeepOptions> keep_;
   const std::string offload_;
+  const ServerLink::Clock::time_point since_ = ServerLink::Clock::now();
   std::atomic<bool> is_ending_ = false;
   mutable Mutex mutex_;
   std::shared_ptr<ServedJob> job_ ABSL_GUARDED_BY(mutex_);

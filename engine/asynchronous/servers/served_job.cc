@@ -22,7 +22,6 @@ namespace tessera {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenTurns{200};
-constexpr std::chrono::milliseconds kForReturns{10'000};  // longer than a rank needs to notice that the server is there
 
 absl::Status broken(const std::string& part) {
   return make_error(ExitCode::kPeerLost, "a message does not fit the definition: " + part +
@@ -180,13 +179,8 @@ void ServedJob::end_turn(Group& group, std::int64_t turn) {
 }
 
 ServedJob::~ServedJob() {
-  if (!keeping_.joinable()) return;
-  {
-    const MutexLock lock(keep_mutex_);
-    is_ending_ = true;
-    due_.notify_all();
-  }
-  keeping_.join();
+  if (!keeping_) return;
+  keeping_.reset();
   if (const absl::Status status = keep_members(); !status.ok()) log_error(message_of(status));
 }
 
@@ -203,7 +197,8 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options) {
   }
   TESSERA_RETURN_IF_ERROR(restore_members());
   if (has_come_back_) members_->expect_back(std::min(kForReturns, limit_ / 2));  // waits for workers end at limit_
-  keeping_ = std::jthread([this] { keep_shards(); });
+  keeping_ = std::make_unique<KeepingThread>(
+      [this, image = std::vector<std::byte>()](bool is_last) mutable { return keep_shards(is_last, image); });
   return absl::OkStatus();
 }
 
@@ -249,29 +244,9 @@ void ServedJob::leave(int number) {
   if (const absl::Status status = keep_members(); !status.ok()) log_error(message_of(status));
 }
 
-/// Writes shards, on a separate thread. A failure ends this function, and each push that waits for the disk is refused.
-void ServedJob::keep_shards() {
-  std::vector<std::byte> image;
-  for (bool is_last = false; !is_last;) {
-    {
-      const MutexLock lock(keep_mutex_);
-      while (!is_due_ && !is_ending_) due_.wait(keep_mutex_);
-      is_due_ = false;
-      is_last = is_ending_;
-    }
-    absl::Status status;
-    try {
-      for (std::size_t i = 0; status.ok() && i < groups_.size(); ++i) status = keep_shard(i, /*all=*/is_last, image);
-    } catch (const std::exception& error) {  // there is no memory for a copy
-      status = make_error(ExitCode::kOsResource, std::string("parameter server: a shard is not kept: ") + error.what() +
-                                                     ". [T1004] hint: give the server more memory");
-    }
-    if (status.ok()) continue;
-    log_error(message_of(status));
-    const MutexLock lock(keep_mutex_);
-    keep_failure_ = status;
-    return;
-  }
+absl::Status ServedJob::keep_shards(bool all, std::vector<std::byte>& image) {
+  for (std::size_t i = 0; i < groups_.size(); ++i) TESSERA_RETURN_IF_ERROR(keep_shard(i, all, image));
+  return absl::OkStatus();
 }
 
 absl::Status ServedJob::keep_shard(std::size_t index, bool all, std::vector<std::byte>& image) {
@@ -296,16 +271,9 @@ absl::Status ServedJob::await_kept(Group& group, std::int64_t lose, const std::f
   if (!kept_) return absl::OkStatus();
   const std::int64_t own = group.changes;
   group.wanted = std::max(group.wanted, own - lose);
-  if (own - group.kept > kept_->lose() / 2 || group.wanted > group.kept) {
-    const MutexLock lock(keep_mutex_);
-    is_due_ = true;
-    due_.notify_all();
-  }
+  if (own - group.kept > kept_->lose() / 2 || group.wanted > group.kept) keeping_->wake();
   while (own - group.kept > lose) {
-    {
-      const MutexLock lock(keep_mutex_);
-      if (!keep_failure_.ok()) return keep_failure_;
-    }
+    TESSERA_RETURN_IF_ERROR(keeping_->failure());
     if (is_gone()) return worker_gone();
     group.saved.wait_until(group.mutex, Clock::now() + kBetweenTurns);
   }
@@ -418,18 +386,18 @@ absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link
 absl::Status ServedJob::Worker::do_copies(const MessageHead& head, ServerLink& link) {
   if (head.bytes != 0 || job_.groups_.empty()) return broken("a pull");
   Group& group = *job_.groups_[head.shard];
+  const auto bytes = static_cast<std::size_t>(4 * group.part.numel);
   MessageHead reply;
-  reply.bytes = 4 * group.part.numel;
   {
     const MutexLock lock(group.mutex);
     if (const absl::Status status = job_.await_turn(group, head.turn, is_gone_); !status.ok())
       return link.refuse(status, job_.limit_);
-    std::memcpy(room_.data(), group.flat->shard, static_cast<std::size_t>(reply.bytes));
+    std::memcpy(room_.data(), group.flat->shard, bytes);
     reply.first = group.version;
     reply.clock = head.kind == MessageKind::kPull ? job_.tick(head.clock) : head.clock;
     job_.end_turn(group, head.turn);
   }
-  return link.send(reply, {room_.data(), static_cast<std::size_t>(reply.bytes)}, job_.limit_);
+  return link.send(reply, {room_.data(), bytes}, job_.limit_);
 }
 
 /// Receives gradients ahead of the push that uses them; that push may never come.
@@ -531,9 +499,7 @@ absl::Status ServedJob::Worker::do_versions(const MessageHead& head, ServerLink&
     const MutexLock lock(group->mutex);
     versions.push_back(group->first_version);
   }
-  MessageHead reply;
-  reply.bytes = static_cast<std::int64_t>(versions.size() * sizeof(std::int64_t));
-  return link.send(reply, std::as_bytes(std::span(versions)), job_.limit_);
+  return link.send({}, std::as_bytes(std::span(versions)), job_.limit_);
 }
 
 /// Answers the questions that only workers of an elastic run ask.
@@ -543,7 +509,7 @@ absl::Status ServedJob::Worker::do_elastic(const MessageHead& head, ServerLink& 
   MessageHead reply;
   absl::Status status;
   if (head.kind == MessageKind::kTake) {
-    const auto dealt = members.deal(rank_, head.first, head.second);
+    const auto dealt = members.deal(rank_, head.first, head.second, head.turn);
     status = dealt.status();
     if (dealt.ok()) {
       using Kind = JobMembers::Deal::Kind;
@@ -582,9 +548,7 @@ absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& l
     if (writes) status = job_.await_kept(group, /*lose=*/0, is_gone_);
   }
   if (!status.ok()) return link.refuse(status, job_.limit_);
-  MessageHead reply;
-  reply.bytes = writes ? 0 : bytes;
-  return link.send(reply, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), job_.limit_);
+  return link.send({}, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), job_.limit_);
 }
 
 /// Reads or writes a run of elements. Ranks wait for each other before and after this call, so no rank pushes during
@@ -610,9 +574,8 @@ absl::Status ServedJob::Worker::do_range(const MessageHead& head, ServerLink& li
     const absl::Status status = job_.await_kept(group, /*lose=*/0, is_gone_);
     return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : link.refuse(status, job_.limit_);
   }
-  MessageHead reply;
-  reply.bytes = bytes * states;
-  TESSERA_RETURN_IF_ERROR(link.send(reply, {}, job_.limit_));
+  const MessageHead reply{.bytes = bytes * states};
+  TESSERA_RETURN_IF_ERROR(link.send(bytes_of(reply), job_.limit_, /*more=*/reply.bytes > 0));
   for (std::size_t i = 0; i < job_.states_; ++i)
     TESSERA_RETURN_IF_ERROR(link.send({flat.state[i].data + there, length}, job_.limit_));
   return absl::OkStatus();

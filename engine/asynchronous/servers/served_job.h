@@ -13,7 +13,6 @@
 #include <random>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "engine/asynchronous/servers/job_members.h"
@@ -53,6 +52,9 @@ namespace tessera {
 class ServedJob {
  public:
   static constexpr std::size_t kRunName = 32;
+  /// The time for which workers are awaited that were connected to an earlier server. It is longer than a worker needs
+  /// to notice that the server has come back.
+  static constexpr std::chrono::milliseconds kForReturns{10'000};
   /// Returns the name of the run in a definition.
   static std::string run_of(const std::string& definition) { return definition.substr(0, kRunName); }
 
@@ -158,7 +160,8 @@ class ServedJob {
   absl::Status restore_members();
   /// Writes the data of server 0 about workers that come and go, if shards are kept and these data have changed.
   absl::Status keep_members();
-  void keep_shards();
+  /// Writes the shards for which a write is due (keep_shard). `image` is memory for one of them.
+  absl::Status keep_shards(bool all, std::vector<std::byte>& image);
   /// Writes a shard if more than half of `lose` changes are unwritten, or if a push waits for an unwritten change. With
   /// `all`, it writes the shard if any change is unwritten.
   absl::Status keep_shard(std::size_t index, bool all, std::vector<std::byte>& image);
@@ -193,11 +196,7 @@ class ServedJob {
 
   std::unique_ptr<KeptShards> kept_;  ///< null where shards are not kept
   bool has_come_back_ = false;
-  Mutex keep_mutex_;  ///< a thread that holds a shard's mutex may take this mutex
-  CondVar due_;       ///< a shard is to be written, or this object ends
-  bool is_due_ ABSL_GUARDED_BY(keep_mutex_) = false, is_ending_ ABSL_GUARDED_BY(keep_mutex_) = false;
-  absl::Status keep_failure_ ABSL_GUARDED_BY(keep_mutex_);
-  std::jthread keeping_;
+  std::unique_ptr<KeepingThread> keeping_;  // the thread uses the members above, so this member is destroyed first
 };
 
 }  // namespace tessera

@@ -63,8 +63,7 @@ std::span<const std::byte> gradients_of(const FlatGroup& flat, Extent part) {
 
 ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
                            const Strategy& strategy, std::shared_ptr<Collectives> replica)
-    : PulledParameters(units, board),
-      config_(plan.update().outer.asynchronous),
+    : PulledParameters(units, board, plan.update().outer.asynchronous),
       replica_(std::move(replica)),
       piece_(replica_ ? replica_->rank() : 0),
       pieces_(replica_ ? replica_->size() : 1),
@@ -87,17 +86,16 @@ ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, cons
       const std::int64_t numel = flat.layout.numel();
       for (int piece = 0; piece < pieces_; ++piece)
         added.shards.push_back(intersect(served_part(numel, server, servers()), replica_part(numel, piece, pieces_)));
-      names_.push_back({flat.unit->name, flat.index, server});
+      order_.add_shard({flat.unit->name, flat.index, server});
     }
     place(flat, plan);
   });
   is_staged_.resize(groups_.size());
   memory_.expect_full();
   connect(strategy);
-  open_orders();
-  adopt();
-  if (!config_.record_order.empty() && board.rank() != 0)
-    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, parties(), /*is_first=*/false)));
+  expect_common_file();
+  throw_if_error(order_.open(config_, {board.size(), "servers", servers()}, board.rank(), [&] { adopt(); }));
+  if (order_.is_played()) next_turns_.resize(order_.shards());
 }
 
 /// Takes memory for the states of this rank's part of a group.
@@ -107,18 +105,12 @@ void ServedShards::place(FlatGroup& group, const MemoryPlan& plan) {
     group.state[i].data = memory_.take(state_piece(formats[i], group.optimizer_part.numel).data_bytes);
 }
 
-void ServedShards::open_orders() {
-  if (config_.record_order.empty() && config_.play_order.empty()) return;
-  if (board_.size() > 1 && !board_.group().shares_memory())
+void ServedShards::expect_common_file() const {
+  const bool has_order = !config_.record_order.empty() || !config_.play_order.empty();
+  if (has_order && board_.size() > 1 && !board_.group().shares_memory())
     throw Error(ExitCode::kConfig,
                 "/sync/record_order: ranks on several hosts have no file together, so no order is recorded or played "
                 "there. [T0971] hint: record and play orders with all ranks on one host");
-  if (!config_.play_order.empty()) {
-    turns_ = value_or_throw(read_order(config_.play_order, parties(), names_));
-    next_turns_.resize(turns_.size());
-  }
-  if (!config_.record_order.empty() && board_.rank() == 0)
-    writer_.emplace(value_or_throw(OrderWriter::open(config_.record_order, parties(), /*is_first=*/true)));
 }
 
 void ServedShards::connect(const Strategy& strategy) {
@@ -151,7 +143,7 @@ void ServedShards::connect(const Strategy& strategy) {
                              .secret = secret,
                              .definition = definition_for(server, std::string(run.data(), run.size()), strategy),
                              .shards = groups_.size() * static_cast<std::size_t>(pieces_),
-                             .rank = config_.elastic ? number_ : board_.rank(),
+                             .rank = config_.elastic ? worker_.number() : board_.rank(),
                              .life = life,
                              .limit = limit_,
                              // A run that records or replays an order must not lose pushes.
@@ -177,10 +169,7 @@ void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
             "the limit), or the server serves another run. [T1007] hint: look for what stops that worker, or start "
             "servers of this run's own");
   if (!joined.ok()) throw Error(exit_code_of(joined.status()), self() + ": " + message_of(joined.status()));
-  if (config_.elastic && server == 0) {
-    number_ = static_cast<int>(joined->first);
-    gives_values_ = joined->turn == 1;
-  }
+  if (config_.elastic && server == 0) worker_.join(*joined);
 }
 
 std::string ServedShards::definition_for(int server, const std::string& run, const Strategy& strategy) const {
@@ -214,48 +203,37 @@ std::int64_t ServedShards::returns() const {
 }
 
 std::string ServedShards::self() const {
-  if (config_.elastic) return number_ == JobMembers::kAnyNumber ? "a worker" : "worker " + std::to_string(number_);
+  if (config_.elastic) return worker_.name();
   return "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size());
 }
 
 void ServedShards::tell_all(MessageKind kind, const char* operation) {
-  for (int server = servers() - 1; server >= 0; --server) {
-    MessageHead head;
-    head.kind = kind;
-    ask(server, head, {});
-    hear(server, operation);
-  }
+  for (int server = servers() - 1; server >= 0; --server) answer_to({.head = {.kind = kind}}, server, operation);
 }
 
 /// Server 0 decides which worker gives the values. It is told last, when all servers have the values.
 void ServedShards::begin() {
-  if (!config_.elastic || std::exchange(has_begun_, true)) return;
-  if (gives_values_) tell_all(MessageKind::kBegin, "start");
+  if (!config_.elastic || !worker_.begin()) return;
+  if (worker_.gives_values()) tell_all(MessageKind::kBegin, "start");
 }
 
 std::optional<std::int64_t> ServedShards::steps_of_all() const {
   return config_.elastic ? std::optional(newest_) : std::nullopt;
 }
 
-std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
+std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps, std::int64_t data_order) {
   begin();
   settle();
-  knows_data_ = true;
+  worker_.know_data();
   const auto deadline = ServerLink::Clock::now() + limit_;
   for (milliseconds pause(5);; pause = std::min(2 * pause, milliseconds(200))) {
-    MessageHead head;
-    head.kind = MessageKind::kTake;
-    head.first = steps;
-    head.second = taken_;
-    ask(0, head, {});
-    const MessageHead reply = hear(0, "data");
+    const MessageHead reply =
+        answer_to({.head = {.kind = MessageKind::kTake, .first = steps, .second = worker_.taken(), .turn = data_order}},
+                  0, "data");
     if (reply.kind == MessageKind::kDone) {
-      is_over_ = reply.first == MessageHead::kOver;
-      finishes_ = is_over_ && reply.second == 1;
-      if (is_over_) copy(0, groups_.size(), MessageKind::kCopy);  // no worker pushes any more
-      if (reply.first < 0) return std::nullopt;
-      ++taken_;
-      return reply.first;
+      const std::optional<std::int64_t> dealt = worker_.take(reply);
+      if (worker_.is_over()) copy(0, groups_.size(), MessageKind::kCopy);  // no worker pushes any more
+      return dealt;
     }
     if (ServerLink::Clock::now() > deadline)
       throw Error(ExitCode::kPeerLost,
@@ -268,10 +246,7 @@ std::optional<std::int64_t> ServedShards::take_step(std::int64_t steps) {
 
 void ServedShards::end_results() {
   settle();
-  MessageHead head;
-  head.kind = MessageKind::kEndResults;
-  ask(0, head, {});
-  hear(0, "results");
+  answer_to({.head = {.kind = MessageKind::kEndResults}}, 0, "results");
 }
 
 Extent ServedShards::shard_at(const Group& group, int server, int piece) const {
@@ -307,10 +282,6 @@ void ServedShards::ask(int server, ServerQuestion question) {
   there.asked.push_back(there.courier->send(std::move(question)));
 }
 
-void ServedShards::ask(int server, const MessageHead& head, std::initializer_list<std::span<const std::byte>> payload) {
-  ask(server, ServerQuestion{.head = head, .rest = payload});
-}
-
 void ServedShards::tell(int server, ServerQuestion message) {
   message.head.clock = clock_;
   servers_[static_cast<std::size_t>(server)].courier->send(std::move(message));
@@ -333,14 +304,19 @@ MessageHead ServedShards::hear(int server, const char* operation) {
   return ticket->reply;
 }
 
+MessageHead ServedShards::answer_to(ServerQuestion question, int server, const char* operation) {
+  ask(server, std::move(question));
+  return hear(server, operation);
+}
+
 std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push) {
-  if (turns_.empty()) return MessageHead::kNoTurn;
+  if (!order_.is_played()) return MessageHead::kNoTurn;
   const std::size_t index = shard_of(group, server);
-  const std::vector<ShardTurn>& turns = turns_[index];
+  const std::vector<ShardTurn>& turns = order_.turns(index);
   std::size_t& next = next_turns_[index];
   while (next < turns.size() && turns[next].rank != board_.rank()) ++next;
   const std::string operation =
-      names_[index].unit + (is_push ? " push" : " pull") + " of shard " + std::to_string(server);
+      order_.name(index).unit + (is_push ? " push" : " pull") + " of shard " + std::to_string(server);
   if (next == turns.size()) throw_if_error(end_of_turns(operation, board_.rank()));
   throw_if_error(expect_turn(turns[next], is_push, operation));
   return static_cast<std::int64_t>(next++);
@@ -350,15 +326,13 @@ std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push
 /// numbers give the order of the events of one shard, and of the events of one rank at one server.
 void ServedShards::note(std::size_t group, int server, bool is_push, const MessageHead& reply) {
   newest_ = std::max(newest_, reply.first + (is_push ? 1 : 0));
-  if (!writer_) return;
-  const std::size_t index = shard_of(group, server);
-  writer_->add({.number = reply.clock * servers() + server,
-                .step = step(),
-                .shard = index,
-                .version = reply.first,
-                .rank = board_.rank(),
-                .is_push = is_push},
-               names_[index]);
+  if (!order_.is_recorded()) return;
+  order_.add({.number = reply.clock * servers() + server,
+              .step = step(),
+              .shard = shard_of(group, server),
+              .version = reply.first,
+              .rank = board_.rank(),
+              .is_push = is_push});
 }
 
 void ServedShards::copy(std::size_t first, std::size_t last, MessageKind kind) {
@@ -370,9 +344,7 @@ void ServedShards::ask_for_copies(std::size_t index, MessageKind kind) {
   const Group& group = groups_[index];
   for_each_shard(
       group, kind == MessageKind::kPull ? Pieces::kOwn : Pieces::kAll, [&](int server, int piece, Extent shard) {
-        ServerQuestion question;
-        question.head.kind = kind;
-        question.head.shard = number_of(index, piece);
+        ServerQuestion question{.head = {.kind = kind, .shard = number_of(index, piece)}};
         if (kind == MessageKind::kPull) question.head.turn = next_turn(index, server, /*is_push=*/false);
         question.answer.emplace_back(group.flat->full + shard.offset * 4, static_cast<std::size_t>(shard.numel) * 4);
         ask(server, std::move(question));
@@ -429,11 +401,10 @@ void ServedShards::pull_unit(const Unit& unit) {
     wait_for_slowest();
     ask_for_unit(index);
   }
-  order_.push_back(index);
-  const auto here = std::ranges::find(order_before_, index);
-  if (pulls_ahead_ && here != order_before_.end() && here + 1 != order_before_.end() && !is_fresh(here[1])) {
-    ask_for_unit(here[1]);
-    ahead_ = here[1];
+  units_in_turn_.add(index);
+  if (const auto next = units_in_turn_.after(index); pulls_ahead_ && next && !is_fresh(*next)) {
+    ask_for_unit(*next);
+    ahead_ = next;
   }
   take_unit(index);
 }
@@ -442,44 +413,30 @@ void ServedShards::pull_unit(const Unit& unit) {
 /// workers did not wait for this worker until now, since it was loading or had no step to make, it continues with the
 /// count of the slowest worker.
 void ServedShards::wait_for_slowest() {
-  if (!config_.max_staleness || !turns_.empty() || waited_for_ == step()) return;
-  MessageHead head;
-  head.kind = MessageKind::kAwaitSlowest;
-  head.first = step() - 1 - *config_.max_staleness;
-  ask(0, head, {});
-  const MessageHead reply = hear(0, "pull");
+  if (!bounds_staleness() || waited_for_ == step()) return;
+  const std::int64_t least = step() - 1 - *config_.max_staleness;
+  const MessageHead reply = answer_to({.head = {.kind = MessageKind::kAwaitSlowest, .first = least}}, 0, "pull");
   if (config_.elastic) board_.note_pushed(reply.second);
   waited_for_ = step();
 }
 
 /// Server 0 has the number of steps that each rank has made.
 void ServedShards::tell_steps(std::int64_t computed, std::int64_t pushed) {
-  ServerQuestion note;
-  note.head.kind = MessageKind::kNote;
-  note.head.first = computed;
-  note.head.second = pushed;
-  tell(0, std::move(note));
+  tell(0, {.head = {.kind = MessageKind::kNote, .first = computed, .second = pushed}});
 }
 
-/// A recorded order that is replayed already contains the effect of such waits.
 void ServedShards::wait_for_turn_of_round() {
-  if (!config_.max_staleness || !turns_.empty()) return;
+  if (!bounds_staleness()) return;
   tell_steps(step(), step() - 1);
   if (*config_.max_staleness != 0) return;
-  MessageHead head;
-  head.kind = MessageKind::kAwaitRound;
-  head.first = step();
-  ask(0, head, {});
-  hear(0, "push");
+  answer_to({.head = {.kind = MessageKind::kAwaitRound, .first = step()}}, 0, "push");
 }
 
 void ServedShards::end_step() {
-  if (config_.elastic || (config_.max_staleness && turns_.empty())) tell_steps(step(), step());
+  if (config_.elastic || bounds_staleness()) tell_steps(step(), step());
   forget_staged();
-  order_before_.swap(order_);
-  order_.clear();
+  units_in_turn_.end_step();
   end_step_of_copies();
-  if (writer_) throw_if_error(writer_->write_if_many());
 }
 
 void ServedShards::skip() {
@@ -543,11 +500,8 @@ void ServedShards::reduced(const Unit& unit) {
   for (std::size_t i = first_group_[number]; i < first_group_[number + 1]; ++i) {
     const Group& group = groups_[i];
     for_each_shard(group, Pieces::kOwn, [&](int server, int piece, Extent shard) {
-      ServerQuestion gradients;
-      gradients.head.kind = MessageKind::kStage;
-      gradients.head.shard = number_of(i, piece);
-      gradients.rest.push_back(gradients_of(*group.flat, shard));
-      tell(server, std::move(gradients));
+      tell(server, {.head = {.kind = MessageKind::kStage, .shard = number_of(i, piece)},
+                    .rest = {gradients_of(*group.flat, shard)}});
     });
     is_staged_[i] = 1;
   }
@@ -558,7 +512,7 @@ GradientAges ServedShards::push(const ElementUpdate&, const PushRates& with) {
   const Span span("push", {}, &push_wait_seconds_);
   settle();
   begin();
-  if (config_.elastic && !std::exchange(knows_data_, true))
+  if (config_.elastic && !worker_.know_data())
     log_warning(
         "workers come and go, and the program has not asked which step's data it takes: each worker may take the same "
         "samples. [T1009] hint: before each step call Engine::take_step, and go to its data by "
@@ -586,12 +540,11 @@ void ServedShards::send_push(std::size_t index, const PushRates& with) {
   const PushedNumbers numbers{with.rates.gradient_scale, with.rates.clip_value, with.rates.lr,
                               with.rates.is_first_of_run ? 1 : 0};
   for_each_shard(group, Pieces::kOwn, [&](int server, int piece, Extent part) {
-    ServerQuestion question;
-    question.head.kind = is_staged ? MessageKind::kApply : MessageKind::kPush;
-    question.head.shard = number_of(index, piece);
-    question.head.first = group.pulled[static_cast<std::size_t>(server)];
-    question.head.second = step();
-    question.head.turn = next_turn(index, server, /*is_push=*/true);
+    ServerQuestion question{.head = {.kind = is_staged ? MessageKind::kApply : MessageKind::kPush,
+                                     .shard = number_of(index, piece),
+                                     .first = group.pulled[static_cast<std::size_t>(server)],
+                                     .second = step(),
+                                     .turn = next_turn(index, server, /*is_push=*/true)}};
     for (const auto& few :
          {bytes_of(numbers), std::as_bytes(with.learning_rates), std::as_bytes(with.options), std::as_bytes(with.used)})
       question.front.insert(question.front.end(), few.begin(), few.end());
@@ -614,12 +567,12 @@ void ServedShards::end_push(std::size_t index, GradientAges& ages) {
 
 void ServedShards::adopt() {
   settle();
-  if (has_begun_)
+  if (worker_.has_begun())
     throw Error(ExitCode::kUsage,
                 self() +
                     ": parameters were written after training has begun, and other workers train them (\"sync\" "
                     "elastic). [T1010] hint: load and write values before the first step");
-  if (gives_values_) write_values();
+  if (worker_.gives_values()) write_values();
   board_.meet("asynchronous values");
   copy(0, groups_.size(), MessageKind::kCopy);
   board_.meet("asynchronous values");
@@ -632,21 +585,14 @@ void ServedShards::write_values() {
     for_each_shard(groups_[i], Pieces::kAll, [&](int server, int piece, Extent shard) {
       const Extent run = intersect(flat.optimizer_part, shard);
       if (run.numel == 0) return;
-      MessageHead head;
-      head.kind = MessageKind::kWrite;
-      head.shard = number_of(i, piece);
-      head.first = run.offset;
-      head.second = run.numel;
-      const std::int64_t in_part = run.offset - flat.optimizer_part.offset;
-      const auto state = [&](std::size_t k) {
-        const auto* const data = reinterpret_cast<const float*>(flat.state[k].data);
-        return data ? part_of(data, in_part, run.numel) : std::span<const std::byte>();
-      };
-      static_assert(kMostStates == 4);
-      ask(server, head,
-          {part_of(reinterpret_cast<const float*>(flat.full), run.offset, run.numel), state(0), state(1), state(2),
-           state(3)});
-      hear(server, "first values");
+      ServerQuestion values{
+          .head = {.kind = MessageKind::kWrite, .shard = number_of(i, piece), .first = run.offset, .second = run.numel},
+          .rest = {part_of(reinterpret_cast<const float*>(flat.full), run.offset, run.numel)}};
+      for (const FlatGroup::State& state : flat.state)
+        if (state.data)
+          values.rest.push_back(
+              part_of(reinterpret_cast<const float*>(state.data), run.offset - flat.optimizer_part.offset, run.numel));
+      answer_to(std::move(values), server, "first values");
     });
   }
 }
@@ -678,37 +624,30 @@ void ServedShards::fetch_states() {
     for_each_shard(group, Pieces::kAll, [&](int server, int piece, Extent shard) {
       const Extent run = intersect(flat.optimizer_part, shard);
       if (run.numel == 0) return;
-      ServerQuestion question;
-      question.head.kind = MessageKind::kReadStates;
-      question.head.shard = number_of(i, piece);
-      question.head.first = run.offset;
-      question.head.second = run.numel;
+      ServerQuestion question{.head = {.kind = MessageKind::kReadStates,
+                                       .shard = number_of(i, piece),
+                                       .first = run.offset,
+                                       .second = run.numel}};
       const std::int64_t begin = 4 * (run.offset - flat.optimizer_part.offset);
       for (const FlatGroup::State& state : flat.state)
         if (state.data) question.answer.emplace_back(state.data + begin, static_cast<std::size_t>(run.numel) * 4);
-      ask(server, std::move(question));
-      hear(server, "states");
+      answer_to(std::move(question), server, "states");
     });
     // All pushes have ended, so shards of a group have equal counts. The last server is asked, since it has elements of
     // each group, and also of the group's last piece.
-    ServerQuestion question;
-    question.head.kind = MessageKind::kReadCounts;
-    question.head.shard = number_of(i, pieces_ - 1);
-    question.answer.push_back(std::as_writable_bytes(std::span(group.counts)));
-    ask(servers() - 1, std::move(question));
-    hear(servers() - 1, "counts");
+    answer_to({.head = {.kind = MessageKind::kReadCounts, .shard = number_of(i, pieces_ - 1)},
+               .answer = {std::as_writable_bytes(std::span(group.counts))}},
+              servers() - 1, "counts");
   }
 }
 
 void ServedShards::share_counts() {
-  const bool writes = board_.rank() == 0 && gives_values_ && !has_begun_;
+  const bool writes = board_.rank() == 0 && worker_.gives_values() && !worker_.has_begun();
   for (std::size_t i = 0; i < groups_.size() && writes; ++i) {
     for_each_shard(groups_[i], Pieces::kAll, [&](int server, int piece, Extent) {
-      MessageHead head;
-      head.kind = MessageKind::kWriteCounts;
-      head.shard = number_of(i, piece);
-      ask(server, head, {std::as_bytes(std::span(groups_[i].counts))});
-      hear(server, "counts");
+      answer_to({.head = {.kind = MessageKind::kWriteCounts, .shard = number_of(i, piece)},
+                 .rest = {std::as_bytes(std::span(groups_[i].counts))}},
+                server, "counts");
     });
   }
   board_.meet("counts of steps");
@@ -716,7 +655,7 @@ void ServedShards::share_counts() {
 
 void ServedShards::take_newest() {
   settle();
-  if (!is_over_) copy(0, groups_.size(), MessageKind::kCopy);
+  if (!worker_.is_over()) copy(0, groups_.size(), MessageKind::kCopy);
 }
 
 }  // namespace tessera

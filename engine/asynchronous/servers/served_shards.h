@@ -1,11 +1,11 @@
 #pragma once
 
-// See docs/glossary.md: dealt, flat group, unit.
+// See docs/glossary.md: flat group, unit.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,8 +13,7 @@
 #include <vector>
 
 #include "engine/asynchronous/pulled_parameters.h"
-#include "engine/asynchronous/push_order.h"
-#include "engine/asynchronous/servers/job_members.h"
+#include "engine/asynchronous/servers/elastic_worker.h"
 #include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "runtime/comm/collectives.h"
@@ -24,6 +23,25 @@
 #include "tessera/strategy.h"
 
 namespace tessera {
+
+/// The units in the order in which steps use them. ServedShards asks for a unit's values ahead of its first read by it:
+/// the unit that followed in the step before.
+class UnitsInTurn {
+ public:
+  void add(std::size_t unit) { now_.push_back(unit); }
+  void end_step() {
+    before_.swap(now_);
+    now_.clear();
+  }
+  /// Returns the unit that followed `unit` in the step before; nothing if none did.
+  std::optional<std::size_t> after(std::size_t unit) const {
+    const auto here = std::ranges::find(before_, unit);
+    return here == before_.end() || here + 1 == before_.end() ? std::nullopt : std::optional(here[1]);
+  }
+
+ private:
+  std::vector<std::size_t> now_, before_;  ///< units of this step, and of the one before
+};
 
 /// This rank's side of parameters that asynchronous ranks train together and parameter servers own
 /// (ShardOwners::kServers). Each server owns a part of each flat group (served_part). The rank pulls from all servers,
@@ -83,10 +101,10 @@ class ServedShards final : public PulledParameters {
   /// Returns the number of the step that this worker makes next, of the `steps` steps that all workers make together
   /// (Engine::take_step). Returns nothing if all steps are made, or if this worker itself holds the last steps.
   /// REQUIRES: sync.elastic.
-  std::optional<std::int64_t> take_step(std::int64_t steps);
+  std::optional<std::int64_t> take_step(std::int64_t steps, std::int64_t data_order);
   /// These return whether all steps are made, and whether this worker writes the results.
-  bool is_over() const { return is_over_; }
-  bool finishes() const { return finishes_; }
+  bool is_over() const { return worker_.is_over(); }
+  bool finishes() const { return worker_.finishes(); }
   /// Says that this worker has written the results, so that no other worker is told to write them. REQUIRES:
   /// sync.elastic. Throws tessera::Error (64) if this worker was not told to write them.
   void end_results();
@@ -107,7 +125,6 @@ class ServedShards final : public PulledParameters {
   };
 
   int servers() const { return static_cast<int>(servers_.size()); }
-  OrderParties parties() const { return {board_.size(), "servers", servers()}; }
   void pull_unit(const Unit& unit) override;
   void connect(const Strategy& strategy);
   void join(int server, ServerLink::Clock::time_point deadline);
@@ -122,7 +139,8 @@ class ServedShards final : public PulledParameters {
   std::string self() const;
   std::string definition_for(int server, const std::string& run, const Strategy& strategy) const;
   void place(FlatGroup& group, const MemoryPlan& plan);
-  void open_orders();
+  /// Throws if an order is recorded or replayed, and ranks have no file together.
+  void expect_common_file() const;
 
   Extent shard_at(const Group& group, int server, int piece) const;
   /// Returns the number of a shard among the shards of its server.
@@ -154,15 +172,14 @@ class ServedShards final : public PulledParameters {
 
   /// Asks a server a question; `hear` returns the answer.
   void ask(int server, ServerQuestion question);
-  /// Asks a question whose answer has no payload. `payload` must stay in place until the answer has come.
-  void ask(int server, const MessageHead& head, std::initializer_list<std::span<const std::byte>> payload);
   /// Sends a message that has no answer.
   void tell(int server, ServerQuestion message);
   /// Waits for an answer of this server: the answer to the oldest question in `asked`. Throws the server's refusal, or
   /// the error of a lost connection.
   MessageHead hear(int server, const char* operation);
+  /// Asks a question, and waits for its answer.
+  MessageHead answer_to(ServerQuestion question, int server, const char* operation);
 
-  const AsynchronousConfig& config_;
   const std::shared_ptr<Collectives> replica_;  ///< null where each rank is a replica
   const int piece_, pieces_;                    ///< this rank's number in the replica, and the replica's number of
                                                 ///< ranks
@@ -170,27 +187,17 @@ class ServedShards final : public PulledParameters {
   const bool pulls_ahead_;                      ///< whether a unit may be pulled before its first read
   Arena memory_;
   std::vector<Group> groups_;
-  std::vector<char> is_staged_;                    ///< [group]: the servers have this step's gradients
-  std::optional<std::size_t> ahead_;               ///< the unit that is pulled ahead of its first read and whose values
-                                                   ///< have not come yet
-  std::vector<std::size_t> order_, order_before_;  ///< the units that were pulled in this step, and in the one before
-  std::int64_t waited_for_ = 0;                    ///< the last step in which this rank waited for slow ranks
-  std::vector<ShardName> names_;                   ///< [shard]: the shard's name; shards are numbered by group, then by
-                                                   ///< server
-  std::vector<std::vector<ShardTurn>> turns_;      ///< [shard]; empty where no recorded order is replayed
-  std::vector<std::size_t> next_turns_;            ///< [shard]: index in `turns_` at which the search for this rank's
-                                                   ///< next turn begins
-  std::optional<OrderWriter> writer_;
-  std::int64_t clock_ = 0;   ///< the largest number of an event that this rank knows
-  std::int64_t newest_ = 0;  ///< the largest number of pushes of any shard, as far as this rank's pulls and pushes have
-                             ///< shown
-  // These members are for workers that come and go ("sync.elastic").
-  int number_ = JobMembers::kAnyNumber;
-  bool gives_values_ = true;  ///< whether `adopt` gives this worker's values to the servers; if not, it takes the
-                              ///< servers' values
-  bool has_begun_ = false, is_over_ = false, finishes_ = false;
-  std::int64_t taken_ = 0;       ///< number of steps that were dealt to this worker so far
-  bool knows_data_ = false;      ///< whether the program has asked for a step, or was warned that it has not asked
+  std::vector<char> is_staged_;          ///< [group]: the servers have this step's gradients
+  std::optional<std::size_t> ahead_;     ///< the unit that is pulled ahead of its first read and whose values have not
+                                         ///< come yet
+  UnitsInTurn units_in_turn_;            ///< the units that were pulled
+  std::int64_t waited_for_ = 0;          ///< the last step in which this rank waited for slow ranks
+  std::vector<std::size_t> next_turns_;  ///< [shard]: index among the shard's turns at which the search for this rank's
+                                         ///< next turn begins; empty where no recorded order is replayed
+  std::int64_t clock_ = 0;               ///< the largest number of an event that this rank knows
+  std::int64_t newest_ = 0;              ///< the largest number of pushes of any shard, as far as this rank's pulls and
+                                         ///< pushes have shown
+  ElasticWorker worker_;                 ///< its first state is that of a rank that stays
   std::vector<Server> servers_;  // the servers' threads use the members above, so this member is destroyed first
 };
 

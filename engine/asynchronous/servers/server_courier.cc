@@ -19,19 +19,10 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kBetweenTries{50}, kOneTry{1000};
 constexpr int kMostVainReturns = 8;
-constexpr std::int64_t kMostText = std::int64_t{1} << 20;
-
-bool has_answer(MessageKind kind) { return kind != MessageKind::kNote && kind != MessageKind::kStage; }
 
 bool pushes(MessageKind kind) { return kind == MessageKind::kPush || kind == MessageKind::kApply; }
 
 bool has_version(MessageKind kind) { return kind == MessageKind::kPull || kind == MessageKind::kCopy || pushes(kind); }
-
-absl::Status strange_answer() {
-  return make_error(
-      ExitCode::kPeerLost,
-      "an answer does not fit its question. [T1011] hint: run `tessera serve` of the workers' own version");
-}
 
 /// Returns a ticket for the question, and sets the number of bytes of the payload in the question's head.
 ServerCourier::Ticket ticket_for(ServerQuestion question) {
@@ -51,9 +42,8 @@ ServerCourier::ServerCourier(Visit visit)
     : visit_(std::move(visit)),
       number_(visit_.rank),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      versions_(visit_.shards) {
-  expect_head();
-}
+      under_way_(visit_.name, [this](const Ticket& over, absl::Status status) { finish(over, std::move(status)); }),
+      versions_(visit_.shards) {}
 
 ServerCourier::~ServerCourier() {
   {
@@ -93,22 +83,29 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
     if (is_ending_) return make_error(ExitCode::kPeerLost, "the worker ends. [T1012] hint: nothing is to be done");
     link_ = *std::move(made);
   }
-  ServerQuestion secret;
-  secret.head.kind = MessageKind::kSecret;
-  secret.rest.push_back(std::as_bytes(std::span(visit_.secret)));
-  TESSERA_RETURN_IF_ERROR(ask_now(std::move(secret)).status());
+  ServerQuestion secret{.head = {.kind = MessageKind::kSecret}, .rest = {std::as_bytes(std::span(visit_.secret))}};
+  // A program that is no parameter server may listen there and keep silent. While strangers hold a server's places, it
+  // answers a little later.
+  const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
+  const absl::Status heard =
+      ask_now(std::move(secret), returns ? visit_.limit : std::clamp(left, milliseconds(0), visit_.limit)).status();
+  if (exit_code_of(heard) == ExitCode::kPeerLost)
+    return make_error(ExitCode::kPeerLost,
+                      visit_.name +
+                          ": what listens there does not answer as a parameter server does. hint: see whether another "
+                          "program has that port, or whether the server was stopped (comm.init_timeout_s is how long "
+                          "an answer is waited for)");
+  TESSERA_RETURN_IF_ERROR(heard);
   return join(busy_until, returns);
 }
 
 /// A server is busy while workers of the run before are leaving.
 absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bool returns) {
   for (;;) {
-    ServerQuestion question;
-    question.head.kind = MessageKind::kJoin;
-    question.head.first = number_;
-    question.head.second = returns ? -visit_.life : visit_.life;
-    question.rest.push_back(std::as_bytes(std::span(visit_.definition)));
-    TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, ask_now(std::move(question)));
+    ServerQuestion question{
+        .head = {.kind = MessageKind::kJoin, .first = number_, .second = returns ? -visit_.life : visit_.life},
+        .rest = {std::as_bytes(std::span(visit_.definition))}};
+    TESSERA_ASSIGN_OR_RETURN(const MessageHead answer, ask_now(std::move(question), visit_.limit));
     if (answer.kind == MessageKind::kDone) {
       comes_back_ = visit_.may_wait && answer.shard != 0;
       server_life_ = answer.clock;
@@ -124,26 +121,11 @@ absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bo
   }
 }
 
-absl::StatusOr<MessageHead> ServerCourier::ask_now(ServerQuestion question) {
+absl::StatusOr<MessageHead> ServerCourier::ask_now(ServerQuestion question, ServerLink::Limit limit) {
   const Ticket ticket = ticket_for(std::move(question));
-  expect_head();
-  sent_.push_front(ticket);
-  if (absl::Status status = exchange(ticket); !ticket->is_over) {  // a refusal may end the connection
-    std::erase(sent_, ticket);
-    return status;
-  }
+  TESSERA_RETURN_IF_ERROR(under_way_.ask_now(ticket, *link_, limit));
   TESSERA_RETURN_IF_ERROR(ticket->status);
   return ticket->reply;
-}
-
-absl::Status ServerCourier::exchange(const Ticket& ticket) {
-  TESSERA_RETURN_IF_ERROR(link_->send(bytes_of(ticket->head), visit_.limit, /*more=*/ticket->head.bytes > 0));
-  for (const auto& part : ticket->rest) TESSERA_RETURN_IF_ERROR(link_->send(part, visit_.limit));
-  while (!ticket->is_over) {
-    TESSERA_ASSIGN_OR_RETURN(const bool has_received, receive_some());
-    if (!has_received) TESSERA_RETURN_IF_ERROR(link_->wait_to_receive(visit_.limit));
-  }
-  return absl::OkStatus();
 }
 
 ServerCourier::Ticket ServerCourier::send(ServerQuestion question) {
@@ -172,8 +154,14 @@ void ServerCourier::forget_staged() {
   staged_.clear();
 }
 
+/// Ends a question that was sent and answered, or that gets no answer.
 void ServerCourier::finish(const Ticket& ticket, absl::Status status) {
+  if (status.ok() && has_version(ticket->head.kind)) {
+    std::int64_t& version = versions_[ticket->head.shard];
+    version = std::max(version, ticket->reply.first + (pushes(ticket->head.kind) ? 1 : 0));
+  }
   const MutexLock lock(mutex_);
+  if (ticket->head.kind == MessageKind::kStage) staged_.push_back(ticket);
   ticket->status = std::move(status);
   ticket->is_over = true;
   changed_.notify_all();
@@ -186,8 +174,7 @@ void ServerCourier::fail_all(const absl::Status& why) {
     ticket->status = why;
     ticket->is_over = true;
   };
-  if (sending_) fail(sending_);
-  std::ranges::for_each(sent_, fail);
+  std::ranges::for_each(under_way_.take_all(), fail);
   std::ranges::for_each(queue_, fail);
   queue_.clear();
   staged_.clear();
@@ -213,11 +200,11 @@ absl::Status ServerCourier::move_bytes() {
       const MutexLock lock(mutex_);
       if (is_ending_) return absl::OkStatus();
     }
-    const bool is_idle = !sending_ && sent_.empty();
+    const bool is_idle = under_way_.is_idle();
     // When a server has come back, the other ranks wait until this rank has joined it. This rank may compute for a long
     // time, so the connection is watched while it computes.
     const bool is_watched = !is_idle || comes_back_;
-    const auto events = static_cast<short>(sending_ ? POLLIN | POLLOUT : POLLIN);
+    const auto events = static_cast<short>(under_way_.is_sending() ? POLLIN | POLLOUT : POLLIN);
     std::array<pollfd, 2> ready = {{{is_watched ? link_->socket() : -1, events, 0}, {wake_, POLLIN, 0}}};
     const int timeout = is_idle ? -1 : static_cast<int>(left_of(visit_.limit, moved).count());
     const int found = ::poll(ready.data(), ready.size(), timeout);
@@ -233,27 +220,20 @@ absl::Status ServerCourier::move_bytes() {
     if (is_idle) moved = Clock::now();
     if (is_idle && ready[0].revents == 0) continue;
     TESSERA_ASSIGN_OR_RETURN(const bool has_sent, send_some());
-    const std::size_t unanswered = sent_.size();
-    TESSERA_ASSIGN_OR_RETURN(const bool has_received, receive_some());
-    if (sent_.size() < unanswered) vain_returns_ = 0;
+    const std::size_t unanswered = under_way_.unanswered();
+    TESSERA_ASSIGN_OR_RETURN(const bool has_received, under_way_.receive_some(*link_));
+    if (under_way_.unanswered() < unanswered) vain_returns_ = 0;
     if (has_sent || has_received) moved = Clock::now();
   }
 }
 
 /// Begins to send the next question, unless a question is being sent. Returns whether a question is being sent now.
 bool ServerCourier::take_next() {
-  if (sending_) return true;
-  {
-    const MutexLock lock(mutex_);
-    if (queue_.empty()) return false;
-    sending_ = queue_.front();
-    queue_.pop_front();
-  }
-  pieces_.assign(1, bytes_of(sending_->head));
-  if (!sending_->front.empty()) pieces_.emplace_back(sending_->front);
-  for (const auto& part : sending_->rest)
-    if (!part.empty()) pieces_.push_back(part);
-  piece_ = offset_ = 0;
+  if (under_way_.is_sending()) return true;
+  const MutexLock lock(mutex_);
+  if (queue_.empty()) return false;
+  under_way_.begin(queue_.front());
+  queue_.pop_front();
   return true;
 }
 
@@ -261,93 +241,11 @@ bool ServerCourier::take_next() {
 absl::StatusOr<bool> ServerCourier::send_some() {
   bool has_moved = false;
   while (take_next()) {
-    const bool is_last = piece_ + 1 == pieces_.size();
-    TESSERA_ASSIGN_OR_RETURN(const std::size_t sent,
-                             link_->send_some(pieces_[piece_].subspan(offset_), /*more=*/!is_last));
-    if (sent == 0) return has_moved;
-    has_moved = true;
-    offset_ += sent;
-    if (offset_ < pieces_[piece_].size()) continue;
-    offset_ = 0;
-    ++piece_;
-    if (!is_last) continue;
-    const Ticket whole = std::exchange(sending_, nullptr);
-    if (has_answer(whole->head.kind)) {
-      sent_.push_back(whole);
-      continue;
-    }
-    if (whole->head.kind == MessageKind::kStage) {
-      const MutexLock lock(mutex_);
-      staged_.push_back(whole);
-    }
-    finish(whole, absl::OkStatus());
+    TESSERA_ASSIGN_OR_RETURN(const bool has_sent, under_way_.send_some(*link_));
+    has_moved = has_moved || has_sent;
+    if (under_way_.is_sending()) break;
   }
   return has_moved;
-}
-
-/// Receives the bytes that have arrived. Returns whether any bytes had arrived.
-absl::StatusOr<bool> ServerCourier::receive_some() {
-  bool has_moved = false;
-  for (;;) {
-    if (place_ == places_.size()) {
-      if (is_head_) {
-        TESSERA_RETURN_IF_ERROR(begin_answer());
-      } else {
-        end_answer();
-      }
-      continue;
-    }
-    const std::span<std::byte> place = places_[place_];
-    TESSERA_ASSIGN_OR_RETURN(const std::size_t got, link_->receive_some(place.subspan(filled_)));
-    if (got == 0) return has_moved;
-    has_moved = true;
-    filled_ += got;
-    if (filled_ < place.size()) continue;
-    filled_ = 0;
-    ++place_;
-  }
-}
-
-void ServerCourier::expect_head() {
-  is_head_ = true;
-  places_.assign(1, std::as_writable_bytes(std::span<MessageHead, 1>(&head_, 1)));
-  place_ = filled_ = 0;
-}
-
-/// Checks the head that was received, and prepares the memory for its payload.
-absl::Status ServerCourier::begin_answer() {
-  if (head_.magic != MessageHead::kMagic || head_.bytes < 0 || sent_.empty()) return strange_answer();
-  is_head_ = false;
-  places_.clear();
-  place_ = filled_ = 0;
-  if (head_.kind == MessageKind::kRefused) {
-    if (head_.bytes > kMostText) return strange_answer();
-    text_.assign(static_cast<std::size_t>(head_.bytes), '\0');
-    if (!text_.empty()) places_.push_back(std::as_writable_bytes(std::span(text_)));
-    return absl::OkStatus();
-  }
-  std::int64_t wanted = 0;
-  for (const auto& place : sent_.front()->answer) {
-    wanted += static_cast<std::int64_t>(place.size());
-    if (!place.empty()) places_.push_back(place);
-  }
-  const bool is_known = head_.kind == MessageKind::kDone || head_.kind == MessageKind::kBusy;
-  return is_known && head_.bytes == wanted ? absl::OkStatus() : strange_answer();
-}
-
-void ServerCourier::end_answer() {
-  const Ticket ticket = sent_.front();
-  sent_.pop_front();
-  ticket->reply = head_;
-  absl::Status status;
-  if (head_.kind == MessageKind::kRefused) {
-    status = make_error(static_cast<ExitCode>(head_.first), visit_.name + ": " + text_);
-  } else if (has_version(ticket->head.kind)) {
-    std::int64_t& version = versions_[ticket->head.shard];
-    version = std::max(version, head_.first + (pushes(ticket->head.kind) ? 1 : 0));
-  }
-  expect_head();
-  finish(ticket, std::move(status));
 }
 
 /// Joins the run again, at the server that was lost. Returns an error if the server does not come back, or ends again
@@ -383,10 +281,9 @@ absl::Status ServerCourier::come_back(const absl::Status& why) {
 /// Counts the pushes that this worker knew of and that are missing in the server's shards now.
 absl::Status ServerCourier::count_lost() {
   std::vector<std::int64_t> now(versions_.size());
-  ServerQuestion question;
-  question.head.kind = MessageKind::kReadVersions;
-  question.answer.push_back(std::as_writable_bytes(std::span(now)));
-  TESSERA_RETURN_IF_ERROR(ask_now(std::move(question)).status());
+  ServerQuestion question{.head = {.kind = MessageKind::kReadVersions},
+                          .answer = {std::as_writable_bytes(std::span(now))}};
+  TESSERA_RETURN_IF_ERROR(ask_now(std::move(question), visit_.limit).status());
   std::int64_t lost = 0;
   for (std::size_t i = 0; i < now.size(); ++i) lost += std::max<std::int64_t>(0, versions_[i] - now[i]);
   versions_ = std::move(now);
@@ -399,7 +296,7 @@ absl::Status ServerCourier::count_lost() {
 /// Queues again what must be sent over a new connection: the number of steps that this rank has made, the gradients of
 /// the step under way, and the questions without an answer, in the order in which they were asked.
 void ServerCourier::send_again() {
-  expect_head();
+  const std::vector<Ticket> begun = under_way_.take_all();
   const MutexLock lock(mutex_);
   std::deque<Ticket> all;
   if (note_) {
@@ -407,13 +304,10 @@ void ServerCourier::send_again() {
     all.back()->head = *note_;
   }
   all.insert(all.end(), staged_.begin(), staged_.end());
-  all.insert(all.end(), sent_.begin(), sent_.end());
-  if (sending_) all.push_back(sending_);
+  all.insert(all.end(), begun.begin(), begun.end());
   all.insert(all.end(), queue_.begin(), queue_.end());
   queue_ = std::move(all);
   staged_.clear();  // each staged message is noted again when it is sent
-  sent_.clear();
-  sending_.reset();
 }
 
 }  // namespace tessera

@@ -12,30 +12,16 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "engine/asynchronous/servers/question_stream.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "runtime/base/log.h"
 #include "runtime/base/mutex.h"
 
 namespace tessera {
-
-/// A question of a worker to a server, from its beginning to its answer. ServerCourier::send takes one.
-struct ServerQuestion {
-  MessageHead head;                                   ///< the courier fills in `bytes`
-  std::vector<std::byte> front = {};                  ///< the first bytes of the payload
-  std::vector<std::span<const std::byte>> rest = {};  ///< the bytes of the payload behind `front`; they stay in place
-                                                      ///< until the answer
-  std::vector<std::span<std::byte>> answer = {};      ///< where the payload of the answer goes
-
-  // These are valid once the question is over (ServerCourier::wait).
-  MessageHead reply = {};
-  absl::Status status = {};  ///< an error if the server has refused the question, or if the connection is lost
-  bool is_over = false;
-};
 
 /// A worker's connection with one parameter server, and a thread that sends its questions and receives the answers
 /// while the worker computes. The gradients of a unit are sent while backward makes those of the next unit. The values
@@ -50,7 +36,7 @@ struct ServerQuestion {
 class ServerCourier {
  public:
   using Clock = ServerLink::Clock;
-  using Ticket = std::shared_ptr<ServerQuestion>;
+  using Ticket = QuestionStream::Ticket;
 
   /// The data with which a worker connects to a server.
   struct Visit {
@@ -92,16 +78,11 @@ class ServerCourier {
   absl::StatusOr<MessageHead> enter(Clock::time_point deadline, Clock::time_point busy_until, bool returns);
   absl::StatusOr<MessageHead> join(Clock::time_point busy_until, bool returns);
   /// Asks a question on a new connection, before all other questions, and waits for the answer.
-  absl::StatusOr<MessageHead> ask_now(ServerQuestion question);
-  absl::Status exchange(const Ticket& ticket);
+  absl::StatusOr<MessageHead> ask_now(ServerQuestion question, ServerLink::Limit limit);
   void run();
   absl::Status move_bytes();
   bool take_next();
   absl::StatusOr<bool> send_some();
-  absl::StatusOr<bool> receive_some();
-  absl::Status begin_answer();
-  void end_answer();
-  void expect_head();
   void finish(const Ticket& ticket, absl::Status status);
   void fail_all(const absl::Status& why);
   absl::Status come_back(const absl::Status& why);
@@ -128,15 +109,7 @@ class ServerCourier {
                                                              ///< none
 
   // Only the courier's thread uses these once it runs.
-  Ticket sending_;                                  ///< the question of which only a part was sent
-  std::vector<std::span<const std::byte>> pieces_;  ///< head and payload of `sending_`, without empty parts
-  std::size_t piece_ = 0, offset_ = 0;              ///< the next byte to send: its piece, and its position in the piece
-  std::deque<Ticket> sent_;                         ///< questions whose answers are to come
-  MessageHead head_;                                ///< head of the answer that is being received
-  std::string text_;                                ///< text of a refusal that is being received
-  std::vector<std::span<std::byte>> places_;        ///< where received bytes are written
-  std::size_t place_ = 0, filled_ = 0;
-  bool is_head_ = true;                 ///< whether a head is being received
+  QuestionStream under_way_;            ///< the questions that were begun and are not over
   int vain_returns_ = 0;                ///< number of times that the server came back without answering since its last
                                         ///< answer
   std::vector<std::int64_t> versions_;  ///< [shard]: the newest version that this worker knows of

@@ -122,7 +122,8 @@ absl::Status ServerLink::send(std::span<const std::byte> bytes, Limit limit, boo
   return absl::OkStatus();
 }
 
-absl::Status ServerLink::send(const MessageHead& head, std::span<const std::byte> payload, Limit limit) {
+absl::Status ServerLink::send(MessageHead head, std::span<const std::byte> payload, Limit limit) {
+  head.bytes = static_cast<std::int64_t>(payload.size());
   TESSERA_RETURN_IF_ERROR(send(bytes_of(head), limit, /*more=*/!payload.empty()));
   return send(payload, limit);
 }
@@ -137,10 +138,7 @@ absl::Status ServerLink::receive(std::span<std::byte> bytes, Limit limit) {
 }
 
 absl::Status ServerLink::refuse(ExitCode code, const std::string& text, Limit limit) {
-  MessageHead head;
-  head.kind = MessageKind::kRefused;
-  head.first = static_cast<std::int64_t>(code);
-  head.bytes = static_cast<std::int64_t>(text.size());
+  const MessageHead head{.kind = MessageKind::kRefused, .first = static_cast<std::int64_t>(code)};
   return send(head, std::as_bytes(std::span(text)), limit);
 }
 

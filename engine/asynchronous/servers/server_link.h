@@ -48,11 +48,12 @@ namespace tessera {
 /// run before and has lost its connection.
 ///
 /// The last five kinds are for workers that come and go (JobMembers). kDone for kTake has the step, kOver or kOwnFirst
-/// in `first`. With kOver, `second` is 1 for the worker that finishes. kDone for kAwaitSlowest has in `second` the
-/// worker's count of steps. kDone for kJoin has the worker's number in `first`. In that answer, `turn` is 1 for the
-/// worker that gives the first values. `shard` is 1 if the server comes back after its end (KeptShards), and `clock`
-/// has a number that changes when the server comes back. kReadVersions asks for the versions with which the server came
-/// back. After kBusy, the worker asks the same question again, a little later.
+/// in `first`. With kOver, `second` is 1 for the worker that finishes. The question kTake has in `turn` a number that
+/// stands for the data (JobMembers::deal). kDone for kAwaitSlowest has in `second` the worker's count of steps. kDone
+/// for kJoin has the worker's number in `first`. In that answer, `turn` is 1 for the worker that gives the first values.
+/// `shard` is 1 if the server comes back after its end (KeptShards), and `clock` has a number that changes when the
+/// server comes back. kReadVersions asks for the versions with which the server came back. After kBusy, the worker asks
+/// the same question again, a little later.
 enum class MessageKind : std::uint32_t {
   kSecret = 1,
   kJoin,
@@ -124,8 +125,8 @@ class ServerLink {
 
   /// Sends bytes. `more`: whether another call, right after this one, sends further bytes of the message.
   absl::Status send(std::span<const std::byte> bytes, Limit limit, bool more = false);
-  /// Sends a head and its payload, whose length is head.bytes.
-  absl::Status send(const MessageHead& head, std::span<const std::byte> payload, Limit limit);
+  /// Sends a head, in which it fills in `bytes`, and its payload.
+  absl::Status send(MessageHead head, std::span<const std::byte> payload, Limit limit);
   /// Sends kRefused with the exit code and the text of an error.
   absl::Status refuse(const absl::Status& why, Limit limit);
   absl::Status refuse(ExitCode code, const std::string& text, Limit limit);

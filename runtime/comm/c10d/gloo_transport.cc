@@ -13,6 +13,7 @@
 #include "runtime/comm/c10d/c10d_collectives.h"
 #include "runtime/comm/c10d/failure_report.h"
 #include "runtime/comm/c10d/strangers.h"
+#include "runtime/comm/meet_in_store.h"
 
 namespace tessera {
 namespace {
@@ -60,6 +61,13 @@ absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group
   turn_pipe_signal_into_error();
   FailureReport report(group, store);
   report.publish_arrival();
+  const auto cannot_connect = [&](const std::string& why) {
+    return report.explain_arrival(group.self() + ": group " + group.key() + " cannot connect over " + address + ": " +
+                                  why + "; GLOO_SOCKET_IFNAME names the network interface to use");
+  };
+  // Gloo would wait for a rank that never joins without asking whether that rank has given up.
+  const absl::Status met = meet_in_store(group, "met/gloo", *store);
+  if (!met.ok()) return absl::IsDeadlineExceeded(met) ? cannot_connect(kNotAllHaveCome) : met;
   try {
     const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("gloo/" + group.key(), store->c10d_store());
     return c10d_collectives(group, TransportKind::kGloo, connect(group, address, own_keys), std::move(store),
@@ -69,8 +77,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group
     if (const int limit = limit_in(text))
       return make_error(exit_code_of_errno(limit),
                         group.self() + ": group " + group.key() + " cannot connect: " + reason_of(limit));
-    return report.explain_arrival(group.self() + ": group " + group.key() + " cannot connect over " + address + ": " +
-                                  text + "; GLOO_SOCKET_IFNAME names the network interface to use");
+    return cannot_connect(text);
   }
 }
 

@@ -20,6 +20,7 @@
 #include "runtime/base/text.h"
 #include "runtime/comm/c10d/c10d_collectives.h"
 #include "runtime/comm/c10d/failure_report.h"
+#include "runtime/comm/meet_in_store.h"
 #include "runtime/comm/mpi/mpi_plugin.h"
 
 namespace tessera {
@@ -88,11 +89,8 @@ absl::StatusOr<std::shared_ptr<Collectives>> mpi_collectives(const Group& group,
   const std::string cannot = group.self() + ": group " + group.key() + " cannot be joined over MPI: ";
   const auto cannot_join = [&](const std::string& why) { return report.explain_arrival(cannot + why); };
   // MPI would wait without a limit for a rank that never joins.
-  const std::string here = "mpi/" + group.key() + "/here", all = "mpi/" + group.key() + "/all";
-  TESSERA_ASSIGN_OR_RETURN(const std::int64_t come, store->add(here, 1));
-  if (come == group.size()) TESSERA_RETURN_IF_ERROR(store->set(all, "1"));
-  const std::chrono::milliseconds limit(static_cast<std::int64_t>(group.init_timeout_s * 1000));
-  if (const auto met = store->get(all, limit); !met.ok()) return cannot_join(message_of(met.status()));
+  const absl::Status met = meet_in_store(group, "met/mpi", *store);
+  if (!met.ok()) return absl::IsDeadlineExceeded(met) ? cannot_join(kNotAllHaveCome) : met;
   try {
     return c10d_collectives(group, TransportKind::kMpi, mpi->join(group), std::move(store), std::move(choose));
   } catch (const std::invalid_argument& error) {  // a restart would not help

@@ -19,6 +19,7 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/device/gpus.h"
 #include "runtime/comm/device/queued_collectives.h"
+#include "runtime/comm/meet_in_store.h"
 #include "runtime/comm/nccl/nccl_memory.h"
 
 namespace tessera {
@@ -75,6 +76,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group
                                                               std::shared_ptr<C10dStore> store) try {
   TESSERA_RETURN_IF_ERROR(use_gpu(device));
   set_environment();
+  TESSERA_RETURN_IF_ERROR(meet_in_store_or_fail(group, "met/nccl", *store));
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->is_high_priority_stream = true;        // work that compute waits for goes first
   options->timeout = std::chrono::hours(24 * 7);  // c10d counts from when a call is queued, WorkWatch from its start

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/meet_in_store.h"
 #include "runtime/comm/shared/memory_segment.h"
 #include "runtime/comm/shared/process_handle.h"
 #include "runtime/comm/shared/segment_table.h"
@@ -200,7 +201,7 @@ class Rendezvous {
   absl::StatusOr<MemorySegment> control_segment() {
     const std::size_t bytes = ControlLayout(group_.size()).bytes;
     if (group_.rank == 0) return invite(bytes);
-    auto text = store_.get(key_ + "control", time_left());
+    auto text = get_from_others(store_, key_ + "control", time_left());
     if (!text.ok()) return is_over() ? missing_error({0}) : store_error(text.status());
     return accept(Invitation::from_text(*text), bytes);
   }
@@ -211,7 +212,7 @@ class Rendezvous {
     std::vector<pid_t> pids(group_.size());
     std::vector<int> missing;
     for (int q = 0; q < group_.size(); ++q) {
-      auto pid = store_.get(key_ + std::to_string(q), time_left());
+      auto pid = get_from_others(store_, key_ + std::to_string(q), time_left());
       if (!pid.ok() && !is_over()) return store_error(pid.status());
       if (!pid.ok())
         missing.push_back(q);

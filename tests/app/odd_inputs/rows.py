@@ -134,6 +134,8 @@ def numbers():
     for value in ["-1", "nan", "inf", "hot", ""]:
         yield Row(f"sample --temperature {value or 'of nothing'}", [*SAMPLE, "--temperature", value], USAGE,
                   ["--temperature", "must be a number from 0 to"])
+    for value in some(["0", "-1", "nan", "inf"], 4):
+        yield Row(f"train --peak-tflops {value}", [*TRAIN, f"--peak-tflops={value}"], USAGE, ["--peak-tflops", "must be a number from"])
     yield Row("train --batch beyond the data", [*TRAIN, "--batch", "100000"], CORRUPT, ["fewer than one step's", "hint:"])
     yield Row("train --seq-len beyond the model", [*TRAIN, "--seq-len", "17"], CONFIG, ["--seq-len 17", "hint:"])
     yield Row("train --seq-len beyond the data", [*TRAIN, "--model", "long.json"], CORRUPT, ["fewer than", "hint:"],

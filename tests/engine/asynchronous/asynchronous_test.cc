@@ -401,11 +401,7 @@ TEST(Asynchronous, StoppedRankHoldsNobodyUp) {
     EXPECT_TRUE(told(ranks.store(), "done 0").ok());
     EXPECT_TRUE(told(ranks.store(), "done 1").ok());
     ranks.signal(2, SIGCONT);
-    for (int rank = 0; rank < kRanks; ++rank) {
-      const RankEnd end = ranks.wait(rank);
-      EXPECT_EQ(end.signal, 0) << rank;
-      EXPECT_EQ(end.exit_code, ExitCode::kOk) << rank << ": " << end.message;
-    }
+    expect_ok(ranks, 0, kRanks);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstddef>
@@ -11,6 +12,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -18,6 +20,7 @@
 
 #include "engine/asynchronous/servers/kept_shards.h"
 #include "engine/asynchronous/servers/served_job.h"
+#include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "runtime/base/status.h"
 #include "runtime/border/throw.h"
@@ -129,6 +132,32 @@ TEST(Servers, WrongSecretAndStrangeBytesAreRefusedAndTheServerGoesOn) {
   EXPECT_THAT(error_of([] { run(served(sgd), 1); }), HasSubstr("the secret is another one"));
   setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
   EXPECT_EQ(run(served(sgd), 1).losses.size(), std::size_t{kRanks});
+}
+
+TEST(Servers, SilentListenerInAServersPlaceIsNamedInTheTimeOfAStart) {
+  const ServerSocket silent = value_or_throw(listen_for_workers("127.0.0.1:0"));
+  ServerCourier courier({.address = silent.address,
+                         .name = "server 0",
+                         .secret = kSecret,
+                         .definition = "a run",
+                         .limit = std::chrono::hours(1)});
+  const auto end = ServerLink::Clock::now() + std::chrono::milliseconds(300);
+  const absl::Status status = courier.start(end, end).status();
+  EXPECT_EQ(exit_code_of(status), ExitCode::kPeerLost);
+  EXPECT_THAT(message_of(status), HasSubstr("server 0: what listens there does not answer as a parameter server"));
+  ::close(silent.socket);
+}
+
+TEST(Servers, FoldersThatCannotBeUsedAreErrorsWhenAServerStarts) {
+  const TestFolder folder;
+  const std::string file = folder.write("file", "no folder"), missing = folder / "missing";
+  const auto started = [](const std::optional<KeepOptions>& keep, const std::string& offload) {
+    return ParameterServer::start("127.0.0.1:0", kSecret, keep, offload).status();
+  };
+  EXPECT_THAT(message_of(started(KeepOptions{file + "/state", 16}, "")), HasSubstr(file));
+  EXPECT_EQ(exit_code_of(started(std::nullopt, missing)), ExitCode::kCannotCreate);
+  EXPECT_THAT(message_of(started(std::nullopt, missing)), HasSubstr(missing));
+  EXPECT_TRUE(started(KeepOptions{missing, 16}, "").ok()) << "the folder is made";
 }
 
 TEST(Servers, RankThatComesBesideManySilentStrangersWaitsAndIsServed) {

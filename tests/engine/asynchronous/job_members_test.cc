@@ -195,6 +195,19 @@ TEST(JobMembers, NumbersOfStepsThatDifferAreRefused) {
   EXPECT_THAT(message_of(members.deal(b, 4, kAll).status()), HasSubstr("with the same number of steps"));
 }
 
+TEST(JobMembers, DataInAnotherOrderAreRefusedAlsoByAServerThatHasComeBack) {
+  JobMembers members(0, 1s);
+  const int a = joined(members), b = joined(members);
+  EXPECT_TRUE(members.deal(a, 3, kAll, 17).ok());
+  EXPECT_THAT(message_of(members.deal(b, 3, kAll, 18).status()), HasSubstr("other data than the others"));
+  EXPECT_TRUE(members.deal(b, 3, kAll, 17).ok());
+  JobMembers back(0, 1s);
+  ASSERT_TRUE(back.restore(members.image().first));
+  const int late = joined(back);
+  EXPECT_THAT(message_of(back.deal(late, 3, kAll, 18).status()), HasSubstr("other data than the others"));
+  EXPECT_TRUE(back.deal(late, 3, kAll, 17).ok());
+}
+
 /// Returns the condition that a worker has pushed `steps` steps.
 auto all_at(std::int64_t steps) {
   return [steps](int, const JobMembers::Member& member) { return member.pushed >= steps; };
@@ -343,7 +356,7 @@ TEST(JobMembers, NumbersThatAreNoImageAreRefused) {
   const std::vector<std::int64_t> image = first.image().first;
   EXPECT_TRUE(JobMembers(0, 1s).restore(image));
   for (std::size_t length = 0; length < image.size(); ++length) {
-    if (length == 9) continue;  // the image of a run without workers
+    if (length == 10) continue;  // the image of a run without workers
     EXPECT_FALSE(JobMembers(0, 1s).restore(std::span(image).first(length))) << length;
   }
 }

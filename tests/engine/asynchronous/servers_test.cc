@@ -153,14 +153,13 @@ TEST(Servers, ReplicasOfTwoRanksStepTogetherAndApartFromOthers) {
 TEST(Servers, CheckpointOfReplicasGoesOnWithRanksOfTheirOwn) {
   const Servers servers;
   const TestFolder folder;
-  Values wanted;
-  run_ranks({.ranks = 4}, [&](const Mesh& mesh) {
+  const Values wanted = of_rank_zero({.ranks = 4}, [&](const Mesh& mesh) {
     Session session(mesh, in_replicas(2));
     for (std::size_t i = 0; i < 3; ++i) session.train(i);
     save_checkpoint(session.engine, folder.path());
     Values values = session.values();
-    if (mesh.rank() == 0) wanted = std::move(values);
     barrier(mesh);
+    return values;
   });
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     Session session(mesh, served());
@@ -292,15 +291,11 @@ TEST(Servers, KilledRankOnAnotherHostStopsNobody) {
       }
       // Rank 0 serves the store of the job, so it ends last.
       if (rank == 1) return store.set("rank 1 has ended", "");
-      return store.get("rank 1 has ended", std::chrono::seconds(60)).status();
+      return told(store, "rank 1 has ended").status();
     });
     const auto server = value_or_throw(ParameterServer::start(named.address, kSecret));  // ranks wait for this server
     EXPECT_EQ(ranks.wait(2).signal, SIGKILL);
-    for (int rank = 0; rank < 2; ++rank) {
-      const RankEnd end = ranks.wait(rank);
-      EXPECT_EQ(end.signal, 0) << rank;
-      EXPECT_EQ(end.exit_code, ExitCode::kOk) << rank << ": " << end.message;
-    }
+    expect_ok(ranks, 0, 2);
   }
 }
 
@@ -448,9 +443,11 @@ TEST(Servers, RankWithoutAQuestionJoinsAServerThatHasComeBack) {
   ASSERT_TRUE(shard.write().ok());
   server.reset();
   server = value_or_throw(ParameterServer::start(address, kSecret, keep));
+  EXPECT_FALSE(server->may_end()) << "the rank may come back";
   for (int i = 0; i < 1000 && server->is_idle(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_FALSE(server->is_idle());
   EXPECT_EQ(shard.pushes(), 0);
+  EXPECT_TRUE(value_or_throw(ParameterServer::start("127.0.0.1:0", kSecret))->may_end()) << "it keeps nothing";
 }
 
 TEST(Servers, RankAloneKeepsItsBitsAndOthersTheirStepsWhenAServerIsKilledAmidThem) {
@@ -492,11 +489,7 @@ TEST(Servers, RankAloneKeepsItsBitsAndOthersTheirStepsWhenAServerIsKilledAmidThe
     second.start();
     std::this_thread::sleep_for(std::chrono::milliseconds(200));  // ranks go on meanwhile
     EXPECT_TRUE(processes.store().set("is back", "").ok());
-    for (int rank = 0; rank < ranks; ++rank) {
-      const RankEnd end = processes.wait(rank);
-      EXPECT_EQ(end.signal, 0);
-      EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
-    }
+    expect_ok(processes, 0, ranks);
   }
 }
 
@@ -532,11 +525,7 @@ TEST(Servers, RoundsKeepTheirBitsWhenAServerIsKilledAmidThem) {
   EXPECT_TRUE(told(processes.store(), "trains0").ok());
   first.kill();
   second.start();
-  for (int rank = 0; rank < kHere; ++rank) {
-    const RankEnd end = processes.wait(rank);
-    EXPECT_EQ(end.signal, 0);
-    EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
-  }
+  expect_ok(processes, 0, kHere);
 }
 
 TEST(Servers, ServerThatComesBackWithoutItsFolderIsNamedAndNotTaken) {

@@ -20,6 +20,7 @@
 #include "tests/engine/asynchronous/served_runs.h"
 #include "tests/engine/on_hosts.h"
 #include "tests/support/session.h"
+#include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -34,12 +35,11 @@ TEST(Servers, WorkersJoinLateAndAreKilledAndEachStepIsMadeOnce) {
     const NamedServer named;
     const int port = free_port();
     ForkedRanks workers(3, [&](int worker, KeyValueStore& store) -> absl::Status {
-      const auto hear = [&](const char* what) { return store.get(what, std::chrono::seconds(60)).status(); };
       join_as(0, 1, port, /*hosts=*/1);
       at::set_num_threads(1);
       const Strategy strategy = elastic(adjust);
       const Mesh mesh = init(strategy);
-      if (worker == 1) TESSERA_RETURN_IF_ERROR(hear("steps were made"));
+      if (worker == 1) TESSERA_RETURN_IF_ERROR(told(store, "steps were made").status());
       Session session(mesh, strategy);
       if (worker == 1) TESSERA_RETURN_IF_ERROR(store.set("joined", ""));
       std::int64_t made = 0;
@@ -53,8 +53,8 @@ TEST(Servers, WorkersJoinLateAndAreKilledAndEachStepIsMadeOnce) {
         TESSERA_RETURN_IF_ERROR(store.add("step " + std::to_string(*step), 1).status());
         if (++made != 4 || worker != 0) continue;
         TESSERA_RETURN_IF_ERROR(store.set("steps were made", ""));
-        TESSERA_RETURN_IF_ERROR(hear("joined"));
-        TESSERA_RETURN_IF_ERROR(hear("holds a step"));
+        TESSERA_RETURN_IF_ERROR(told(store, "joined").status());
+        TESSERA_RETURN_IF_ERROR(told(store, "holds a step").status());
       }
       require(session.engine.steps_are_over(), "take_step returns nothing at the end alone");
       if (!session.engine.writes_results()) return absl::OkStatus();
@@ -63,11 +63,7 @@ TEST(Servers, WorkersJoinLateAndAreKilledAndEachStepIsMadeOnce) {
     });
     const auto server = value_or_throw(ParameterServer::start(named.address, kSecret));
     EXPECT_EQ(workers.wait(2).signal, SIGKILL);
-    for (int worker = 0; worker < 2; ++worker) {
-      const RankEnd end = workers.wait(worker);
-      EXPECT_EQ(end.signal, 0) << worker;
-      EXPECT_EQ(end.exit_code, ExitCode::kOk) << worker << ": " << end.message;
-    }
+    expect_ok(workers, 0, 2);
     for (std::int64_t step = 0; step < kSteps; ++step)
       EXPECT_EQ(value_or_throw(workers.store().add("step " + std::to_string(step), 0)), 1) << step;
     EXPECT_EQ(value_or_throw(workers.store().add("workers that write", 0)), 1);
@@ -110,6 +106,11 @@ TEST(Servers, LaterWorkerBeginsWithTheValuesOfTheServers) {
     EXPECT_THAT(error_of([&] { session.engine.take_step(11); }), HasSubstr("with the same number of steps"));
   });
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, elastic(sgd));
+    EXPECT_THAT(error_of([&] { session.engine.take_step(10, /*data_order=*/5); }),
+                HasSubstr("other data than the others"));
+  });
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     EXPECT_THAT(error_of([&] { Session(mesh, elastic()); }), HasSubstr("has other shards here"))
         << "another optimizer has other states";
   });
@@ -146,6 +147,22 @@ TEST(Servers, LateWorkerWritesTheResultsUnlessTheyAreWritten) {
   }
 }
 
+TEST(Servers, WorkerThatHasWrittenTheResultsEndsWellThoughTheServerIsLost) {
+  at::set_num_threads(1);
+  Servers servers(1);
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, elastic(sgd));
+    EXPECT_EQ(session.engine.take_step(1), std::optional<std::int64_t>(0));
+    session.train(0);
+    EXPECT_FALSE(session.engine.take_step(1).has_value());
+    EXPECT_TRUE(session.engine.writes_results());
+    servers.end(0);
+    const std::string said = stderr_of([&] { session.engine.note_results_written(); });
+    EXPECT_THAT(said, HasSubstr("the results are written, but server 0 cannot note it"));
+    session.engine.check();
+  });
+}
+
 // A worker that has joined may take long to load its model and its data. The others are bounded by it from its first
 // pull on.
 TEST(Servers, WorkerThatHasJoinedHoldsNobodyUpBeforeItsFirstPull) {
@@ -178,8 +195,7 @@ TEST(Servers, EachStepIsMadeOnceWhenTheServerIsKilledAmidWorkersAndComesBack) {
     ServerProcess first(named.address, keep), second(named.address, keep), third(named.address, keep);
     first.start();
     ForkedRanks workers(3, [&](int worker, KeyValueStore& store) -> absl::Status {
-      const auto hear = [&](const char* what) { return store.get(what, std::chrono::seconds(60)).status(); };
-      if (worker == 2) TESSERA_RETURN_IF_ERROR(hear("is over"));
+      if (worker == 2) TESSERA_RETURN_IF_ERROR(told(store, "is over", std::chrono::seconds(60)).status());
       join_as(0, 1, port, /*hosts=*/1);
       at::set_num_threads(1);
       const Strategy strategy = elastic(adjust);
@@ -190,7 +206,7 @@ TEST(Servers, EachStepIsMadeOnceWhenTheServerIsKilledAmidWorkersAndComesBack) {
         session.train(static_cast<std::size_t>(*step));
         TESSERA_RETURN_IF_ERROR(store.add("step " + std::to_string(*step), 1).status());
         if (++made == 2) TESSERA_RETURN_IF_ERROR(store.set("trains" + std::to_string(worker), ""));
-        if (made == 4 && worker == 0) TESSERA_RETURN_IF_ERROR(hear("is back"));
+        if (made == 4 && worker == 0) TESSERA_RETURN_IF_ERROR(told(store, "is back").status());
       }
       require(session.engine.steps_applied() <= kSteps, "no push is applied twice");
       require(worker < 2 || made == 0, "nothing is left to the last worker");
@@ -198,21 +214,15 @@ TEST(Servers, EachStepIsMadeOnceWhenTheServerIsKilledAmidWorkersAndComesBack) {
       session.engine.note_results_written();
       return store.add("workers that write", 1).status();
     });
-    const auto expect_end = [&](int worker) {
-      const RankEnd end = workers.wait(worker);
-      EXPECT_EQ(end.signal, 0) << worker;
-      EXPECT_EQ(end.exit_code, ExitCode::kOk) << worker << ": " << end.message;
-    };
     for (const char* worker : {"trains0", "trains1"}) EXPECT_TRUE(told(workers.store(), worker).ok());
     first.kill();
     second.start();
     EXPECT_TRUE(workers.store().set("is back", "").ok());
-    expect_end(0);
-    expect_end(1);
+    expect_ok(workers, 0, 2);
     second.kill();
     third.start();
     EXPECT_TRUE(workers.store().set("is over", "").ok());
-    expect_end(2);
+    expect_ok(workers, 2, 3);
     for (std::int64_t step = 0; step < kSteps; ++step)
       EXPECT_EQ(value_or_throw(workers.store().add("step " + std::to_string(step), 0)), 1) << step;
     EXPECT_EQ(value_or_throw(workers.store().add("workers that write", 0)), 1);

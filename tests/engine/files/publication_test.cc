@@ -84,15 +84,12 @@ const ShardingStrategy kBehind[] = {ShardingStrategy::kShardOptimizer, ShardingS
 using Body = std::function<void(Session& session, const std::string& folder)>;
 void expect_same_values(int ranks, const Strategy& strategy, const Body& body, TinyOptions model = {}) {
   const auto values_after = [&](const ThreadRanks& on) {
-    Values values;
     const TestFolder folder;
-    run_ranks(on, [&](const Mesh& mesh) {
+    return of_rank_zero(on, [&](const Mesh& mesh) {
       Session session(mesh, strategy, model);
       body(session, folder.path().string());
-      Values own = session.values();
-      if (mesh.rank() == 0) values = std::move(own);
+      return session.values();
     });
-    return values;
   };
   const Values wanted = values_after({.ranks = ranks});
   ASSERT_FALSE(wanted.empty());

@@ -216,6 +216,18 @@ TEST_F(Hashes, FirstStepAndUnitThatDiffersIsNamed) {
   EXPECT_EQ(end_of({}, strategy, {}, fault), "") << "later steps are not looked at";
 }
 
+TEST_F(Hashes, DivergenceOfStepsOfWhichNoneWasRecordedIsAnError) {
+  const Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
+  const std::string whole = lines({.ranks = 8}, strategy);
+  const std::size_t second = whole.find('\n') + 1;
+  folder_.write("hashes", whole.substr(second));
+  ask(R"({"step": 1, "find": "divergence", "microbatches": 8, "hashes": ")" + path("hashes") + R"("})");
+  EXPECT_THAT(end_of({}, strategy), HasSubstr("so nothing was compared"));
+  folder_.write("hashes", whole.substr(0, second));
+  ask(R"({"step": 2, "find": "divergence", "microbatches": 8, "hashes": ")" + path("hashes") + R"("})");
+  EXPECT_EQ(end_of({}, strategy), "") << "step 1 was compared";
+}
+
 TEST_F(Hashes, PlantedNaNIsNamedWithItsMicrobatchAndOperator) {
   const Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
   const Fault fault{.step = 2, .microbatch = 5, .is_nan = true, .masks = true};

@@ -50,16 +50,14 @@ Values trained(const Mesh& mesh, const Strategy& strategy, std::shared_ptr<const
 
 TEST(OwnOptimizer, OwnAdamWEqualsAdamW) {
   for (const int ranks : {1, 2}) {
-    std::optional<Values> wanted;
-    run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-      const Values values = trained(mesh, strategy_for(ShardingStrategy::kFullShard, with_adamw), kSteps, kAwkward);
-      if (mesh.rank() == 0) wanted = values;
+    const Values wanted = of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) {
+      return trained(mesh, strategy_for(ShardingStrategy::kFullShard, with_adamw), kSteps, kAwkward);
     });
     on_each_placement(
         ranks,
         [&](const Mesh& mesh, const Strategy& strategy) {
           const Values values = trained(mesh, strategy, std::make_shared<OwnAdamW>(), kSteps);
-          if (mesh.rank() == 0) expect_close(values, *wanted, 1e-5, std::to_string(ranks) + " ranks");
+          if (mesh.rank() == 0) expect_close(values, wanted, 1e-5, std::to_string(ranks) + " ranks");
         },
         with_own);
   }

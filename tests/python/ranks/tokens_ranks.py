@@ -152,8 +152,9 @@ class Dealer:
     def __init__(self, steps):
         self.steps = list(steps)
 
-    def take_step(self, steps):
+    def take_step(self, steps, data_order):
         assert steps == 9
+        self.data_order = data_order
         return self.steps.pop(0) if self.steps else None
 
 
@@ -167,6 +168,15 @@ def steps():
         batches.go_to_step(step)
         assert samples(batches, 4) == whole[4 * step:4 * step + 4], step
     expect_error(lambda: batches.go_to_step(-1), 78, "there is no step -1")
+    orders = {tessera.TokenBatches(data, SEQ, rank=0, world_size=1, **{"batch": 2, "accumulation": 4, "seed": 5, **other}).data_order
+              for other in ({}, {"seed": 6}, {"batch": 1}, {"shuffle": False}, {"tail": "pad"})}
+    assert len(orders) == 5 and batches.data_order in orders, orders
+    asked = []
+    for seed in (1, 1, 2):
+        dealer = Dealer([0])
+        list(tessera.StepSampler(dealer, 14, steps=9, batch_size=3, seed=seed))
+        asked.append(dealer.data_order)
+    assert asked[0] == asked[1] != asked[2], asked
 
     def loaded(dealt, workers=0, **options):
         sampler = tessera.StepSampler(Dealer(dealt), 14, steps=9, batch_size=3, seed=1, **options)

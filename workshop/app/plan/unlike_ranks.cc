@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -26,11 +28,11 @@ std::optional<std::pair<First, double>> pair_of(const std::string& text, const c
 
 /// Reads a text such as "7=1.5": a rank and a factor.
 std::pair<int, double> straggler_of(const std::string& text) {
-  const auto read = pair_of<int>(text, "%d=%lf%n");
-  if (!read)
+  const auto read = pair_of<std::int64_t>(text, "%ld=%lf%n");
+  if (!read || read->first < 0 || read->first > std::numeric_limits<int>::max())
     throw Error(ExitCode::kUsage,
                 "--straggler \"" + text + "\" is no rank and factor. [T0040] hint: write them such as 7=1.5");
-  return *read;
+  return {static_cast<int>(read->first), read->second};
 }
 
 /// Reads "0.02=1": share of steps, and seconds.
@@ -70,7 +72,11 @@ WorldOptions of_replicas(const WorldOptions& of_ranks, const MemoryPlan& plan) {
 WorldOptions options_of(const UnlikeRanks& ranks) {
   WorldOptions options;
   options.jitter = ranks.jitter;
-  for (const std::string& straggler : ranks.stragglers) options.stragglers.insert(straggler_of(straggler));
+  for (const std::string& straggler : ranks.stragglers) {
+    if (!options.stragglers.insert(straggler_of(straggler)).second)
+      throw Error(ExitCode::kUsage,
+                  "--straggler \"" + straggler + "\" names a rank for the second time. hint: name it once");
+  }
   if (!ranks.stall.empty()) std::tie(options.stall_share, options.stall_s) = stall_of(ranks.stall);
   return options;
 }

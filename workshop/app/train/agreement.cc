@@ -5,6 +5,7 @@
 #include "runtime/base/seeded_fault.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
+#include "runtime/comm/meet_in_store.h"
 #include "runtime/config/json_differences.h"
 
 namespace tessera::app {
@@ -50,8 +51,14 @@ class Exchange {
  private:
   absl::StatusOr<nlohmann::json> get(const std::string& key) {
     const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(options_.timeout_s * 1000));
-    TESSERA_ASSIGN_OR_RETURN(const std::string text, store_.get(key, timeout));
-    return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const absl::StatusOr<std::string> text = get_from_others(store_, key, timeout);
+    if (absl::IsDeadlineExceeded(text.status()))
+      return make_error(ExitCode::kPeerLost, name_of_rank(options_.rank, options_.world_size) + ": " +
+                                                 message_of(text.status()) +
+                                                 " (comm.init_timeout_s). hint: look for a rank that stands still "
+                                                 "while it reads its files");
+    TESSERA_RETURN_IF_ERROR(text.status());
+    return nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
   }
 
   /// Reads all answers on rank 0, and tells all ranks which ranks failed or differ.

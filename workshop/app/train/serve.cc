@@ -34,8 +34,8 @@ int run_serve(const ServeCommand& command) {
   int signal = 0;
   sigwait(&ends, &signal);
   const timespec pause{0, 50'000'000};
-  // After SIGUSR1, the server waits until the connected workers have finished. Another signal ends the server at once.
-  while (signal == SIGUSR1 && !(*server)->is_idle() && sigtimedwait(&ends, nullptr, &pause) < 0) {
+  // After SIGUSR1, the server waits until its workers have finished. Another signal ends the server at once.
+  while (signal == SIGUSR1 && !(*server)->may_end() && sigtimedwait(&ends, nullptr, &pause) < 0) {
   }
   server->reset();  // saves the shards that were not saved yet
   return 0;

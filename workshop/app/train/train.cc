@@ -118,6 +118,7 @@ class BatchesAhead {
     left_ = engine_.strategy().gradient_accumulation;
     start();
   }
+  std::int64_t data_order() const { return batches_.data_order(); }
   /// This is called before a step's first batch.
   void begin_step() {
     if (!deals_ || backs_up_) return;
@@ -291,7 +292,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   bool is_traced = false, makes_steps = false;
   for (std::int64_t step = done; elastic || step < command.steps;) {  // `step` counts the steps that are done
     if (elastic) {
-      const std::optional<std::int64_t> taken = engine.take_step(command.steps);
+      const std::optional<std::int64_t> taken = engine.take_step(command.steps, batches.data_order());
       if (!taken) break;
       // This run has no results while it has steps to make, so files that are there are another run's.
       if (speaks && !std::exchange(makes_steps, true)) throw_if_error(check_outputs(command, run.outputs));

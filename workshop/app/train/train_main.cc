@@ -115,7 +115,7 @@ void add_training(CLI::App& command, TrainCommand& train) {
   command
       .add_option("--peak-tflops", train.status.peak_tflops,
                   "the peak of a rank's device in TFLOP/s, for MFU; default: as it is known")
-      ->check(CLI::PositiveNumber);
+      ->check(number_from(1e-9, 1e9));
 }
 
 void add_checkpoints(CLI::App& command, CheckpointOptions& checkpoints) {

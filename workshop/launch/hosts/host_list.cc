@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <fstream>
 
-#include "runtime/base/errno_hint.h"
+#include "runtime/base/input_file.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
@@ -142,20 +140,16 @@ absl::StatusOr<std::vector<HostSlots>> parse_hosts(std::string_view text) {
 }
 
 absl::StatusOr<std::vector<HostSlots>> read_hostfile(const std::string& path) {
-  errno = 0;
-  std::ifstream file(path);
-  if (file) file.peek();  // a folder can be opened, but not read
-  const int error = errno;
-  if (!file.is_open() || file.bad())
-    return make_error(
-        error == ENOENT ? ExitCode::kNoInput : exit_code_of_errno(error),
-        fmt::format("launch: cannot read the host file {}: {}", clipped(path, 200), reason_of_reading(error)));
+  constexpr std::size_t kMostBytes = 1 << 20;
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, read_input_file(path, "host file", kMostBytes));
   List list;
   list.name = clipped(path, 200);
   list.code = ExitCode::kConfig;
-  for (std::string line; std::getline(file, line);) {
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
     ++list.line;
-    TESSERA_RETURN_IF_ERROR(add_line(list, line));
+    TESSERA_RETURN_IF_ERROR(add_line(list, std::string_view(text).substr(begin, end - begin)));
+    begin = end + 1;
   }
   if (!list.hosts.empty()) return list.hosts;
   return make_error(ExitCode::kConfig, fmt::format("launch: the host file {} names no host. [T0852] hint: write one "

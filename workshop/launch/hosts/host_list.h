@@ -26,8 +26,8 @@ constexpr int kMostSlots = 1024;  ///< most ranks of one host; a larger number i
 absl::StatusOr<std::vector<HostSlots>> parse_hosts(std::string_view text);
 
 /// Reads a host file with one host per line, as "a slots=2", "a:2" or "a". The text after a "#" is a comment. Errors:
-/// 66 if the file is missing, 77 if permission is missing; 78 if its content is wrong, naming line and column, or if it
-/// has no host.
+/// those of read_input_file; 78 if its content is wrong, naming line and column, if it has no host, or if it is larger
+/// than 1 MiB.
 absl::StatusOr<std::vector<HostSlots>> read_hostfile(const std::string& path);
 
 /// Returns the name without "user@", as a resolver takes it.

@@ -1,0 +1,63 @@
+#pragma once
+
+// See docs/glossary.md: dealt.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "engine/asynchronous/servers/job_members.h"
+#include "engine/asynchronous/servers/server_link.h"
+
+namespace tessera {
+
+/// What a worker knows of its place in a run whose workers come and go ("sync.elastic"). JobMembers of server 0 gives
+/// the place. ServedShards has one; for a rank that stays it keeps its first state, in which the rank gives values and
+/// never begins.
+class ElasticWorker {
+ public:
+  /// Takes server 0's answer to the join: the worker's number, and whether it gives the servers their first values.
+  void join(const MessageHead& answer) {
+    number_ = static_cast<int>(answer.first);
+    gives_values_ = answer.turn == 1;
+  }
+  /// Returns the number under which the worker has joined, or with which it asks for one (JobMembers::kAnyNumber).
+  int number() const { return number_; }
+  /// Returns "worker 3", for errors.
+  std::string name() const {
+    return number_ == JobMembers::kAnyNumber ? "a worker" : "worker " + std::to_string(number_);
+  }
+
+  /// Returns whether the servers get this worker's values, and not this worker the servers' values.
+  bool gives_values() const { return gives_values_; }
+  /// Says that values are no longer written. Returns whether this is the first call.
+  bool begin() { return !std::exchange(has_begun_, true); }
+  bool has_begun() const { return has_begun_; }
+
+  /// Takes the answer kDone to kTake. Returns the step that was dealt; nothing if the worker gets no more steps now.
+  std::optional<std::int64_t> take(const MessageHead& answer) {
+    is_over_ = answer.first == MessageHead::kOver;
+    finishes_ = is_over_ && answer.second == 1;
+    if (answer.first < 0) return std::nullopt;
+    ++taken_;
+    return answer.first;
+  }
+  /// Returns the number of steps that were dealt to this worker so far.
+  std::int64_t taken() const { return taken_; }
+  bool is_over() const { return is_over_; }
+  bool finishes() const { return finishes_; }
+
+  /// Says that the program has asked for a step, or was warned that it has not asked. Returns whether an earlier call
+  /// has said that.
+  bool know_data() { return std::exchange(knows_data_, true); }
+
+ private:
+  int number_ = JobMembers::kAnyNumber;
+  bool gives_values_ = true, has_begun_ = false;
+  std::int64_t taken_ = 0;
+  bool is_over_ = false, finishes_ = false;
+  bool knows_data_ = false;
+};
+
+}  // namespace tessera

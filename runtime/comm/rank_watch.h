@@ -1,0 +1,96 @@
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "runtime/comm/call_order.h"
+#include "runtime/comm/in_time.h"
+#include "runtime/comm/next_rank.h"
+
+namespace tessera {
+
+/// Returns the key under which the store has the WaitReport of a rank.
+std::string key_of_report(int rank);
+
+/// The ranks whose processes this rank watches, and what it knows of ranks that are gone: the next rank, and rank 0
+/// unless that is the next one (NextRank). A rank that is gone is published in the store. A rank that has ended well
+/// has told how far it is, which is published too, and from then on the rank behind it is watched. CallWatch has one;
+/// its thread makes all calls, unless a function says otherwise.
+class RankWatch {
+ public:
+  /// A process that ends well may end while other processes are in their last call with it. The other ranks have this
+  /// time to return from that call.
+  static constexpr std::chrono::seconds kForLastCalls{3};
+
+  /// `address`: the numeric address at which the other ranks reach this host; "": no rank is watched. Keeps a reference
+  /// to `store`.
+  RankWatch(int rank, int world_size, const std::string& address, OwnConnection& store);
+
+  /// Sets the time for which a host may be silent before it counts as gone, less the time in which the kernel finds
+  /// that it is silent. Call it before the first `look`.
+  void bear_outages(double seconds);
+  /// Returns whether any rank is watched. Any thread may call it.
+  bool has_ranks() const { return next_.rank != nullptr; }
+  /// Tells the ranks that watch this rank that it ends well, with its report. Any thread may call it. REQUIRES:
+  /// has_ranks().
+  void tell_end(const WaitReport& report) const { next_.rank->tell_end(report.to_text()); }
+
+  /// Looks for ends of the watched ranks, and publishes them.
+  void look();
+  /// Returns the last reports of the ranks that have told this one that they end well.
+  const std::map<int, WaitReport>& ended() const { return ended_; }
+  /// Returns whether the host of a rank that is gone did not answer, or whether that of rank 0 has been silent for so
+  /// long that it counts as gone.
+  bool has_host_vanished();
+  /// Asks the store whether it has `key`, over the watch's connection (Collectives::HasKey). If neither the store nor
+  /// the next rank's host answers, all keys count as existing, since this rank waits for a host that has vanished.
+  absl::StatusOr<bool> has_key(const std::string& key);
+
+  /// Says that the program no longer waits long: an end of the store that was seen does not shorten the time of the
+  /// next wait. With `also_of_first`, nor does a silence of rank 0's host.
+  void end_wait(bool also_of_first);
+  /// Says that the store has answered: a silence of rank 0's host that is over does not count towards the next one.
+  void end_silence();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Watched {
+    std::unique_ptr<NextRank> rank;               ///< null: no rank is watched
+    bool is_done = false;                         ///< true: its end was published, or it cannot be watched
+    bool has_gone_on = false;                     ///< it is watched instead of a rank that has ended well
+    int tries = 0;                                ///< number of times that the watch asked for the address at which
+                                                  ///< this rank listens
+    std::optional<Clock::time_point> ended = {};  ///< time from which the watched rank seemed to have ended
+  };
+
+  /// Connects to the next rank after it listens. Tells the store when the process of that rank has ended, or its host
+  /// has vanished.
+  void look_after_next();
+  /// Goes on with the rank behind the next one, since that has ended well.
+  void pass_over_next();
+  /// Connects to rank 0 in the same way as look_after_next does to the next rank, but tells the store nothing.
+  void look_after_first();
+  /// Learns from a rank that has ended well how many calls it has begun, and tells the others. Returns false if the
+  /// rank has not said that.
+  bool hear_end(const NextRank& rank);
+  void find(Watched& watched);
+  /// These return whether rank 0 has said that it ends well, and whether its host has been silent for too long.
+  bool has_first_ended_well() const;
+  bool has_first_vanished();
+
+  OwnConnection& store_;
+  std::chrono::milliseconds silence_ = kForLastCalls;  ///< time without an answer after which a silent host is gone
+  Watched next_;                    ///< no rank is watched unless the network library may lose ends of connections
+  Watched first_;                   ///< rank 0, unless rank 0 is the next rank
+  bool host_has_vanished_ = false;  ///< whether the host of a rank that is gone did not answer
+  std::optional<Clock::time_point> store_ended_;
+  std::map<std::string, Clock::time_point> gone_since_;  ///< when this rank learned that a rank is gone, by key
+  std::map<int, WaitReport> ended_;                      ///< ranks that have told this one that they end well
+};
+
+}  // namespace tessera

@@ -154,7 +154,7 @@ void StepRecorder::replay(const StepRecord& made) {
   const bool finds_divergence = replay_->find == ReplayRequest::Find::kDivergence;
   if (is_last && !wanted && finds_divergence && !has_compared_)
     throw Error(ExitCode::kUsage, step + " and those made before it are not in " + replay_->hashes +
-                                      ", so nothing was compared. hint: ask for a step that the file has, or begin at "
+                                      ", so nothing was compared. [T1067] hint: ask for a step that the file has, or begin at "
                                       "an earlier checkpoint, so that such a step is made again");
   if (is_last && !wanted && !replay_->hashes.empty())
     say(step + " is not in " + replay_->hashes + ", so nothing is compared");

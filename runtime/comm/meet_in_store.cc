@@ -36,7 +36,7 @@ absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::str
       if (has_given_up) {
         TESSERA_ASSIGN_OR_RETURN(const std::string who, store.get(kGivenUp, std::chrono::milliseconds(0)));
         return make_error(ExitCode::kPeerLost,
-                          who + ". hint: this rank waited for others; what that rank printed last says more");
+                          who + ". [T1068] hint: this rank waited for others; what that rank printed last says more");
       }
     }
     std::this_thread::sleep_for(pause);
@@ -57,7 +57,7 @@ absl::Status meet_in_store_or_fail(const Group& group, const std::string& way, K
   const absl::Status met = meet_in_store(group, way, store);
   if (!absl::IsDeadlineExceeded(met)) return met;
   return make_error(ExitCode::kPeerLost, group.self() + ": group " + group.key() + ": " + kNotAllHaveCome +
-                                             ". hint: all ranks must make the same groups, so the same Engines, in the "
+                                             ". [T1069] hint: all ranks must make the same groups, so the same Engines, in the "
                                              "same order");
 }
 

@@ -260,7 +260,7 @@ absl::StatusOr<JobMembers::Deal> JobMembers::deal(int number, std::int64_t steps
                                             ". [T0998] hint: start all workers of a run with the same number of steps");
   if (data_order != data_order_)
     return make_error(ExitCode::kUsage,
-                      "this worker takes other data than the others, or takes them in another order. hint: start all "
+                      "this worker takes other data than the others, or takes them in another order. [T1065] hint: start all "
                       "workers of a run with the same data, sequence length, batch, gradient_accumulation and seed");
   Member& member = members_[number];
   Deal deal;

@@ -92,7 +92,7 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
   if (exit_code_of(heard) == ExitCode::kPeerLost)
     return make_error(ExitCode::kPeerLost,
                       visit_.name +
-                          ": what listens there does not answer as a parameter server does. hint: see whether another "
+                          ": what listens there does not answer as a parameter server does. [T1066] hint: see whether another "
                           "program has that port, or whether the server was stopped (comm.init_timeout_s is how long "
                           "an answer is waited for)");
   TESSERA_RETURN_IF_ERROR(heard);

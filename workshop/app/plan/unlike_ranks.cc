@@ -75,7 +75,7 @@ WorldOptions options_of(const UnlikeRanks& ranks) {
   for (const std::string& straggler : ranks.stragglers) {
     if (!options.stragglers.insert(straggler_of(straggler)).second)
       throw Error(ExitCode::kUsage,
-                  "--straggler \"" + straggler + "\" names a rank for the second time. hint: name it once");
+                  "--straggler \"" + straggler + "\" names a rank for the second time. [T1070] hint: name it once");
   }
   if (!ranks.stall.empty()) std::tie(options.stall_share, options.stall_s) = stall_of(ranks.stall);
   return options;

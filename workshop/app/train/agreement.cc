@@ -55,7 +55,7 @@ class Exchange {
     if (absl::IsDeadlineExceeded(text.status()))
       return make_error(ExitCode::kPeerLost, name_of_rank(options_.rank, options_.world_size) + ": " +
                                                  message_of(text.status()) +
-                                                 " (comm.init_timeout_s). hint: look for a rank that stands still "
+                                                 " (comm.init_timeout_s). [T1071] hint: look for a rank that stands still "
                                                  "while it reads its files");
     TESSERA_RETURN_IF_ERROR(text.status());
     return nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);

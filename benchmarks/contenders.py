@@ -19,7 +19,7 @@ class Contender:
     family: str                     # "torch", "deepspeed", "tessera", or "python": Tessera's package on a PyTorch model
     label: str
     argument: str                   # argument of peers/step.py, or Tessera's strategy
-    where: tuple                    # "host", "net", "gpu"; "python": on the host, with one Python model
+    where: tuple                    # places where it is timed: "host", "net", "gpu", "python" (host, all in Python)
     group: str                      # group of comparison; "alone": no communication; "compressed": inexact gradients
     more: dict = dataclasses.field(default_factory=dict)  # keys of Tessera's strategy in addition to its name
     ranks_per_host: int = 1         # least number of ranks on a host; hosts with fewer ranks leave the contender out

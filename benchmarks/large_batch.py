@@ -189,8 +189,8 @@ def best_rate(rates, losses):
 
 
 def rate_of(runs, study, optimizer):
-    """Returns the rate in the list with the least training loss at the base batch. Its runs have a seed that the study
-    does not use."""
+    """Returns the learning rate in OPTIMIZERS with which training at the base batch has the least training loss. The
+    runs that find this rate have a seed that the study does not use."""
     rates = OPTIMIZERS[optimizer][2][study]
     if study == "digits":
         found = runs.of_digits([digits_run(runs.size, optimizer, rate, BASE, PLAIN, TUNING_SEED) for rate in rates])

@@ -40,7 +40,7 @@ def _git(*arguments):
 
 
 def commit():
-    """Returns {"hash", "dirty"}. It is dirty if a tracked file differs from the commit."""
+    """Returns {"hash", "dirty"}. `dirty`: whether a tracked file differs from the commit."""
     return {"hash": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
 
 

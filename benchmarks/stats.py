@@ -100,11 +100,12 @@ def log_histogram(samples, bins_a_decade=10):
 
 
 def communication(step_seconds, alone_seconds):
-    """Returns how much longer a step takes with communication than without, by the names of the results page.
+    """Returns {"exposed_s", "fraction", "gustafson"}: how much longer a step takes with communication than without.
 
-    exposed_s: step - alone. fraction: exposed / step. gustafson: every rank brings its own batch, so N ranks do N times
-    the work of one: scaled speed-up N * alone / step (Gustafson 1988), and divided by N, alone / step. With a strategy
-    that shards the optimizer a rank does less work than a rank alone: exposed_s may be negative and gustafson above 1.
+    exposed_s: step - alone. fraction: exposed / step. gustafson: alone / step. Every rank brings its own batch, so N
+    ranks do N times the work of one rank. The scaled speed-up is therefore N * alone / step (Gustafson 1988), and
+    gustafson is this speed-up divided by N. With a strategy that shards the optimizer, a rank does less work than a
+    rank alone: exposed_s may be negative and gustafson above 1.
     """
     return {"exposed_s": step_seconds - alone_seconds, "fraction": (step_seconds - alone_seconds) / step_seconds,
             "gustafson": alone_seconds / step_seconds}

@@ -116,7 +116,7 @@ absl::Status remove_tree(const std::string& path, const std::string& who) {
   }
   note(retried([&] { return file_calls::unlink(path + "/manifest.json"); }), path + "/manifest.json");
   const absl::StatusOr<std::vector<std::string>> names = names_in(path, who);
-  if (!names.ok()) return is_there(path) ? names.status() : status;  // another process has removed this file
+  if (!names.ok()) return is_there(path) ? names.status() : status;  // else another process has removed the folder
   for (const std::string& name : *names)
     note(retried([&] { return file_calls::unlink(path + "/" + name); }), path + "/" + name);
   note(retried([&] { return file_calls::remove_folder(path); }), path);

@@ -88,7 +88,7 @@ std::vector<std::vector<Piece>> cut(const SavedCheckpoint& from, std::int64_t fi
   for (const SavedParameter& parameter : from.manifest().parameters) all += blocks_of(parameter.numel);
   const std::int64_t run = std::max<std::int64_t>(1, (all + files - 1) / files);
   std::vector<std::vector<Piece>> pieces(static_cast<std::size_t>(files));
-  std::int64_t before = 0;  // number of blocks
+  std::int64_t before = 0;  // number of blocks of the parameters before this one
   for (const SavedParameter& parameter : from.manifest().parameters) {
     const std::int64_t blocks = blocks_of(parameter.numel);
     for (const auto& [state, shape] : parameter.state_shapes) {

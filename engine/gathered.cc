@@ -14,7 +14,7 @@ namespace tessera {
 namespace {
 
 /// Private copies of units, for ranks that otherwise share one copy of the parameters. A write under a guard stays in
-/// the rank's own copy until the guard stores it. It is collective over the ranks that share.
+/// the rank's own copy until the guard stores it. `meet` and `close` are collective over the ranks that share.
 class PrivateCopies {
  public:
   PrivateCopies(const std::vector<Unit*>& units, Collectives& sharers) : units_(units), sharers_(sharers) {

@@ -39,7 +39,7 @@ class TwoPlaces {
   absl::Status protect(std::string_view text);
   /// Returns the text of the latest values. `written`, `checksums`: [record].
   std::string text(const Table<std::uint8_t>& written, const Table<std::uint64_t>& checksums) const;
-  /// Makes the values of the commit from which `text` is the latest values again.
+  /// Goes back to a commit: its values become the latest values again. `text`: the text of that commit.
   absl::Status return_to(std::string_view text, const Table<std::uint8_t>& written,
                          const Table<std::uint64_t>& checksums);
 

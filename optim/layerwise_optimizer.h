@@ -60,8 +60,8 @@ class LayerwiseOptimizer final : public Optimizer {
   void set_numbers(const OptimizerConfig& config) override { elements_.set_numbers(config); }
 
  private:
-  /// Number of elements in a piece; a piece stays in the first-level cache while several operations use it. A piece
-  /// ends at the end of a block of the norms' trees.
+  /// Number of elements in a piece; a piece stays in the first-level cache while several operations use it. The end of
+  /// a piece is also the end of a block in the trees by which norms are added up (norm_tree.h).
   static constexpr std::size_t kPiece = 2048;
 
   StepArguments arguments(const StepScalars& scalars, const OptimizerSlice& slice) const;

@@ -100,8 +100,8 @@ class LabLauncher(Launcher):
         self.rate = "unlimited"
 
     def timeout_s(self):
-        """Returns a limit that is several times the time that the slowest contender should need on two cores that other
-        processes use too."""
+        """Returns the time limit in seconds. It is several times as long as the slowest contender should need, even on
+        two cores that other processes use too."""
         steps = self.work.warm_up + self.work.steps
         busy = self.hosts * self.ranks_per_host / len(os.sched_getaffinity(0))
         wire = 8 * 4 * self.work.parameters() / (bits_per_s(self.rate) or 1e10)

@@ -8,8 +8,8 @@
     deepspeed_fp32  DeepSpeedCPUAdam(adamw_mode=True) on fp32 parameters and gradients
     deepspeed_chain_bf16  chain_bf16 with DeepSpeedCPUAdam on the masters
 
-With `--isa avx2` nothing wider than AVX2 is used: PyTorch chooses so, and DeepSpeed's operator is compiled again for
-it, with its extensions in another folder.
+With `--isa avx2` no instructions wider than AVX2 are used. The variable ATEN_CPU_CAPABILITY limits PyTorch's loops to
+them, and DeepSpeed's operator is compiled again for AVX2, with its extensions in another folder.
 
 Prints one JSON line: {"numel", "bytes", "samples_s": [...]}. bytes: the bytes that the contender's passes read and
 write.

@@ -65,7 +65,7 @@ struct Sum {
       : call(call), label(call.label), input_bytes(call.input_numel(ranks) * size_of(call.dtype)) {}
 
   ReduceCall call;
-  std::string label;  ///< the call's own may be gone
+  std::string label;  ///< copy of the call's label, whose memory may be gone
   std::size_t input_bytes;
 };
 
@@ -262,7 +262,7 @@ class GathersOnHost::Pending final : public Work::State {
 
   GathersOnHost& owner_;
   const GatherCall gather_;  ///< the call to make; its memory is on the GPU
-  const std::string label_;  ///< the call's own may be gone
+  const std::string label_;  ///< copy of the call's label, whose memory may be gone
   Slot& slot_;
   std::byte* const full_;  ///< where all parts lie on the host
   std::unique_ptr<Mark> downloaded_;

@@ -413,8 +413,8 @@ InitTape::Storages InitTape::replay(const std::unordered_set<StorageId>& wanted)
 
 InitTape::Storages InitTape::replay(const Part& part, const Needs& needs) const {
   Storages storages;
-  std::vector<std::pair<at::Generator, at::Tensor>> restore;  // states to which generators that several nodes share are
-                                                              // set back
+  std::vector<std::pair<at::Generator, at::Tensor>> restore;  // generators that several nodes share, and the states
+                                                              // that they get back at the end
   for (const std::size_t i : part.nodes) {
     const Node& node = nodes_[i];
     if (needs.at(i) == Need::kStorageOnly) {

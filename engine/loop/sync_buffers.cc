@@ -71,7 +71,8 @@ void sync_buffers(torch::nn::Module& module, const Mesh& mesh, BufferSync how) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> buffers = defined_buffers(module);
   expect_same_buffers(buffers, mesh);
-  // Sorting by dtype puts the counters, which lie between statistics, behind them, so that statistics form long runs.
+  // Counters, which are integers, lie between statistics. Sorting by dtype separates them, so that the statistics form
+  // long runs.
   std::stable_sort(buffers.begin(), buffers.end(),
                    [](const at::Tensor& a, const at::Tensor& b) { return a.scalar_type() < b.scalar_type(); });
   for (const std::vector<at::Tensor>& together : cut_into_loads(buffers)) {

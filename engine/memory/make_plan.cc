@@ -63,7 +63,8 @@ void expect_small_batches(const Strategy& strategy, const PlanScene& scene) {
       "gradient_accumulation above 1, or several ranks");
 }
 
-/// Throws where "mesh" makes several replicas of ranks with common parameters, which need exactly one replica.
+/// Throws if "mesh" has several replicas, but the ranks own the parameters together
+/// (SyncConfig::has_common_parameters). Such ranks need a mesh of one replica.
 void expect_one_replica(const PlanScene& scene) {
   if (!scene.sync.has_common_parameters() || scene.mesh.replicate_size == 1) return;
   throw Error(

@@ -114,9 +114,9 @@ std::shared_ptr<TierCarrier> logged(std::shared_ptr<TierCarrier> records, int ra
   return records;
 }
 
-/// Makes the files that hold `records`, and the tier that reads and writes them. `kind`: the word of DurableFiles for
-/// this kind of records. `give` allocates memory from and to which a GPU copies. `ahead`: the number of records that
-/// are read ahead, and also of records that are written in the background.
+/// Makes the files that hold `records`, and the tier that reads and writes them. `kind`: the name by which DurableFiles
+/// knows this kind of records. `give`: allocates memory that a GPU can copy from and to; null if no GPU trains.
+/// `ahead`: the number of records that are read ahead, and also of records that are written in the background.
 std::shared_ptr<TierCarrier> make_tier(const RecordSources& from, const std::vector<StripePath>& paths,
                                        NewRecords records, const std::string& kind, const AlignedMemory::Give& give,
                                        std::int64_t ahead) {

@@ -67,7 +67,7 @@ class StepWalk {
   std::optional<std::int32_t> unit_of(std::span<const Visit> pass) const {
     return in_backward_ ? std::optional(pass.front().unit) : std::nullopt;
   }
-  /// Returns the seconds spent so far on making values known.
+  /// Returns the seconds that were spent so far on publishing updated values.
   double publication_seconds() const { return publisher_.seconds(); }
 
  private:

@@ -58,7 +58,7 @@ class Update final : public StepWalk {
   void write_counts(std::map<const c10::TensorImpl*, std::int64_t>& counts) const;
   void read_counts(const std::map<const c10::TensorImpl*, std::int64_t>& counts);
 
-  /// Returns the seconds spent so far on making values known, exchanging matrices, and agreeing on norms.
+  /// Returns the seconds that were spent so far on publishing values, exchanging matrices, and agreeing on norms.
   double communication_seconds() const;
 
  private:

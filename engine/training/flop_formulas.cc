@@ -21,7 +21,7 @@ std::int64_t product(Sizes sizes) {
 
 std::int64_t of_product(Sizes a, Sizes b) { return 2 * product(a) * b.back(); }
 
-/// Counts the product of a [..., m, k] and b [..., k, n].
+/// Returns the floating-point operations of a product of matrices [..., m, k] and [..., k, n]: inputs kA and kA + 1.
 template <std::size_t kA>
 std::int64_t of_matrices(Inputs inputs) {
   return of_product(sizes_of(inputs, kA), sizes_of(inputs, kA + 1));

@@ -100,8 +100,8 @@ constexpr int kPartOnHost = 1;
 using LeadsOverHost = std::shared_ptr<Collectives> (*)(std::shared_ptr<Collectives>, std::shared_ptr<Collectives>,
                                                        DeviceKernels&, const CallSlots&);
 
-/// Makes calls of `axis` use the group `on_host`, with pinned memory as large as the plan says. `what` names the
-/// content of that memory, for an error.
+/// Replaces `axis` by a group that makes its compressed calls over the group `on_host`, with pinned memory as large as
+/// the plan says. `what` names the content of that memory, for an error.
 void lead(std::shared_ptr<Collectives>& axis, const std::shared_ptr<Collectives>& on_host, LeadsOverHost leads,
           const MemoryPlan::SlotsOnHost& slots, const char* what, const Job& job) {
   if (slots.bytes() == 0) return;

@@ -403,7 +403,7 @@ class Reader {
   }
 
   /// Pushes a module. torch::save writes "__torch__.Module" or "__torch__.___torch_mangle_1.Module" as the name of each
-  /// module's class. A module with another name was scripted.
+  /// module's class. A module whose class has another name was scripted.
   absl::Status push_module(const std::string& name) {
     if (!name.ends_with(" Module")) tree_.mark_as_program();
     return push_container(WeightsNode::Kind::kModule);

@@ -43,10 +43,10 @@ class Engine;
 ///
 /// The call is collective and is made between steps. Throws tessera::Error, the same on every rank: 64 in the cases of
 /// save_checkpoint, and if D holds a step of an earlier run from which this run did not continue. It also throws the
-/// error of the previous commit, which is reported here first: 73, 74 or 77 if a file could not be written. The commit
-/// before the failed commit then stays the last commit. If a write or a sync failed, all later commits of this run fail
-/// too. Training can continue. An Engine's destructor waits for a commit under way and logs its error; tessera::run
-/// then ends with the exit code of that error.
+/// error of the previous commit, if no call has thrown that error yet: 73, 74 or 77 if a file could not be written. The
+/// commit before the failed commit then stays the last commit. If a write or a sync failed, all later commits of this
+/// run fail too. Training can continue. An Engine's destructor waits for a commit under way and logs its error;
+/// tessera::run then ends with the exit code of that error.
 bool commit_durable(Engine& engine, const CheckpointItems& items = {});
 
 /// Waits until the commit under way is on the disk of all ranks, and throws its error (see commit_durable). The call is

@@ -18,8 +18,8 @@
 namespace tessera {
 
 /// Functions that exchange weights with other programs as safetensors (https://github.com/huggingface/safetensors), the
-/// format that `transformers` reads and writes. The files hold only parameters and buffers. For continuing a training,
-/// use save_checkpoint (checkpoint.h).
+/// format that `transformers` reads and writes. The files hold only parameters and buffers. To continue a training
+/// later, save it with save_checkpoint (checkpoint.h).
 ///
 ///   tessera::import_safetensors(engine, "llama/", {});                  // names are the module's own
 ///   tessera::export_safetensors(engine, "out/", {.names = [](const std::string& name) {

@@ -73,7 +73,7 @@ __device__ void move_column(const AdafactorMemory& m, std::size_t column, double
   adafactor_move(m.col_var[column], adafactor_mean(sum, m.rows), weight);
 }
 
-/// First one warp sums each row; then one thread sums each column of a block of rows.
+/// First, each row is summed by one warp. Then each column of a block of rows is summed by one thread.
 __global__ void __launch_bounds__(kAdafactorThreads) sum_rows_and_columns(AdafactorMemory m, float weight) {
   const std::size_t begin = adafactor_thread(), all = adafactor_threads();
   for (std::size_t r = begin / kAdafactorWarp; r < m.matrices * m.rows; r += all / kAdafactorWarp) {
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kAdafactorThreads) sum_rows_and_columns(Adafac
   }
 }
 
-/// First one warp sums the `row_var` of each matrix; then one thread adds up the sums of each column.
+/// First, the `row_var` of each matrix are summed by one warp. Then the sums of each column are added up by one thread.
 __global__ void __launch_bounds__(kAdafactorThreads) finish_rows_and_columns(AdafactorMemory m, float weight) {
   const std::size_t begin = adafactor_thread(), all = adafactor_threads();
   for (std::size_t i = begin / kAdafactorWarp; i < m.matrices; i += all / kAdafactorWarp) {

@@ -29,9 +29,9 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// The number of blocks that a processor can run at once, given the registers that an update needs. A large launch has
-// many times as many blocks. So blocks that run at the same time are neighbours in memory, and processors, which are
-// not equally fast, finish at about the same time.
+// The number of thread blocks that a multiprocessor of the GPU can run at once, given the registers that an update
+// needs. A large launch has many times as many thread blocks. Thread blocks that run at the same time then work on
+// neighbouring memory. Multiprocessors are not equally fast, but finish a large launch at about the same time.
 constexpr int kResidentBlocks = 3;
 constexpr int kMostRounds = 40;
 // The smallest number of blocks of 256 elements that a warp handles, if there are enough blocks. With more blocks the

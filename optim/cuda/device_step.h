@@ -35,10 +35,10 @@ cudaError_t begin_unit(const StepRequest& request, const UnitRequest& unit, cons
 inline constexpr unsigned kAnyBlocks = ~0u;
 
 /// Makes the optimizer's pass over one run, in one launch of at most `most_blocks` thread blocks: it reads gradient,
-/// weights and states once, and writes each once. It gives the same bits as RuleOptimizer::step on the CPU. For kLamb
-/// it writes directions instead of weights (DeviceRun::direction). A parameter that is not used does not change, except
-/// for its average. Nothing happens if the decision is to skip. REQUIRES: the requirements of DeviceRun, and buffers of
-/// the group that are aligned to 128 bytes; otherwise it returns cudaErrorMisalignedAddress.
+/// weights and states once, and writes weights and states once. It gives the same bits as RuleOptimizer::step on the
+/// CPU. For kLamb it writes directions instead of weights (DeviceRun::direction). A parameter that is not used does not
+/// change, except for its average. Nothing happens if the decision is to skip. REQUIRES: the requirements of DeviceRun,
+/// and buffers of the group that are aligned to 128 bytes; otherwise it returns cudaErrorMisalignedAddress.
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream,
                         unsigned most_blocks = kAnyBlocks);
 

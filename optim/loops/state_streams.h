@@ -116,7 +116,7 @@ struct BlockState : BlockValues<V> {
     this->keep(i, values);
     for (int v = 0; v < V::kVectors; ++v) {
       typename V::Bits magnitude = V::bits_of(values[v]);   // NaN > infinity > finite when compared as integers
-      if constexpr (!kKeepsRoot) magnitude &= 0x7fffffffu;  // a root whose sign bit is set is a NaN, and even larger
+      if constexpr (!kKeepsRoot) magnitude &= 0x7fffffffu;  // roots with a sign bit are NaNs, the largest integers
       largest = magnitude > largest ? magnitude : largest;
     }
   }

@@ -62,7 +62,7 @@ py::dict dict_of(const MemoryUse& use) {
   return result;
 }
 
-/// Returns the ages that have at least one gradient, by name.
+/// Returns the number of gradients in each bucket of ages, by the bucket's name. Empty buckets are left out.
 py::dict dict_of(const AgeHistogram& ages) {
   py::dict counts;
   for (std::size_t bucket = 0; bucket < AgeHistogram::kBuckets; ++bucket) {

@@ -100,10 +100,11 @@ class TokenBatches:
         self._native.end_step()
 
     def deal(self, run: range) -> None:
-        """Gives this rank the microbatches `run` of each step from now on: `Engine.microbatches`, with "deal" by speed.
+        """Gives this rank the microbatches `run` of each step from now on.
 
-        All ranks call it with their own `run`, between the same two steps. Raises Error: 78 if no step has such a run,
-        or if the call is made within a step; 64 if `run` is no range of neighbours.
+        With "deal" by speed, `run` is the result of `Engine.microbatches`. All ranks call this with their own `run`,
+        between the same two steps. Raises Error: 78 if no step has such a run, or if the call is made within a step; 64
+        if `run` is no range of neighbours.
         """
         self._native.deal(*_run("TokenBatches", run))
 
@@ -211,11 +212,11 @@ class RankSampler(Sampler[list[int]]):
         return self._native.microbatches_per_epoch()
 
     def deal(self, run: range) -> None:
-        """Gives this rank the microbatches `run` of each step from now on: `Engine.microbatches`, with "deal" by speed.
+        """Gives this rank the microbatches `run` of each step from now on.
 
-        All ranks call it with their own `run`, after each step. Raises Error: 78 if no step has such a run, or if the
-        call is made within a step; 64 if samples of a later step were given already, or if `run` is no range of
-        neighbours.
+        With "deal" by speed, `run` is the result of `Engine.microbatches`. All ranks call this with their own `run`,
+        after each step. Raises Error: 78 if no step has such a run, or if the call is made within a step; 64 if samples
+        of a later step were given already, or if `run` is no range of neighbours.
         """
         self._native.deal(*_run("RankSampler", run))
 

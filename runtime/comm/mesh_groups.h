@@ -113,8 +113,8 @@ class MeshGroups {
   void leave();
   /// Returns OK, or the reason that this rank gave to `abort`.
   absl::Status status() const;
-  /// Returns whether a group of this mesh has failed because a peer gave up (is_told_by_peer), so that this rank's end
-  /// has its cause at the peer. The group may have ended since the call of `abort`.
+  /// Returns whether a group of this mesh has failed because a peer gave up (is_told_by_peer). If so, this rank ends
+  /// because of that peer. The group may have ended since the call of `abort`.
   bool told_by_peer() const;
 
   /// Says that an exception that ends this rank will be reported, with its text, by a call of `abort`. tessera::run and

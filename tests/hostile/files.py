@@ -102,7 +102,8 @@ def of_places(place):
 
 
 def of_values(place):
-    """Makes a case for each key, with values that the key may not have. No case tests allowed values."""
+    """Makes as many cases as WRONG_VALUES says. Each case puts a wrong value at one place of the document. A key may
+    happen to allow such a value, so exit code 0 is right, too."""
     def prepare_with(number):
         def prepare(folder):
             file = folder / place.path

@@ -167,7 +167,7 @@ class Cpp:
         return "", -1
 
     def body(self, name):
-        """Returns (low, high) of the function or lambda `name` of this source, or None."""
+        """Returns the numbers of the tokens { and } around the body of the function or lambda `name`, or None."""
         return next(filter(None, (self.body_at(i) for i, token in enumerate(self.tokens) if token.kind == "name" and token.text == name)), None)
 
     def body_at(self, i):

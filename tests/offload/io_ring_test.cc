@@ -145,7 +145,7 @@ TEST_P(IoRingTest, ShortAndInterruptedTransfersAreContinued) {
   EXPECT_GT(disk.ring->counters().resumed, 0);
 }
 
-// Faults of all kinds occur in one run, one at every second transfer.
+// Faults of all kinds occur in one run: at every second read and write, and at every third submission and completion.
 TEST_P(IoRingTest, ManyFaultsAtOnceAreContinued) {
   constexpr std::size_t kPieces = 100, kBytes = 4 * kSectorBytes;
   Disk disk(GetParam(), kPieces * kBytes);

@@ -27,8 +27,8 @@ struct Formats {
 };
 
 /// Everything that one optimizer call reads and writes. The values have many magnitudes: there are ordinary numbers,
-/// subnormals, zeros of both signs, infinities and NaN. So the tests compare bits where rounding differs first. Two
-/// problems with the same seed hold the same values in every format that can hold them.
+/// subnormals, zeros of both signs, infinities and NaN. Differences in rounding show in such values first, so the tests
+/// compare their bits. Two problems with the same seed hold the same values in every format that can hold them.
 struct StepProblem {
   Formats formats;
   std::vector<float> master, gradient, copy;

@@ -219,7 +219,7 @@ class ExitsTest(unittest.TestCase):
         if step == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and tessera.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)
     weights = engine.state_dict()
     engine.close()
-    torch.manual_seed(1)  # all of it is made once more, with nothing in between
+    torch.manual_seed(1)  # the whole training is made once more, without a restart
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
     engine = tessera.Engine(model, strategy)
     train(engine, 4)

@@ -271,7 +271,7 @@ int run_bench_offload(const BenchCommand& command);
 struct CheckpointCommand {
   std::string path;            ///< a checkpoint, or a folder of checkpoints
   std::string other;           ///< diff: the second checkpoint
-  bool json = false;           ///< show: the manifest itself
+  bool json = false;           ///< show: print the manifest itself
   std::string folder;          ///< export: folder for the model
   std::string dtype = "fp32";  ///< export: type of the weights
   bool overwrite = false;      ///< export: replace existing files

@@ -86,8 +86,8 @@ class Bench {
                                                ": wrong result of " + text_of(what_));
   }
 
-  /// Returns whether there is a limit: there is none if a rank moves less than a cache line. It is the same on every
-  /// rank.
+  /// Returns whether the case has a limit (CollectiveTiming::limit). A barrier has none, common memory has none, and a
+  /// case in which a rank's part is less than a cache line has none. The result is the same on every rank.
   bool has_limit() const {
     return what_.operation != Operation::kBarrier && what_.memory != BenchMemory::kCommon &&
            what_.bytes >= std::size_t{64} * group_.size();

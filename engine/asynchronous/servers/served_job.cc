@@ -45,9 +45,9 @@ void expect_layout(const std::vector<std::int64_t>& numels, int parts) {
   if (parts < 1) throw std::invalid_argument("a number of parts");
 }
 
-/// Returns zeros for all shards. If they lie in a file, the system keeps the used bytes in memory, and writes the other
-/// bytes to the file. For a server this is better than records that one thread reads and writes, since each worker's
-/// thread updates a different shard.
+/// Returns memory for all shards, filled with zeros. If it is a mapped file, the system keeps the used bytes in memory,
+/// and writes the other bytes to the file. For a server, a mapped file is better than records that one thread reads and
+/// writes, since each worker's thread updates a different shard.
 absl::StatusOr<Arena> memory_of_shards(std::int64_t bytes, const std::string& offload) {
   if (offload.empty() || bytes == 0) return Arena::plain("shards", bytes);
   constexpr std::int64_t kPage = 4096;

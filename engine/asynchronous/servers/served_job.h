@@ -192,7 +192,7 @@ class ServedJob {
   Mutex mutex_;
   std::int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
   Mutex members_mutex_;  ///< one thread at a time writes the image of `members_`
-  std::int64_t kept_changes_ ABSL_GUARDED_BY(members_mutex_) = 0;  ///< JobMembers::changes on the disk
+  std::int64_t kept_changes_ ABSL_GUARDED_BY(members_mutex_) = 0;  ///< JobMembers::changes of the image on the disk
 
   std::unique_ptr<KeptShards> kept_;  ///< null where shards are not kept
   bool has_come_back_ = false;

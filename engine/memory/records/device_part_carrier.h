@@ -52,8 +52,8 @@ class DevicePartCarrier final : public PartCarrier {
     std::vector<std::unique_ptr<Mark>> copies;        ///< copies of records in the host's memory
     std::shared_ptr<Mark> begun;                      ///< mark after which the slot is free
     std::vector<DeviceKernels::UploadPiece> uploads;  ///< copies to queue for parts that come from files
-    std::size_t piece = 0, used = 0;  ///< index of the piece in `pieces_` that `uploads` read, and number of bytes of
-                                      ///< it that are used
+    std::size_t piece = 0, used = 0;  ///< index in `pieces_` of the piece out of which `uploads` copy, and number of
+                                      ///< the piece's used bytes
   };
 
   std::span<std::byte> take(std::int64_t unit, LeaseUse use) override;

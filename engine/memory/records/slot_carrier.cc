@@ -81,7 +81,7 @@ std::span<std::byte> SlotCarrier::take(std::int64_t record, LeaseUse use) {
   return {memory_of(nth), here_.back().on_host.size()};
 }
 
-/// Makes work that is queued from now on wait until the record is in the slot of `use`.
+/// After this call, all work that is queued waits until the record is in the slot of `use`.
 void SlotCarrier::arrive(const Here& here, std::int64_t use) {
   if (!ahead_.empty() && ahead_.front().record != here.record) give_up_ahead();
   if (ahead_.empty()) ahead_.push_back(bring(here.record, use, here.on_host));

@@ -62,8 +62,8 @@ class UpdateOptions {
   std::uint64_t version_ = 0;
 };
 
-/// Returns UpdateOptions::all as files keep it: for each row the numbers that were set, by name. It is empty where none
-/// was set.
+/// Returns UpdateOptions::all as files keep it: for each row the numbers that were set, by name. The result is empty if
+/// no number of any row was set.
 std::vector<std::map<std::string, double>> options_by_name(std::span<const double> all);
 /// Reads what options_by_name returned into `all`. Returns what is wrong, and changes nothing, where the rows belong to
 /// other groups or a name is unknown.

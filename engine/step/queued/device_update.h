@@ -81,7 +81,8 @@ class DeviceUpdate final : public StepWalk {
   UnitRequest request_for(const Unit& unit) const;
 
   /// `fetch` is called when the sum of a unit's gradients is queued. It copies the sum to the host if the host updates
-  /// the unit. `forget` is called when later sums do not belong to a step.
+  /// the unit. `forget` is called at the end of a step, and when a step's gradients are dropped. From then on, `fetch`
+  /// copies nothing until the last backward of the next step begins.
   void fetch(const Unit& unit);
   void forget();
 

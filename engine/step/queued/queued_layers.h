@@ -31,8 +31,8 @@ class QueuedLayers {
   /// lie where gradients lay before.
   QueuedLayers(const QueuedContext& context, std::span<const Part> parts, LayerNorms::Options options);
 
-  /// Returns where the caller copies the weights of a part that is copied, from its first element on. Parts use this
-  /// memory one after another.
+  /// Returns the memory into which the caller copies the weights of a part, if Part::is_copied. It begins with the
+  /// part's first element. Parts use this memory one after another.
   float* copy() const { return copy_; }
   /// Adds up the weights that were copied to `copy`; kernels that copy them are queued already. `part`: the index of
   /// the copied part among all parts.

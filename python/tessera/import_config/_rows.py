@@ -116,7 +116,8 @@ def put_second_copy(key: Key, ranks: int, strategy: str) -> None:
 
 
 def apply_rows(form: Format, session: Session) -> None:
-    """Calls, for every key of the session, the rule of its row, or the rule for "auto", null and unknown keys."""
+    """Calls the rules of the rows for the session's keys. Keys whose value is "auto" or null are ignored, and unknown
+    keys are refused."""
     seen: dict[str, Key] = {}
     for key in session.keys:
         first = seen.setdefault(key.name, key)

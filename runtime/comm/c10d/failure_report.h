@@ -15,8 +15,8 @@ namespace tessera {
 /// Lets the ranks of a group without shared memory tell each other, through the store, why they failed. A rank writes
 /// nothing while all goes well, except once, when it has arrived. It is thread-safe.
 ///
-/// The store may hang with the rank that serves it. A separate thread therefore talks to it, which is left behind after
-/// two seconds without an answer.
+/// The store may hang with the rank that serves it. A separate thread therefore talks to the store. If the store does
+/// not answer for two seconds, this thread is left behind.
 class FailureReport {
  public:
   FailureReport(const Group& group, std::shared_ptr<KeyValueStore> store);

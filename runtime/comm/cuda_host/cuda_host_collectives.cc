@@ -294,7 +294,8 @@ absl::StatusOr<CudaHostCollectives::Scratch> CudaHostCollectives::take_scratch(s
   return scratch;
 }
 
-/// No rank may write an all-reduce in place before all have read, so its sum waits in scratch until then.
+/// If an all-reduce is in place, no rank may write its output before all ranks have read its input. The sum therefore
+/// waits in scratch until then.
 Work CudaHostCollectives::do_reduce(const ReduceCall& given) {
   const CallSignature call = make_signature(given.operation(), given.label, given.dtype, given.numel);
   if (absl::Status usable = check_device_sum(given.label, given.dtype, given.options.visitor); !usable.ok())

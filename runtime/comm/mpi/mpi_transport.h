@@ -20,8 +20,8 @@ namespace tessera {
 /// another version; 69 if there is no plug-in, or no MPI for it.
 absl::Status check_mpi(const Topology& topology);
 
-/// Makes this rank's side of a group with the `mpi` transport: It is for CPU ranks on any hosts. Messages go through
-/// the machine's MPI, which uses shared memory, InfiniBand or TCP. Tessera adds up the values itself, as over Gloo
+/// Makes this rank's side of a group with the `mpi` transport, for CPU ranks on any hosts. Messages go through the
+/// machine's MPI, which uses shared memory, InfiniBand or TCP. Tessera adds up the values itself, as over Gloo
 /// (c10d_collectives), so sums have the same bits. `choose` is that of c10d_collectives. The call is collective over
 /// the group. Errors: 75 if a rank does not come within `group.init_timeout_s`, or MPI fails; 78 if MPI has no threads,
 /// or counts the ranks differently.

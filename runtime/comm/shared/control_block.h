@@ -69,7 +69,8 @@ struct LaneBlock {
 /// run_ranks may write too.
 struct alignas(128) RankBlock {
   static constexpr std::size_t kMessageBytes = 1024;
-  /// Phase k of kCalls also has mailbox k & 1: see SharedMemoryCollectives, invariant 2.
+  /// Number of entries for calls that block. Phase k of the lane kCalls is in entry k & 1, and uses the rank's mailbox
+  /// k & 1 (SharedMemoryCollectives, invariant 2).
   static constexpr std::size_t kCallSlots = 2;
   /// Largest number of reductions under way at a time.
   static constexpr std::size_t kReductionSlots = 16;

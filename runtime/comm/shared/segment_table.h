@@ -11,7 +11,7 @@
 namespace tessera {
 
 /// The shared segments of a group as one rank maps them. A segment has one part for each rank, and this rank maps all
-/// of them. Common memory has only one part. It is thread-safe, because a CommBuffer may be freed on any thread.
+/// of them. Common memory has only one part. The table is thread-safe, since a CommBuffer may be freed on any thread.
 class SegmentTable {
  public:
   explicit SegmentTable(int rank) : rank_(rank) {}

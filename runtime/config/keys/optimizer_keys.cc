@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// Holds for types that have one of the traits.
+/// Returns the condition that the type of the optimizer has one of the traits.
 Condition with_traits(unsigned traits) {
   return {"optimizer.type " + types_with(traits), {"/optimizer/type"}, [traits](const Strategy& s) {
             return has(s.optimizer.type, traits);

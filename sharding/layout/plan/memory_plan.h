@@ -533,8 +533,8 @@ class MemoryPlan {
   bool states_on_host() const;
   bool states_stay_on_host() const;
   VisitWork first_work() const;
-  /// Returns the number of slots for one record in use, for `queue_depth` records that are read ahead, and for as many
-  /// records that are written in the background.
+  /// Returns the number of slots: one for the record in use, `queue_depth` for records that are read ahead, and
+  /// `queue_depth` for records that are written in the background.
   static std::int64_t slots_of(std::int64_t queue_depth) { return 2 * queue_depth + 1; }
   std::int64_t slots_of_queue() const { return slots_of(records_.queue_depth); }
   std::int64_t chosen_queue_depth() const;

@@ -1,5 +1,5 @@
-// Tests "noise_scale" on an emulated GPU. The GPU squares a rank's own gradients and solves for the noise by itself,
-// with the CPU's bits.
+// Tests "noise_scale" on an emulated GPU. The GPU squares a rank's own gradients and computes the noise scale itself.
+// Its results have the same bits as those of the CPU.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -67,7 +67,7 @@ std::string text_of(const Shape& shape, const Strategy& strategy) {
          std::to_string(static_cast<int>(strategy.mixed_precision.master)) + ", ";
 }
 
-/// The run of one rank. Only this run uses `folder`.
+/// A rank's part of a run. All ranks of the run get the same `folder`, which no other run uses.
 using Body = std::function<Told(const Mesh&, const std::string& folder)>;
 
 /// Returns the result of `body` on each rank [rank].

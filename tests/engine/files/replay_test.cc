@@ -326,7 +326,8 @@ TEST(FindNonfinite, InputsAreThoseBeforeTheOperator) {
     const std::optional<NonfiniteResult> result = watch.end_backward(loss);
     return result ? (result->had_bad_input ? "bad input of " : "finite inputs of ") + result->op : "nothing";
   };
-  // These operators overwrite their own input. LibTorch makes some of them as mul.out, whose `out` is its input, too.
+  // These operators overwrite their own input. For some of them, such as mul_, LibTorch calls mul.out and passes the
+  // input a second time, as `out`.
   EXPECT_THAT(result_of([] { at::ones({2}).div_(at::zeros({2})); }), HasSubstr("finite inputs of aten::div"));
   EXPECT_THAT(result_of([] { at::full({2}, 1e38).mul_(1e38); }), HasSubstr("finite inputs of aten::mul"));
   EXPECT_THAT(result_of([&] { bad.mul_(2); }), HasSubstr("bad input of aten::mul"));

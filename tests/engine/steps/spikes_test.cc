@@ -245,7 +245,7 @@ TEST(Spikes, RollbacksToOneCheckpointEndAfterThree) {
   }
 }
 
-/// The window is in the checkpoint: a run that continues from it notices a spike right after it.
+/// The checkpoint holds the window of the latest losses: a run that continues from it notices a spike right after it.
 TEST(Spikes, ResumedRunFindsTheSameSpikes) {
   const TestFolder folder;
   const auto body = [&](const Mesh& mesh, const Strategy& strategy) {
@@ -264,7 +264,7 @@ TEST(Spikes, ResumedRunFindsTheSameSpikes) {
   on_placements(std::span(kOnePerPlacement).subspan(3, 1), 2, body, skip_spikes);
 }
 
-/// The window is in a commit of durable steps, too.
+/// A commit ("durable") holds the window of the latest losses, too.
 TEST(Spikes, RunResumedFromACommitFindsTheSameSpikes) {
   const TestFolder folder;
   const auto body = [&](const Mesh& mesh, const Strategy& strategy) {

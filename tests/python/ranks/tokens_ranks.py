@@ -58,7 +58,8 @@ def orders():
     assert alone.epoch == 1 and sorted(second) == list(range(10)) and second != ORDER
     straight = tessera.TokenBatches(data, SEQ, batch=5, shuffle=False, rank=0, world_size=1)
     assert samples(straight, 2) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    # The default is this rank's share in the job: the microbatches of all ranks together are a run of the order.
+    # Without `rank` and `world_size`, each rank gets its share in the job: the microbatches that the ranks take at the
+    # same time are neighbours in the order.
     mine = tessera.TokenBatches(data, SEQ, seed=42)
     assert sum(samples(mine, 10 // ranks), []) == ORDER[:10 // ranks * ranks][rank::ranks]
     # The option `tail` determines what happens to the last samples.

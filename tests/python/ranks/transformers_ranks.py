@@ -1,9 +1,10 @@
-"""transformers_test.py runs this program on every rank. It compares small architectures with random weights with plain
-PyTorch.
+"""transformers_test.py runs this program on every rank. It trains small architectures, which begin with random weights,
+and compares the results with those of plain PyTorch.
 
-The arguments are names of architectures.py or of functions in this file. Without arguments, it trains the sample that
-CI trains. With "long" it trains all architectures, under every strategy and for ten steps. Rounding grows over ten
-steps, so plain PyTorch computes parts of batches as ranks do, and the rate is low.
+The arguments are names of architectures.py or of functions in this file. Without arguments, it trains the architectures
+in SAMPLE, as CI does. With "long" it trains all architectures, under every strategy and for ten steps. Differences in
+rounding grow over ten steps. Plain PyTorch therefore computes parts of batches as ranks do, and the learning rate is
+low.
 """
 
 import sys

@@ -50,7 +50,7 @@ namespace tessera {
 /// The last five kinds are for workers that come and go (JobMembers). kDone for kTake has the step, kOver or kOwnFirst
 /// in `first`. With kOver, `second` is 1 for the worker that finishes. The question kTake has in `turn` a number that
 /// stands for the data (JobMembers::deal). kDone for kAwaitSlowest has in `second` the worker's count of steps. kDone
-/// for kJoin has the worker's number in `first`. In that answer, `turn` is 1 for the worker that gives the first values.
+/// for kJoin has the worker's number in `first`. In that answer, `turn` is 1 for the one that gives the first values.
 /// `shard` is 1 if the server comes back after its end (KeptShards), and `clock` has a number that changes when the
 /// server comes back. kReadVersions asks for the versions with which the server came back. After kBusy, the worker asks
 /// the same question again, a little later.

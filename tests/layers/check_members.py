@@ -20,16 +20,32 @@ NO_MEMBER = {"using", "friend", "static", "typedef", "template", "enum", "class"
 MACRO = "ABSL_"  # an attribute of a member, such as ABSL_GUARDED_BY(mutex_)
 
 
+def opens_arguments(cpp, i):
+    """Returns whether token i begins template arguments. It does not after `operator`, as in `operator<(const A& a)`."""
+    return cpp.is_sign(i, "<") and cpp.is_name(i - 1) and not cpp.is_name(i - 1, "operator") and follows(cpp, i)
+
+
+def end_of_arguments(cpp, i):
+    """Returns the token that ends the template arguments that token i begins."""
+    depth = 0
+    while i < len(cpp.tokens):
+        depth += opens_arguments(cpp, i) - cpp.is_sign(i, ">")
+        if depth == 0:
+            break
+        i = cpp.partner.get(i, i) + 1 if cpp.is_sign(i, *cpp_source.PAIRS) else i + 1
+    return i
+
+
 def classes(cpp):
     """Yields (name, opening brace) of each class and struct that is defined here."""
     for i in range(len(cpp.tokens)):
         if not cpp.is_name(i, "class", "struct") or cpp.is_name(i - 1, "enum"):
             continue
         end, name = i + 1, ""
-        while cpp.is_name(end) or cpp.is_sign(end, "::", "(", "["):  # alignas(64), [[nodiscard]]
+        while cpp.is_name(end) or cpp.is_sign(end, "::", "(", "[") or opens_arguments(cpp, end):  # alignas(64), [[nodiscard]]
             if cpp.is_name(end) and cpp.tokens[end].text not in ("final", "alignas"):
                 name = cpp.tokens[end].text
-            end = cpp.partner.get(end, end) + 1
+            end = (end_of_arguments(cpp, end) if opens_arguments(cpp, end) else cpp.partner.get(end, end)) + 1
         if cpp.is_sign(end, ":"):  # the bases
             while end < len(cpp.tokens) and not cpp.is_sign(end, "{", ";"):
                 end += 1
@@ -41,7 +57,7 @@ def statements(cpp, brace):
     """Yields the statements of a class. Each is a list of the tokens outside of inner brackets and template arguments."""
     found, i, depth, close = [], brace + 1, 0, cpp.partner[brace]
     while i < close:
-        if cpp.is_sign(i, "<") and cpp.is_name(i - 1) and follows(cpp, i):
+        if opens_arguments(cpp, i):
             depth += 1
         elif cpp.is_sign(i, ">") and depth > 0:
             depth -= 1

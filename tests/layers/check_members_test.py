@@ -9,6 +9,7 @@ import check_members
 
 MEMBERS = "\n".join(f"  int a{i} = {i};" for i in range(20))
 ONE_MORE = ["double x = 0;", "const std::map<int, std::pair<int, int>> x;", "std::function<void(int, int)> x = [](int a, int b) { f(a); };",
+            "bool operator<(const A& a) const { return a0 < a.a0; }\n  int x;",
             "int x ABSL_GUARDED_BY(mutex_) = 0;", "alignas(64) std::atomic<bool> x{false};", "Other& x;", "std::array<int, 3> x{};", "float x[4];"]
 NO_MEMBER = ["void x(int a, int b) const;", "int x() const { return 1; }", "A(int a) : a0(a), a1{a} {}", "A() = default;",
              "A& operator=(const A&) = delete;", "bool operator<(const A& a) const { return a0 < a.a0; }", "using X = std::map<int, int>;",
@@ -45,6 +46,11 @@ class CheckMembersTest(unittest.TestCase):
         found = complaints_about(f"class A {{\n  struct B {{\n{MEMBERS}\n  int x;\n  }};\n  B b;\n}};\n")
         self.assertEqual(len(found), 1)
         self.assertIn(": B has 21 members", found[0])
+
+    def test_a_specialization_of_twenty_one_members_is_a_complaint(self):
+        found = complaints_about(of_class("int x;").replace("class A", "template <>\nclass A<B<int>, 2>"))
+        self.assertEqual(len(found), 1)
+        self.assertIn(": A has 21 members", found[0])
 
     def test_what_is_no_member_does_not_count(self):
         for line in NO_MEMBER:

@@ -163,6 +163,22 @@ TEST(Servers, WorkerThatHasWrittenTheResultsEndsWellThoughTheServerIsLost) {
   });
 }
 
+TEST(Servers, WorkerWaitsForTheFirstOneLongerThanForAStart) {
+  at::set_num_threads(1);
+  const Servers servers;
+  const Strategy strategy = elastic([](Strategy& s) { s.comm.init_timeout_s = 2, s.comm.timeout_s = 20; });
+  std::string error;
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session first(mesh, strategy);
+    std::jthread late(
+        [&] { error = error_of([&] { run_ranks({.ranks = 1}, [&](const Mesh& own) { Session(own, strategy); }); }); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+    EXPECT_EQ(first.engine.take_step(2), std::optional<std::int64_t>(0));
+    late.join();
+  });
+  EXPECT_EQ(error, "");
+}
+
 // A worker that has joined may take long to load its model and its data. The others are bounded by it from its first
 // pull on.
 TEST(Servers, WorkerThatHasJoinedHoldsNobodyUpBeforeItsFirstPull) {

@@ -97,8 +97,8 @@ COMPARED = {
          ("the same without the deal", "alone", "even", "1.5 to 2.0 is expected")),
         batch=8, turn_s=8, rounds=10, shares=(0.8, 0.4)),
 }
-WIRE = {"rate": "1gbit", "parameters": 1 << 23, "units": [1, 8], "compute_s": 1.2, "rounds": 7}
-WIRE_QUICK = WIRE | {"parameters": 1 << 18, "compute_s": 0.06, "rounds": 1}
+WIRE = {"rate": "1gbit", "parameters": 1 << 23, "units": [1, 8, 16], "compute_s": 1.2, "rounds": 7}
+WIRE_QUICK = WIRE | {"parameters": 1 << 18, "units": [1, 8], "compute_s": 0.06, "rounds": 1}
 SECTIONS = (*COMPARED, "wire", "soak")
 
 
@@ -283,7 +283,7 @@ def compared_rows(name, found):
 # These functions measure pushes and pulls over a network.
 
 def measured_wire(options):
-    """Returns {"wire_s", "units": [{...}]}, or None where this machine cannot make hosts."""
+    """Returns the sizes with "speed" (bytes/s of one connection), "wire_s" and "found", or None where this machine cannot make hosts."""
     size = WIRE_QUICK if options.quick else WIRE
 
     def measure():
@@ -302,18 +302,17 @@ def measured_wire(options):
 
 
 def wire_rows(found):
-    wire = found["wire_s"]
+    wire, of_parameters = found["wire_s"], 4 * found["parameters"]
     for row in found["found"]:
-        middle = {name: stats.median(row[name]) for name in ("moved", "alone", "computed", "computed_alone")}
-        units = f"{row['units']} unit{'s' * (row['units'] > 1)} of {4 * found['parameters'] / row['units'] / 2**20:g} MiB"
+        middle = {name: stats.median(row[name]) for name in ("moved", "moved_alone", "computed", "computed_alone")}
+        units = f"{row['units']} unit{'s' * (row['units'] > 1)} of {of_parameters / row['units'] / 2**20:g} MiB"
         about = f"a worker and a server on two hosts, {found['rate']}, {units}"
-        yield (f"{about}: push and pull over the wire's time for the bytes ({wire:.3f} s)",
-               f"{(middle['moved'] - middle['alone']) / wire:.3f}", "at most 1.10")
-        yield (f"{about}: exposed beside {found['compute_s']:g} s of compute, of the wire's time",
-               f"{(middle['computed'] - middle['computed_alone']) / wire:.3f}",
-               "at most 0.10" if row["units"] > 1 else "its pull or its push has nothing to hide behind")
-        yield (f"{about}: bytes on the link in a step, received and sent, of those of the parameters",
-               " and ".join(f"{row['link'][way] / (4 * found['parameters']):.3f}" for way in ("received", "sent")), "")
+        pulled, pushed = (row["link"][way] / of_parameters for way in ("received", "sent"))
+        yield (f"{about}: push and pull over the wire's time for the bytes, {wire:.3f} s (pulled and pushed: {pulled:.3f} and {pushed:.3f} of "
+               "the parameters' bytes)", f"{(middle['moved'] - middle['moved_alone']) / wire:.3f}", "at most 1.10")
+        if row["units"] > 1:  # one unit has nothing to hide behind
+            yield (f"{about}: exposed beside {found['compute_s']:g} s of compute, of the wire's time",
+                   f"{(middle['computed'] - middle['computed_alone']) / wire:.3f}", "at most 0.10")
 
 
 # These functions make the soak.
@@ -429,7 +428,7 @@ def wire_samples(size, units):
         step()
         return time.perf_counter() - begin
 
-    def update(layers):
+    def clear(layers):
         for layer in layers:
             layer.weight.grad = None
 
@@ -438,21 +437,20 @@ def wire_samples(size, units):
     engine = tessera.Engine(served, {
         "strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Timed"]}, "sync": {"type": "asynchronous", "owners": "servers"},
         "optimizer": {"type": "sgd", "lr": 1e-6, "momentum": 0.0, "weight_decay": 0.0}})
-    found = {"units": units, "moved": [], "computed": [], "alone": [], "computed_alone": []}
-    link = os.environ["GLOO_SOCKET_IFNAME"]
-    before = {}
-    for number in range(-2, size["rounds"]):
-        if number == 0:
-            before = link_bytes(link)
-        for name, seconds in (("moved", 0.0), ("computed", size["compute_s"])):
-            samples = (step_s(served, seconds, engine.backward, engine.step),
-                       step_s(alone, seconds, torch.Tensor.backward, lambda: update(alone)))
-            if number >= 0:
-                found[name].append(samples[0])
-                found["alone" if name == "moved" else "computed_alone"].append(samples[1])
-    after = link_bytes(link)
+    link, found = os.environ["GLOO_SOCKET_IFNAME"], {"units": units}
+    # Steps of a kind follow each other, so nothing that one leaves under way is hidden behind another kind.
+    for kind, seconds in (("moved", 0.0), ("computed", size["compute_s"])):
+        for name, layers, backward, step in ((kind, served, engine.backward, engine.step),
+                                             (f"{kind}_alone", alone, torch.Tensor.backward, lambda: clear(alone))):
+            samples, carried = [], []
+            for _ in range(2 + size["rounds"]):
+                samples.append(step_s(layers, seconds, backward, step))
+                carried.append(link_bytes(link))
+            found[name] = samples[2:]
+            if name == "moved":
+                found["link"] = {way: (carried[-1][way] - carried[1][way]) / size["rounds"] for way in carried[1]}
     engine.close()
-    return found | {"link": {way: (after[way] - before[way]) / (2 * size["rounds"]) for way in before}}
+    return found
 
 
 STEPS_AN_EVENT, WORKERS, SERVERS, HANG_S, MOST_ENDS = 8, 3, 2, 120, 20

@@ -27,7 +27,7 @@ def made_up():
               "even": [5.0] * 3}
     by_turns = {name: ABOUT | {"how": "held by cgroups", "speeds": {side: speeds[side] for side in compared.sides}}
                 for name, compared in targets.COMPARED.items()}
-    row = {"units": 8, "moved": [0.6], "alone": [0.1], "computed": [1.33], "computed_alone": [1.28], "link": {"sent": 1 << 25, "received": 1 << 25}}
+    row = {"units": 8, "moved": [0.6], "moved_alone": [0.1], "computed": [1.33], "computed_alone": [1.28], "link": {"sent": 1 << 25, "received": 1 << 25}}
     wire = ABOUT | targets.WIRE | {"speed": 1e8, "wire_s": 0.5, "found": [row]}
     return {"sections": by_turns | {"wire": wire, "soak": ABOUT | CLEAN}}
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures what ranks that do not wait for each other are to reach, and fills the table of targets in results/asynchronous.md.
 
-    benchmarks/asynchronous_targets.py --page                        all of them: about half an hour on two cores that do nothing else
+    benchmarks/asynchronous_targets.py --page                        all of them: about 20 minutes on two cores that do nothing else
     benchmarks/asynchronous_targets.py --only quotas deal --page     some of them; the others stay as they were
     benchmarks/asynchronous_targets.py --only soak --soak 200        kills and joins, as many as the number says
     benchmarks/asynchronous_targets.py --quick                       a few steps and kills, as a smoke test whose figures have no meaning
@@ -19,6 +19,7 @@ program's own part uses the standard library only. It exits with 1 where the soa
 """
 
 import argparse
+import collections
 import contextlib
 import json
 import os
@@ -332,7 +333,7 @@ def soaked(options):
 
 def faults_of(found):
     """Returns texts that say what is wrong with a soak."""
-    faults = {"steps that were lost": found["lost"], "steps that were applied twice and not said to be dealt again": found["unsaid"],
+    faults = {"steps that were lost": found["lost"], "steps that were applied more often than the servers said": found["unsaid"],
               "numbers that no sum of steps gives": found["wrong"], "processes that ended by themselves": found["ends"],
               "hangs": found["hangs"]}
     return [f"{len(which)} {what}, such as {which[0]}" for what, which in faults.items() if which]
@@ -342,7 +343,7 @@ def soak_rows(found):
     events = ", ".join(f"{count} {name}" for name, count in found["events"].items())
     about = (f"soak, seed {found['seed']}: {sum(found['events'].values())} events ({events}), {found['steps']} steps of "
              f"{found['workers']} workers, {found['seconds']:.0f} s")
-    good = (f"no hang, no wrong sum, no step lost. {len(found['twice'])} steps were applied twice to some shard, as the servers' log says of "
+    good = (f"no hang, no wrong sum, no step lost. {len(found['again'])} steps were applied again to some shard, as the servers' log says of "
             f"workers that were killed amid a push; {len(found['named'])} workers ended with an error that names a server")
     yield about, "; ".join(faults_of(found)) or good, "no hang, no wrong sum, nothing lost that is not said"
 
@@ -497,7 +498,7 @@ class Soak:
 
     def __init__(self, events, seed, folder, binary):
         self.events, self.folder, self.binary = events, folder, binary
-        self.steps = STEPS_AN_EVENT * (events + 1)
+        self.steps = STEPS_AN_EVENT * (events + 8)  # the run must not be over before the last event
         self.random = random.Random(seed)
         self.addresses = [f"127.0.0.1:{ranks.free_port()}" for _ in range(SERVERS)]
         os.environ |= {"TESSERA_SERVERS": ",".join(self.addresses), "TESSERA_SERVERS_SECRET": SECRET}
@@ -549,13 +550,12 @@ class Soak:
                 continue
             self.workers.remove(worker)
             if code := os.waitstatus_to_exitcode(status):
-                said = log.read_text(errors="replace").splitlines()
-                is_named = code in (69, 75) and "server" in said[-1]
-                (self.named if is_named else self.ends).append(f"worker, {code}: {said[-1] if said else ''}")
+                said = last_line(log)
+                (self.named if code in (69, 75) and "server" in said else self.ends).append(f"worker, {code}: {said}")
                 self.start_worker()
         for number, server in enumerate(self.servers):
             if server.poll() is not None:
-                self.ends.append(f"server {number}, {server.returncode}")
+                self.ends.append(f"server {number}, {server.returncode}: {last_line(self.folder / f'server{number}.log')}")
                 self.servers[number] = self.start_server(number)
 
     def made(self):
@@ -588,8 +588,8 @@ class Soak:
                     break
                 time.sleep(self.random.uniform(0, 0.2))
                 what = self.random.choice(["kills of workers", "kills of servers", "joins"])
-                if what == "joins" and len(self.workers) > WORKERS:
-                    what = "kills of workers"
+                if what != "kills of servers" and not 0 < len(self.workers) <= WORKERS:
+                    what = "kills of workers" if self.workers else "joins"
                 counts[what] += 1
                 {"kills of workers": self.kill_worker, "kills of servers": self.kill_server, "joins": self.start_worker}[what]()
             if not hangs and not self.wait_for((self.folder / "values").exists):
@@ -612,15 +612,19 @@ class Soak:
         units = json.loads(path.read_text()) if path.exists() else [[]]
         by_step = list(zip(*units))
         lost = [step for step, counts in enumerate(by_step) if min(counts) < 1] if by_step else ["all: there are no results"]
-        twice = [step for step, counts in enumerate(by_step) if max(counts) > 1]
         said = said_again("\n".join(file.read_text() for file in self.folder.glob("server*.log")))
-        return {"lost": lost, "twice": twice, "unsaid": sorted(set(twice) - said),
-                "wrong": [step for step, counts in enumerate(by_step) if any(count not in (0, 1, 2) for count in counts)]}
+        return {"lost": lost, "again": [step for step, counts in enumerate(by_step) if max(counts) > 1],
+                "unsaid": [step for step, counts in enumerate(by_step) if max(counts) > 1 + said[step]],
+                "wrong": [step for step, counts in enumerate(by_step) if any(count != abs(round(count)) for count in counts)]}
+
+
+def last_line(log):
+    return log.read_text(errors="replace").strip().split("\n")[-1]
 
 
 def said_again(log):
-    """Returns the steps of which the servers' log says that they are dealt again. A worker of the soak holds one step at a time."""
-    return {int(number) for number in re.findall(r"of its steps unmade, from number (\d+) on; they are dealt again", log)}
+    """Returns how often the servers' log says of each step that it is dealt again. A worker of the soak holds one step at a time."""
+    return collections.Counter(map(int, re.findall(r"of its steps unmade, from number (\d+) on; they are dealt again", log)))
 
 
 def role_soak(events, seed, folder, binary):

@@ -48,7 +48,7 @@ from net.rank import link_bytes
 
 THIS = pathlib.Path(__file__).resolve()
 PAGE, RESULTS = "asynchronous.md", "asynchronous_targets.json.xz"
-CGROUPS, PERIOD_S = pathlib.Path("/sys/fs/cgroup"), 0.02
+CGROUPS, PERIOD_S = pathlib.Path("/sys/fs/cgroup"), 0.05
 SECRET = "asynchronous_targets.py"   # servers listen on the loopback address, or on a host of scripts/net_lab
 ADAMW = {"optimizer": {"type": "adamw", "lr": 1e-3}, "units": {"classes": ["Block"]}, "comm": {"timeout_s": 600}}
 ALONE = ADAMW | {"strategy": "NO_SHARD"}
@@ -79,7 +79,7 @@ class Compared(typing.NamedTuple):
 
 COMPARED = {
     "quotas": Compared(
-        "4 ranks with 0.5, 0.5, 0.5 and 0.25 of a core",
+        "4 ranks",
         {"synchronous": Side("synchronous", SHARDED), "asynchronous": Side("asynchronous", SHARDED | {"sync": {"type": "asynchronous"}}),
          "alone": Side("each by itself", ALONE, alone=True)},
         (("steps/s of all ranks, asynchronous over synchronous", "asynchronous", "synchronous", "at least 1.6; ideal 1.75"),
@@ -94,7 +94,7 @@ COMPARED = {
         (("samples/s, Hogwild over two trainings side by side", "hogwild", "alone", "at least 0.95"),),
         batch=8, turn_s=2, rounds=40),
     "deal": Compared(
-        f"2 ranks with 0.5 and 0.25 of a core, {MICROBATCHES} microbatches a step",
+        f"2 ranks, {MICROBATCHES} microbatches a step",
         {"alone": Side("each by itself", ALONE | {"gradient_accumulation": MICROBATCHES}, alone=True, worth=2),
          "dealt": Side("deal by speed", DEALT | {"deal": {"by": "speed", "microbatches": MICROBATCHES, "window": 4}}),
          "even": Side("without the deal", DEALT | {"gradient_accumulation": MICROBATCHES // 2})},
@@ -114,6 +114,8 @@ def say(text):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="multiplies parts of a core, for a machine that does other work, "
+                        "too: 0.3")
     parser.add_argument("--soak", type=int, default=None, metavar="N", help="kills and joins of the section soak (200; quick: 6)")
     parser.add_argument("--seed", type=int, default=1, help="of the soak: what happens when")
     parser.add_argument("--quick", action="store_true", help="a smoke test")
@@ -124,6 +126,8 @@ def parse_arguments():
         options.soak = 6 if options.quick else 200
     if options.soak < 1:
         parser.error("--soak must be 1 or more")
+    if not 0.05 <= options.scale <= 1:
+        parser.error("--scale must be from 0.05 to 1")
     return options
 
 
@@ -256,8 +260,9 @@ def ratios(one, other):
 
 
 def compared_by_turns(name, options):
-    """Returns {"speeds": {side: [of each round]}, "how"} of a section. The first round is left out: deals and caches settle in it."""
+    """Returns {"speeds": {side: [of each round]}, "shares", "how"} of a section. The first round is left out: deals and caches settle in it."""
     compared = COMPARED[name]
+    compared = compared._replace(shares=tuple(options.scale * share for share in compared.shares))
     rounds, turn_s = (2, 2.0) if options.quick else (compared.rounds + 1, compared.turn_s)
     package = built_package(harness.binary())
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
@@ -269,20 +274,22 @@ def compared_by_turns(name, options):
         for number in range(rounds):
             for side in sides.values() if number % 2 == 0 else reversed(sides.values()):
                 side.take_turn(turn_s)
-        return {"speeds": {key: side.turns[1:] for key, side in sides.items()}, "how": next(iter(sides.values())).how()}
+        return {"speeds": {key: side.turns[1:] for key, side in sides.items()}, "shares": list(compared.shares),
+                "how": next(iter(sides.values())).how()}
 
 
 def compared_rows(name, found):
     """Returns (what, measured, wanted) of a section."""
-    compared = COMPARED[name]
+    compared, about = COMPARED[name], COMPARED[name].about
+    if found["shares"]:
+        about += f" with {', '.join(f'{share:g}' for share in found['shares'])} of a core, {found['how']}"
     for what, one, other, wanted in compared.rows:
         of_rounds = ratios(found["speeds"][one], found["speeds"][other])
         if not of_rounds:
-            yield f"{compared.about}: {what}", "too few steps in a turn", wanted
+            yield f"{about}: {what}", "too few steps in a turn", wanted
             continue
         low, high = stats.interval_of_median(of_rounds)
-        how = f", {found['how']}" if found["how"] else ""
-        yield f"{compared.about}{how}: {what}", f"{stats.median(of_rounds):.3f} ({low:.3f} to {high:.3f})", wanted
+        yield f"{about}: {what}", f"{stats.median(of_rounds):.3f} ({low:.3f} to {high:.3f})", wanted
 
 
 # These functions measure pushes and pulls over a network.

@@ -25,7 +25,7 @@ def made_up():
     """Returns results of all sections."""
     speeds = {"synchronous": [2.0, None, 2.0], "asynchronous": [3.4, 3.5, 3.6], "alone": [10.0] * 3, "hogwild": [9.0] * 3, "dealt": [8.0] * 3,
               "even": [5.0] * 3}
-    by_turns = {name: ABOUT | {"how": "held by cgroups", "speeds": {side: speeds[side] for side in compared.sides}}
+    by_turns = {name: ABOUT | {"how": "held by cgroups", "shares": list(compared.shares), "speeds": {side: speeds[side] for side in compared.sides}}
                 for name, compared in targets.COMPARED.items()}
     row = {"units": 8, "moved": [0.6], "moved_alone": [0.1], "computed": [1.33], "computed_alone": [1.28],
            "link": {"sent": 1 << 25, "received": 1 << 25}}
@@ -103,6 +103,7 @@ class Page(unittest.TestCase):
         data = made_up()
         page = (paths.ROOT / "benchmarks/results" / targets.PAGE).read_text()
         filled = large_batch.filled(page, {"targets": data}, {"targets": targets.table})
+        self.assertIn("| 4 ranks with 0.5, 0.5, 0.5, 0.25 of a core, held by cgroups: steps/s of all ranks, asynchronous over synchronous ", filled)
         self.assertIn("| 1.750 (1.700 to 1.800) | at least 1.6; ideal 1.75 |", filled)
         self.assertIn("| 0.900 (0.900 to 0.900) | at least 0.95 |", filled)
         self.assertIn("| 1.250 (1.250 to 1.250) | at most 1.15 |", filled)

@@ -3,6 +3,7 @@
 
     benchmarks/asynchronous_targets.py --page                        all of them: about 20 minutes on two cores that do nothing else
     benchmarks/asynchronous_targets.py --only quotas deal --page     some of them; the others stay as they were
+    benchmarks/asynchronous_targets.py --only --page                 fills the page with what the results have
     benchmarks/asynchronous_targets.py --only soak --soak 200        kills and joins, as many as the number says
     benchmarks/asynchronous_targets.py --quick                       a few steps and kills, as a smoke test whose figures have no meaning
 
@@ -113,7 +114,8 @@ def say(text):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--only", nargs="*", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION",
+                        help=f"{', '.join(SECTIONS)}; none of them: the table of what was measured earlier")
     parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="multiplies parts of a core, for a machine that does other work, "
                         "too: 0.3")
     parser.add_argument("--soak", type=int, default=None, metavar="N", help="kills and joins of the section soak (200; quick: 6)")

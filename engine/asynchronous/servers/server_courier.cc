@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kBetweenTries{50}, kOneTry{1000};
+constexpr milliseconds kBetweenTries{50}, kOneTry{1000}, kForNextServer{10'000};
 constexpr int kMostVainReturns = 8;
 
 bool pushes(MessageKind kind) { return kind == MessageKind::kPush || kind == MessageKind::kApply; }
@@ -65,6 +65,12 @@ void ServerCourier::wake() const {
 absl::StatusOr<MessageHead> ServerCourier::start(Clock::time_point deadline, Clock::time_point busy_until) {
   if (wake_ < 0) return make_error(ExitCode::kOsResource, "no descriptor to wake a thread: " + reason_of(errno));
   auto answer = enter(deadline, busy_until, /*returns=*/false);
+  // The server may be killed while this worker joins, and be started again.
+  const Clock::time_point until = std::min(deadline, Clock::now() + kForNextServer);
+  while (exit_code_of(answer.status()) == ExitCode::kPeerLost && Clock::now() < until) {
+    std::this_thread::sleep_for(kBetweenTries);
+    answer = enter(until, busy_until, /*returns=*/false);
+  }
   const std::string text = message_of(answer.status());
   if (exit_code_of(answer.status()) == ExitCode::kPeerLost && !text.starts_with(visit_.name))
     return make_error(ExitCode::kPeerLost, visit_.name + " is lost: " + text);

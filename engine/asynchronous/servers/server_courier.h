@@ -58,8 +58,9 @@ class ServerCourier {
   ServerCourier& operator=(const ServerCourier&) = delete;
 
   /// Connects, sends the secret, joins the run and starts the thread. Returns the answer to the join. Errors, which
-  /// name the server: 78 if `address` is not an address; 75 if the server is not reached by `deadline`; 69 if it is
-  /// busy until `busy_until`; or the error with which the server refuses.
+  /// name the server: 78 if `address` is not an address; 75 if the server is not reached by `deadline`, or ends
+  /// while it is asked and is not back within 10 s; 69 if it is busy until `busy_until`; or the error with which the
+  /// server refuses.
   absl::StatusOr<MessageHead> start(Clock::time_point deadline, Clock::time_point busy_until);
 
   /// Takes a question, and returns without waiting for the answer.

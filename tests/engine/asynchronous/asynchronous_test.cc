@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <map>
 #include <string>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "tessera/sync_batch_norm.h"
 #include "tests/engine/asynchronous/order_oracle.h"
 #include "tests/engine/on_hosts.h"
+#include "tests/support/limits/long_tests.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
 
@@ -142,7 +144,9 @@ TEST(Asynchronous, RandomOrdersEqualPlainLibTorch) {
   at::set_num_threads(1);
   const TestFolder folder;
   std::int64_t oldest = 0;
-  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+  const std::uint64_t seeds = tests_are_long() ? 200 : 40;
+  std::uint64_t equal = 0;
+  for (std::uint64_t seed = 0; seed < seeds; ++seed) {
     const Option& option = options()[seed % 6];
     SCOPED_TRACE(std::string(option.name) + ", seed " + std::to_string(seed));
     Strategy strategy = asynchronous(option.adjust);
@@ -157,12 +161,16 @@ TEST(Asynchronous, RandomOrdersEqualPlainLibTorch) {
     const Ran got = run(strategy, 4, option.model);
     OrderOracle oracle(strategy, kRanks, option.model);
     oracle.play(counted(order));  // counts versions anew, since the lines were shuffled
+    const bool is_equal = all_same_bits(got.values, oracle.values());
     EXPECT_EQ(got.losses, oracle.losses());
-    EXPECT_TRUE(all_same_bits(got.values, oracle.values()));
+    EXPECT_TRUE(is_equal);
+    if (is_equal && got.losses == oracle.losses()) ++equal;
     for (const auto& steps : got.steps) {
       for (const StepResult& step : steps) oldest = std::max(oldest, step.staleness_max);
     }
   }
+  std::printf("%llu of %llu random orders have the bits of plain LibTorch\n", static_cast<unsigned long long>(equal),
+              static_cast<unsigned long long>(seeds));
   EXPECT_GT(oldest, kRanks - 1) << "some rank was far behind";
 }
 

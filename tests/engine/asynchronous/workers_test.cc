@@ -2,18 +2,23 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "engine/asynchronous/servers/parameter_server.h"
+#include "engine/asynchronous/servers/server_link.h"
 #include "runtime/base/status.h"
 #include "runtime/border/throw.h"
 #include "tessera/checkpoint.h"
@@ -145,6 +150,27 @@ TEST(Servers, LateWorkerWritesTheResultsUnlessTheyAreWritten) {
       }
     });
   }
+}
+
+// The worker's connection is broken before anything is answered, and its server starts after that.
+TEST(Servers, WorkerJoinsTheNextServerWhenItsServerIsKilledWhileItJoins) {
+  at::set_num_threads(1);
+  const NamedServer named;
+  const ServerSocket first = value_or_throw(listen_for_workers(named.address));
+  std::unique_ptr<ParameterServer> second;
+  const std::jthread servers([&] {
+    pollfd ready{first.socket, POLLIN, 0};
+    ::poll(&ready, 1, /*timeout=*/30'000);
+    const int worker = ::accept(first.socket, nullptr, nullptr);
+    ::close(first.socket);
+    if (worker >= 0) ::close(worker);
+    second = value_or_throw(ParameterServer::start(named.address, kSecret));
+  });
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, elastic(sgd));
+    EXPECT_EQ(session.engine.take_step(1), std::optional<std::int64_t>(0));
+    session.train(0);
+  });
 }
 
 TEST(Servers, WorkerThatHasWrittenTheResultsEndsWellThoughTheServerIsLost) {

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import numbers
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -109,7 +110,7 @@ class Engine:
         self._mirror: Mirror | None = mirror
         self._steps_write_buffers = json.loads(self._native.strategy())["broadcast_buffers"] != "none"
         self._parameters = set(model.parameters())
-        self._registrations = _registrations
+        self._note_members()
         closing.add(self)
 
     def backward(self, loss: torch.Tensor, *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,
@@ -243,8 +244,19 @@ class Engine:
         if write and ema:
             raise Error("gathered: write and ema exclude each other, since averages are not what is trained. [T0643] hint: write without ema=True")
         mode = "write" if write else "ema" if ema else "read"
-        arguments = (mode,) if parameters is None else (mode, list(parameters))
+        arguments = (mode,) if parameters is None else (mode, self._own("gathered", parameters))
         return Guard(lambda: self._live().gathered(*arguments))
+
+    def _own(self, call: str, parameters: Any) -> list[torch.Tensor]:
+        """Returns parameters of the module as a list. Raises Error (64) if one of them is something else."""
+        is_one = isinstance(parameters, torch.Tensor) or not isinstance(parameters, Iterable)
+        found = [parameters] if is_one else list(parameters)
+        for each in found:
+            if not isinstance(each, torch.Tensor) or each not in self._parameters:
+                what = f"a tensor of shape {list(each.shape)}" if isinstance(each, torch.Tensor) else f"a {type(each).__name__}"
+                raise Error(f"{call}: parameters= has {what}, which is no parameter of the Engine's module. hint: give the "
+                            "module's parameters themselves, as in parameters=model.head.parameters()")
+        return found
 
     def ema_weights(self) -> "Guard":
         """Returns a guard: inside `with engine.ema_weights():` parameters have the averages of their weights as values,
@@ -610,13 +622,29 @@ class Engine:
         """Raises Error if a parameter was added after the Engine was made, since the parameter would get gradients, but
         no updates.
         """
-        if self._registrations == _registrations:
+        if self._registrations == _registrations and _are_the_same(self._members_now(), self._members):
             return
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter not in self._parameters:
                 raise Error(f"parameter {name} was put into the module after the Engine was made, which does not train it. [T0649] hint: change the "
                             "module first, or close() the Engine and make another")
+        self._note_members()
+
+    def _note_members(self) -> None:
+        """Stores which parameters and modules the module tree has now, since a program may also write into
+        `Module._parameters`, or insert a module that it made before, which registers nothing.
+        """
+        self._dicts = [each for module in self.model.modules() for each in (module._parameters, module._modules)]
+        self._members = self._members_now()
         self._registrations = _registrations
+
+    def _members_now(self) -> list[Any]:
+        return [*itertools.chain.from_iterable(map(dict.values, self._dicts))]
+
+
+def _are_the_same(one: list[Any], other: list[Any]) -> bool:
+    """Returns whether two lists hold the same objects."""
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,
@@ -629,7 +657,17 @@ def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, 
     for engine in engines:
         natives.append(engine._live())
         engine._expect_known_parameters()
-    _native.backward(loss, natives, tokens, samples, retain_graph, float(weight))
+    if not isinstance(loss, torch.Tensor):
+        raise Error(f"backward wants the scalar tensor that forward computed, got {_kind_of(loss)}. hint: pass the loss itself, "
+                    "without item() around it; a model of transformers returns it as .loss")
+    counts = []
+    for name, count in (("tokens", tokens), ("samples", samples)):
+        try:
+            counts.append(operator.index(count))
+        except TypeError:
+            raise Error(f"backward: {name} is a number of things, got {_kind_of(count)}. hint: give an integer, such as x.numel() "
+                        "or len(x)") from None
+    _native.backward(loss, natives, *counts, retain_graph, float(weight))
 
 
 def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResult], Any] | None = None) -> Iterator:

@@ -138,9 +138,18 @@ def late_hooks_and_parameters(strategy):
     handle.remove()
     train(engine, net, [3])
     engine.close()
-    net = model()
+    net, spare = model(), Block()
     engine = tessera.Engine(net, strategy)
     train(engine, net, [1])
+    net.blocks.insert(0, spare)  # registers nothing
+    with expected(64, "blocks.0.norm.weight", "after the Engine was made"):
+        train(engine, net, [2])
+    del net.blocks[0]
+    weight = net.head._parameters["weight"]
+    net.head._parameters["weight"] = torch.nn.Parameter(weight.detach().clone())
+    with expected(64, "head.weight", "after the Engine was made"):
+        train(engine, net, [2])
+    net.head._parameters["weight"] = weight
     net.extra = torch.nn.Linear(3, 3)
     with expected(64, "extra.weight", "after the Engine was made"):
         train(engine, net, [2])
@@ -738,6 +747,26 @@ def strategies_of_other_types(strategy):
         tessera.Engine(model(), {**strategy, "mixed_precision": {"param": torch.bfloat16}})
 
 
+def arguments_of_other_types(strategy):
+    """An argument of another type is an error that names it, and training goes on after it."""
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    for loss, text in ((0.5, "got 0.5"), (None, "got None"), ({"loss": net(*part(1))}, "got a dict")):
+        with expected(64, "backward wants the scalar tensor", text):
+            engine.backward(loss)
+    with expected(64, "backward: tokens is a number of things, got 0.5"):
+        engine.backward(net(*part(1)), tokens=0.5)
+    engine.backward(net(*part(1)), tokens=torch.tensor(3), samples=np.int64(2))
+    assert engine.step().tokens == 3 * tessera.world_size()
+    for wrong, text in (([torch.ones(2)], "a tensor of shape [2]"), (["head.weight"], "a str"), (net.head, "a Linear")):
+        with expected(64, "gathered: parameters= has", text):
+            engine.gathered(parameters=wrong)
+    with engine.gathered(parameters=net.head.weight):
+        assert net.head.weight.detach().numpy().shape == (CLASSES, WIDTH)
+    train(engine, net, [1])
+    engine.close()
+
+
 def rates_over_samples(strategy):
     net = model()
     engine = tessera.Engine(net, {**strategy, "optimizer": {"lr": 0.01}, "lr_schedule": {"warmup_epochs": 2, "base_batch_size": BATCH}})
@@ -990,6 +1019,15 @@ def collectives(strategy):
         tessera.all_gather("differs") if rank == 0 else tessera.barrier()
     with expected(64, '"sum"'):
         tessera.all_reduce(1.0, "product")
+    large = 2**60 + 1
+    assert tessera.all_reduce(np.int64(large)) == size * large and tessera.all_reduce(np.float32(0.5)) == 0.5 * size
+    assert tessera.all_reduce(np.bool_(rank == 0)) is True and tessera.all_reduce(np.bool_(rank == 0), "min") is (size == 1)
+    with expected(64, "all_reduce wants a tensor", "ndarray"):
+        tessera.all_reduce(np.ones(2))
+    with expected(64, "all_gather wants a tensor, a str or bytes, got a dict"):
+        tessera.all_gather({"a": 1})
+    with expected(64, "broadcast wants a tensor, a str or bytes, got a int"):
+        tessera.broadcast(3)
     tessera.barrier()
 
 
@@ -1075,7 +1113,7 @@ PROGRAMS = [collectives, state_dicts, arrays_of_parameters, functions_that_read_
 PROGRAMS += [averages_beside_torch, rules_at_their_defaults]
 PROGRAMS += [data_in_the_middle_of_an_epoch]
 PROGRAMS += [files_of_weights]
-PROGRAMS += [rates_over_samples, strategies_of_other_types]
+PROGRAMS += [rates_over_samples, strategies_of_other_types, arguments_of_other_types]
 # These programs end with an Error, and no program may continue after it.
 ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import gc
 import io
+import json
 import os
 import pathlib
 import pickle
@@ -317,6 +318,27 @@ def profiled(strategy):
     for options in ({"with_stack": True}, everything):
         assert losses(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options)) == wanted
     assert losses(torch.autograd.detect_anomaly(check_nan=True)) == wanted
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "trace.json"
+        assert losses(execution_trace(path)) == wanted
+        profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        assert losses(profile) == wanted
+        seen = sum(event.count for event in profile.key_averages() if event.key == "aten::t")
+        found = [node["name"] for node in json.loads(path.read_text())["nodes"]].count("aten::t")
+        assert found == seen > 0, f"{found} of {seen} calls are in the trace"
+
+
+@contextlib.contextmanager
+def execution_trace(path):
+    """Records calls as ExecutionTraceObserver does without a profiler. It leaves out a call at which it finds an
+    exception."""
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
+    observer.start()
+    try:
+        yield
+    finally:
+        observer.stop()
+        observer.unregister_callback()
 
 
 class Running(Classifier):

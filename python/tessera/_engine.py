@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DistributedSampler
 
 from tessera import _native
-from tessera._data import SamplerCursor
+from tessera._data import RankSampler, SamplerCursor
 from tessera._error import Error
 from tessera._job import closing, expect_one_truth, join, plain_values, rank, read_strategy
 from tessera._lists import let_lists_be_read
@@ -275,8 +275,8 @@ class Engine:
 
             engine.evaluate(loader, lambda batch: (model(batch.x, batch.y), len(batch.x)))
 
-        A DataLoader with a DistributedSampler gives each sample once here, although the sampler itself would give some
-        samples twice.
+        A DataLoader with a DistributedSampler or a RankSampler gives each sample once here, although the sampler itself
+        would give some samples twice.
 
         Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first. The
         call is collective. Raises Error (64) on a rank where `loss_of` returned something that is no loss. The other
@@ -284,7 +284,7 @@ class Engine:
         """
         engine = self._live()
         try:
-            batches = _without_padding(loader)
+            batches = _each_once(loader)
         except TypeError as error:
             raise Error(f"evaluate wants batches to iterate over, got {type(loader).__name__}: {error}. "
                         "[T0644] hint: give a list or a DataLoader") from error
@@ -694,6 +694,18 @@ def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResu
         if not loop.next(batch is not missing):
             return
         yield batch
+
+
+def _each_once(loader: Iterable) -> Iterator:
+    """Yields the batches of one pass over an evaluation's loader, without samples that a sampler would give twice."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(sampler, RankSampler):
+        return _without_padding(loader)
+    sampler.gives_once = True
+    try:
+        return iter(loader)  # this begins the sampler's iteration
+    finally:
+        sampler.gives_once = False
 
 
 def _without_padding(loader: Iterable) -> Iterator:

@@ -568,6 +568,12 @@ def evaluation(strategy):
     for loader in (DataLoader(data, 2, sampler=sampler), DataLoader(data, batch_sampler=BatchSampler(sampler, 2, drop_last=False))):
         found = engine.evaluate(loader, lambda each: (each[0].mean(), len(each[0])))
         assert abs(found.loss - 3) < 1e-6 and found.weight == 7, found
+    sampler = tessera.RankSampler(data, batch=2, microbatches=2, seed=1)  # it gives one sample twice
+    before = sampler.cursor()
+    for _ in range(2):
+        found = engine.evaluate(DataLoader(data, batch_sampler=sampler), lambda each: (each[0].mean(), len(each[0])))
+        assert abs(found.loss - 3) < 1e-6 and found.weight == 7 and sampler.cursor() == before, found
+    assert len(list(DataLoader(data, batch_sampler=sampler))) == len(sampler)
     with torch.no_grad(), torch.inference_mode():
         net(*batch(1))
     train(engine, net, [1])

@@ -24,14 +24,19 @@ struct Beginning {
   FileKind kind;
 };
 
-// The first entry that fits is used. A pickle of the old torch.save begins with a magic number that is 10 bytes long.
+// A pickle of the old torch.save begins with a magic number, which is 10 bytes long. It comes after the pickle's version,
+// and from version 4 on after a frame's length, too.
+constexpr std::string_view kOldMagic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv;
+constexpr FileKind kOldPickle{"is a pickle of a PyTorch before 1.6, or of _use_new_zipfile_serialization=False",
+                              kSaveAgain};
+
+// The first entry that fits is used.
 constexpr Beginning kBeginnings[] = {
     {0,
      "version https://git-lfs"sv,
      {"is a pointer of Git LFS, which stands for the file", "[T0321] hint: git lfs pull puts the file in its place"}},
-    {0,
-     "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv,
-     {"is a pickle of a PyTorch before 1.6, or of _use_new_zipfile_serialization=False", kSaveAgain}},
+    {2, kOldMagic, kOldPickle},
+    {11, kOldMagic, kOldPickle},
     {257,
      "ustar"sv,
      {"is a tar archive", "[T0322] hint: unpack it with tar -xf, and name a file of weights that is in it"}},

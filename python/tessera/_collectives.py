@@ -5,7 +5,7 @@ every rank raises an Error (64) that shows each call, and no data have been move
 The first call joins the job if the program has not done so (`tessera.init`).
 """
 
-from typing import TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 
@@ -14,6 +14,20 @@ from tessera._error import Error
 from tessera._job import expect_one_truth, init
 
 Text = TypeVar("Text", str, bytes)
+
+_BYTES = (bytes, bytearray)
+_WANTED = "a tensor, a str or bytes"
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number of numpy as Python's number. It has `item`, but is neither a tensor nor an array."""
+    is_number = hasattr(value, "item") and hasattr(value, "dtype") and getattr(value, "shape", None) == ()
+    return value.item() if is_number and not isinstance(value, torch.Tensor) else value
+
+
+def _refuse(call: str, value: Any, wanted: str) -> NoReturn:
+    raise Error(f"{call} wants {wanted}, got a {type(value).__name__}. hint: make a tensor of numbers, and bytes of other values "
+                "(json.dumps, pickle.dumps)")
 
 
 def join_if_needed() -> None:
@@ -37,10 +51,14 @@ def all_reduce(value, op=None):
     """Returns the "sum", "mean", "min" or "max" over all ranks, with the same bits on each rank.
 
     Without `op` it is the sum, and for bools the maximum, which says whether any rank has True. A tensor (any shape, on
-    any device) is changed in place and returned. A number or bool is returned in the type in which it was given. Raises
-    Error (64) for a bool if `op` is not "min" or "max".
+    any device) is changed in place and returned. A number or bool is returned in the type in which it was given; those
+    of numpy come back as Python's. Raises Error (64) for a bool if `op` is not "min" or "max", and for a value of
+    another type.
     """
     join_if_needed()
+    value = _plain(value)
+    if not isinstance(value, (torch.Tensor, int, float)):
+        _refuse("all_reduce", value, "a tensor, a number or a bool")
     if op is None:
         op = "max" if isinstance(value, bool) else "sum"
     if isinstance(value, torch.Tensor):
@@ -66,6 +84,8 @@ def all_gather(value):
         return _native.all_gather(value)
     if isinstance(value, str):
         return [text.decode() for text in _native.all_gather_bytes(value.encode())]
+    if not isinstance(value, _BYTES):
+        _refuse("all_gather", value, _WANTED)
     return _native.all_gather_bytes(value)
 
 
@@ -84,6 +104,8 @@ def broadcast(value, root=0):
         return value
     if isinstance(value, str):
         return _native.broadcast_bytes(value.encode(), root).decode()
+    if not isinstance(value, _BYTES):
+        _refuse("broadcast", value, _WANTED)
     return _native.broadcast_bytes(value, root)
 
 

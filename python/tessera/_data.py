@@ -188,8 +188,8 @@ class RankSampler(Sampler[list[int]]):
     `world_size` are those of the job by default.
 
     The DataLoader needs `num_workers=0`: workers would take samples before a step begins, when it is not yet known
-    which rank gets them. Ranks do not communicate: each of them makes this object with the same arguments. Use a
-    DistributedSampler for `Engine.evaluate`, which then gets no sample twice.
+    which rank gets them. Ranks do not communicate: each of them makes this object with the same arguments.
+    `Engine.evaluate` gets no sample twice, and leaves the sampler where it was.
 
     Raises Error: 65 if the samples do not fill a step, 78 if numbers make no sense, 64 if a word is unknown.
     """
@@ -199,13 +199,28 @@ class RankSampler(Sampler[list[int]]):
         sampling = _sampling("RankSampler", seed, shuffle, tail, rank, world_size)
         sampling.num_samples = len(samples) if isinstance(samples, Sized) else samples
         sampling.batch, sampling.microbatches = batch, microbatches
+        self._sampling, self.gives_once = sampling, False
         self._native = _native.RankSampler(sampling, epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Begins the next epoch, or continues the current one right after `resume`, and gives this rank's
         microbatches."""
+        if self.gives_once:
+            return self._once()
         self._native.begin_epoch()
         return iter(self._native.next, None)
+
+    def _once(self) -> Iterator[list[int]]:
+        """Gives this rank's share of an epoch in which no sample comes twice. `Engine.evaluate` sets `gives_once` when it
+        begins to iterate."""
+        sampling, epoch = self._sampling, _native.RankSampler(self._sampling, self.epoch)
+        for step in range(epoch.steps_per_epoch()):
+            for microbatch in range(sampling.rank, sampling.microbatches, sampling.world_size):
+                first = (step * sampling.microbatches + microbatch) * sampling.batch
+                samples = epoch.of(microbatch)[:max(0, sampling.num_samples - first)]
+                if samples:
+                    yield samples
+            epoch.end_step()
 
     def __len__(self) -> int:
         """Returns the number of this rank's microbatches in a whole epoch, if `deal` does not change it."""

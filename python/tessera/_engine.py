@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import numbers
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DistributedSampler
 
 from tessera import _native
-from tessera._data import SamplerCursor
+from tessera._data import RankSampler, SamplerCursor
 from tessera._error import Error
 from tessera._job import closing, expect_one_truth, join, plain_values, rank, read_strategy
 from tessera._lists import let_lists_be_read
@@ -109,7 +110,7 @@ class Engine:
         self._mirror: Mirror | None = mirror
         self._steps_write_buffers = json.loads(self._native.strategy())["broadcast_buffers"] != "none"
         self._parameters = set(model.parameters())
-        self._registrations = _registrations
+        self._note_members()
         closing.add(self)
 
     def backward(self, loss: torch.Tensor, *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,
@@ -238,7 +239,8 @@ class Engine:
         """Returns a guard: inside `with engine.gathered():` parameters have their full values in memory on every rank.
 
         `parameters` restricts it to the units of these parameters. `write` copies rank 0's values to all ranks at the
-        end. With `ema`, it shows the averages of the weights.
+        end. Without `write`, an operator that writes a parameter is an error, and what is written into an array of
+        numpy over its memory is lost. With `ema`, it shows the averages of the weights.
 
         The call is collective and belongs between steps. If an exception leaves the block, no values are written back,
         and the other ranks do not wait. Raises Error (64) if it is called at the wrong time.
@@ -246,8 +248,19 @@ class Engine:
         if write and ema:
             raise Error("gathered: write and ema exclude each other, since averages are not what is trained. [T0643] hint: write without ema=True")
         mode = "write" if write else "ema" if ema else "read"
-        arguments = (mode,) if parameters is None else (mode, list(parameters))
+        arguments = (mode,) if parameters is None else (mode, self._own("gathered", parameters))
         return Guard(lambda: self._live().gathered(*arguments))
+
+    def _own(self, call: str, parameters: Any) -> list[torch.Tensor]:
+        """Returns parameters of the module as a list. Raises Error (64) if one of them is something else."""
+        is_one = isinstance(parameters, torch.Tensor) or not isinstance(parameters, Iterable)
+        found = [parameters] if is_one else list(parameters)
+        for each in found:
+            if not isinstance(each, torch.Tensor) or each not in self._parameters:
+                what = f"a tensor of shape {list(each.shape)}" if isinstance(each, torch.Tensor) else f"a {type(each).__name__}"
+                raise Error(f"{call}: parameters= has {what}, which is no parameter of the Engine's module. hint: give the "
+                            "module's parameters themselves, as in parameters=model.head.parameters()")
+        return found
 
     def ema_weights(self) -> "Guard":
         """Returns a guard: inside `with engine.ema_weights():` parameters have the averages of their weights as values,
@@ -266,8 +279,8 @@ class Engine:
 
             engine.evaluate(loader, lambda batch: (model(batch.x, batch.y), len(batch.x)))
 
-        A DataLoader with a DistributedSampler gives each sample once here, although the sampler itself would give some
-        samples twice.
+        A DataLoader with a DistributedSampler or a RankSampler gives each sample once here, although the sampler itself
+        would give some samples twice.
 
         Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first. The
         call is collective. Raises Error (64) on a rank where `loss_of` returned something that is no loss. The other
@@ -275,7 +288,7 @@ class Engine:
         """
         engine = self._live()
         try:
-            batches = _without_padding(loader)
+            batches = _each_once(loader)
         except TypeError as error:
             raise Error(f"evaluate wants batches to iterate over, got {type(loader).__name__}: {error}. "
                         "[T0644] hint: give a list or a DataLoader") from error
@@ -613,13 +626,29 @@ class Engine:
         """Raises Error if a parameter was added after the Engine was made, since the parameter would get gradients, but
         no updates.
         """
-        if self._registrations == _registrations:
+        if self._registrations == _registrations and _are_the_same(self._members_now(), self._members):
             return
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter not in self._parameters:
                 raise Error(f"parameter {name} was put into the module after the Engine was made, which does not train it. [T0649] hint: change the "
                             "module first, or close() the Engine and make another")
+        self._note_members()
+
+    def _note_members(self) -> None:
+        """Stores which parameters and modules the module tree has now, since a program may also write into
+        `Module._parameters`, or insert a module that it made before, which registers nothing.
+        """
+        self._dicts = [each for module in self.model.modules() for each in (module._parameters, module._modules)]
+        self._members = self._members_now()
         self._registrations = _registrations
+
+    def _members_now(self) -> list[Any]:
+        return [*itertools.chain.from_iterable(map(dict.values, self._dicts))]
+
+
+def _are_the_same(one: list[Any], other: list[Any]) -> bool:
+    """Returns whether two lists hold the same objects."""
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,
@@ -632,7 +661,17 @@ def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, 
     for engine in engines:
         natives.append(engine._live())
         engine._expect_known_parameters()
-    _native.backward(loss, natives, tokens, samples, retain_graph, float(weight))
+    if not isinstance(loss, torch.Tensor):
+        raise Error(f"backward wants the scalar tensor that forward computed, got {_kind_of(loss)}. hint: pass the loss itself, "
+                    "without item() around it; a model of transformers returns it as .loss")
+    counts = []
+    for name, count in (("tokens", tokens), ("samples", samples)):
+        try:
+            counts.append(operator.index(count))
+        except TypeError:
+            raise Error(f"backward: {name} is a number of things, got {_kind_of(count)}. hint: give an integer, such as x.numel() "
+                        "or len(x)") from None
+    _native.backward(loss, natives, *counts, retain_graph, float(weight))
 
 
 def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResult], Any] | None = None) -> Iterator:
@@ -659,6 +698,18 @@ def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResu
         if not loop.next(batch is not missing):
             return
         yield batch
+
+
+def _each_once(loader: Iterable) -> Iterator:
+    """Yields the batches of one pass over an evaluation's loader, without samples that a sampler would give twice."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(sampler, RankSampler):
+        return _without_padding(loader)
+    sampler.gives_once = True
+    try:
+        return iter(loader)  # this begins the sampler's iteration
+    finally:
+        sampler.gives_once = False
 
 
 def _without_padding(loader: Iterable) -> Iterator:

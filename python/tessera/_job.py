@@ -76,6 +76,7 @@ def _join(strategy: _native.Strategy) -> None:
         os.environ[_STORE_IS_SERVED] = "True"
     _expect_told((_native.rank(words), _native.world_size(words)))
     _native.join(strategy, words)
+    _outside.begin()
     # torch.distributed may be initialised later. It then uses the store at MASTER_PORT.
     if "MASTER_PORT" in os.environ and _native.world_size({}) > 1 and _native.launcher({}) != "torch.distributed":
         os.environ[_STORE_IS_SERVED] = "True"
@@ -93,7 +94,6 @@ def expect_one_truth() -> None:
     joined."""
     if _truths.has_group() and _native.is_joined() and not _native.is_forked():
         _truths.expect_unchanged((_native.rank({}), _native.world_size({})), _native.launcher({}))
-        _outside.begin()
 
 
 def _expect_told(now: tuple[int, int]) -> None:

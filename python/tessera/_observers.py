@@ -1,11 +1,14 @@
 """Answers torch's profilers, which ask parameters for their memory.
 
-The answer must not raise an exception: with_stack asks at a place where an exception would end the process.
+The answer must not raise an exception: with_stack asks at a place where an exception would end the process, and the
+observer of execution traces prints each exception.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch.autograd import profiler
+from torch.profiler import ExecutionTraceObserver
 
 from tessera import _native
 
@@ -18,6 +21,17 @@ def _telling(run: Callable[[], None], begins: bool) -> Callable[[], None]:
     return tell
 
 
+def _telling_of_change(run: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Returns a method of an ExecutionTraceObserver, which starts or stops it if it does not run, or runs."""
+    def tell(observer: Any) -> None:
+        was_running = observer.is_running()
+        run(observer)
+        if observer.is_running() != was_running:
+            _native.observe_pointers(not was_running)
+
+    return tell
+
+
 def answer_profilers() -> None:
     """Makes sharded parameters answer while a profiler of torch runs, for the whole process.
 
@@ -26,3 +40,5 @@ def answer_profilers() -> None:
     """
     profiler._run_on_profiler_start = _telling(profiler._run_on_profiler_start, True)
     profiler._run_on_profiler_stop = _telling(profiler._run_on_profiler_stop, False)
+    ExecutionTraceObserver.start = _telling_of_change(ExecutionTraceObserver.start)
+    ExecutionTraceObserver.stop = _telling_of_change(ExecutionTraceObserver.stop)

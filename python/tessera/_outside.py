@@ -35,7 +35,9 @@ _watch: "_Watch | None" = None
 
 
 def begin() -> None:
-    """Starts the watch if this process has joined a job of several ranks and torch has the recorder."""
+    """Starts the watch if this process has joined a job of several ranks and torch has the recorder. A program may make
+    its process group later, and wait in it before it calls Tessera again.
+    """
     global _watch
     if _watch is None and _native.world_size({}) > 1 and _recorder() is not None:
         _watch = _Watch()
@@ -64,7 +66,8 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         while not self.ends.wait(_SECONDS_BETWEEN_LOOKS):
-            self._look()
+            if distributed.is_initialized() or self._has_told:
+                self._look()
 
     def _look(self) -> None:
         now, stays = time.monotonic(), {}

@@ -125,8 +125,10 @@ TEST_F(WeightsOfPython, FilesOfEveryPythonFormatAreRead) {
 }
 
 TEST_F(WeightsOfPython, OtherKindsOfFilesAreNamedWithTheirRemedy) {
-  EXPECT_THAT(refusal(file("legacy.pt")),
-              AllOf(HasSubstr("PyTorch before 1.6"), HasSubstr("torch.load(path, weights_only=True)")));
+  for (const char* name : {"legacy.pt", "legacy_4.pt"}) {
+    EXPECT_THAT(refusal(file(name)),
+                AllOf(HasSubstr("PyTorch before 1.6"), HasSubstr("torch.load(path, weights_only=True)")));
+  }
   EXPECT_THAT(refusal(file("pickled_module.pt")),
               AllOf(HasSubstr("the class Linear"), HasSubstr("model.state_dict()")));
   EXPECT_THAT(refusal(file("tensor.pt")), HasSubstr("it holds a tensor"));

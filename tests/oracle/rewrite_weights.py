@@ -87,6 +87,7 @@ write_several("safetensors", save_file)
 write_several("bin", torch.save)
 
 torch.save(weights, folder / "legacy.pt", _use_new_zipfile_serialization=False)
+torch.save(weights, folder / "legacy_4.pt", _use_new_zipfile_serialization=False, pickle_protocol=4)
 torch.save(torch.nn.Linear(2, 2), folder / "pickled_module.pt")
 torch.save(weights[names[0]], folder / "tensor.pt")
 torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), folder / "script.pt")

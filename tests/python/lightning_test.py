@@ -12,9 +12,9 @@ class LightningTest(unittest.TestCase):
     def test_two_ranks_train_like_lightning_alone(self):
         with tempfile.TemporaryDirectory() as folder:
             code, output = run_forked_files(["tessera.integrations.lightning"], (0, "lightning_ranks.py", "plain", folder),
-                                            (2, "lightning_ranks.py", folder), at_rest=500, TESSERA_LOG_LEVEL="error")
+                                            (2, "lightning_ranks.py", folder), (1, "lightning_ranks.py", folder), at_rest=500, TESSERA_LOG_LEVEL="error")
         self.assertEqual(code, 0, output)
-        self.assertEqual(output.count("trained like Lightning alone"), 2, output)
+        self.assertEqual(output.count("trained like Lightning alone"), 3, output)
 
 
 if __name__ == "__main__":

@@ -63,11 +63,12 @@ def name_units(strategy: dict[str, Any], model: torch.nn.Module) -> None:
 def take_step(engine: Engine) -> _native.StepResult:
     """Makes a step from the microbatches so far, and returns its result.
 
-    The last step of an epoch may have fewer microbatches. The missing microbatches count as zero, as in Lightning and
-    accelerate, which divide each loss by the number of microbatches of a whole step.
+    The last step of an epoch may have fewer microbatches, and a step whose batches were skipped has none. The missing
+    microbatches count as zero, as in Lightning and accelerate, which divide each loss by the number of microbatches of
+    a whole step. Their loss depends on no parameter, so a parameter that no microbatch used stays as it is.
     """
     while not engine.step_is_due():
-        engine.backward(0 * next(each for each in engine.model.parameters() if each.requires_grad).sum())
+        engine.backward(torch.zeros((), device=engine.device, requires_grad=True))
     return engine.step()
 
 

@@ -2,7 +2,7 @@
 TesseraStrategy before.
 
 Usage: lightning_ranks.py plain FOLDER   on one process; writes the results
-       lightning_ranks.py FOLDER         on every rank
+       lightning_ranks.py FOLDER         on every rank; one rank runs the cases that Lightning allows on one rank only
 """
 
 import logging
@@ -227,19 +227,22 @@ def run_ranks(folder):
             else:
                 raise AssertionError(f"not refused: {make.__name__} {strategy} {more}")
 
-    refusals()
-    for case in ("adamw", "sgd"):
+    if ranks > 1:
+        refusals()
+    for case in ("adamw", "sgd") if ranks > 1 else ():
         for title, strategy in STRATEGIES.items():
             if not LONG and (title == "private copies") != (case == "sgd"):
                 continue
             print(case, title, flush=True)
             like_plain(case, title, strategy)
-    like_plain("autocast", "FULL_SHARD", {}, 3e-2)
+    if ranks > 1:
+        like_plain("autocast", "FULL_SHARD", {}, 3e-2)
 
     def strategy_of(index):
         return TesseraStrategy({"units": {"classes": ["Block"]}, **[*STRATEGIES.values()][index % len(STRATEGIES)]})
     handed_on.run_ranks(folder, lambda: loader(ranks, rank), ranks, rank, strategy_of)
-    best_checkpoint()
+    if ranks > 1:
+        best_checkpoint()
     print("trained like Lightning alone")
 
 

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import gc
 import io
+import json
 import os
 import pathlib
 import pickle
@@ -138,9 +139,18 @@ def late_hooks_and_parameters(strategy):
     handle.remove()
     train(engine, net, [3])
     engine.close()
-    net = model()
+    net, spare = model(), Block()
     engine = tessera.Engine(net, strategy)
     train(engine, net, [1])
+    net.blocks.insert(0, spare)  # registers nothing
+    with expected(64, "blocks.0.norm.weight", "after the Engine was made"):
+        train(engine, net, [2])
+    del net.blocks[0]
+    weight = net.head._parameters["weight"]
+    net.head._parameters["weight"] = torch.nn.Parameter(weight.detach().clone())
+    with expected(64, "head.weight", "after the Engine was made"):
+        train(engine, net, [2])
+    net.head._parameters["weight"] = weight
     net.extra = torch.nn.Linear(3, 3)
     with expected(64, "extra.weight", "after the Engine was made"):
         train(engine, net, [2])
@@ -308,6 +318,27 @@ def profiled(strategy):
     for options in ({"with_stack": True}, everything):
         assert losses(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options)) == wanted
     assert losses(torch.autograd.detect_anomaly(check_nan=True)) == wanted
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "trace.json"
+        assert losses(execution_trace(path)) == wanted
+        profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        assert losses(profile) == wanted
+        seen = sum(event.count for event in profile.key_averages() if event.key == "aten::t")
+        found = [node["name"] for node in json.loads(path.read_text())["nodes"]].count("aten::t")
+        assert found == seen > 0, f"{found} of {seen} calls are in the trace"
+
+
+@contextlib.contextmanager
+def execution_trace(path):
+    """Records calls as ExecutionTraceObserver does without a profiler. It leaves out a call at which it finds an
+    exception."""
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
+    observer.start()
+    try:
+        yield
+    finally:
+        observer.stop()
+        observer.unregister_callback()
 
 
 class Running(Classifier):
@@ -537,6 +568,12 @@ def evaluation(strategy):
     for loader in (DataLoader(data, 2, sampler=sampler), DataLoader(data, batch_sampler=BatchSampler(sampler, 2, drop_last=False))):
         found = engine.evaluate(loader, lambda each: (each[0].mean(), len(each[0])))
         assert abs(found.loss - 3) < 1e-6 and found.weight == 7, found
+    sampler = tessera.RankSampler(data, batch=2, microbatches=2, seed=1)  # it gives one sample twice
+    before = sampler.cursor()
+    for _ in range(2):
+        found = engine.evaluate(DataLoader(data, batch_sampler=sampler), lambda each: (each[0].mean(), len(each[0])))
+        assert abs(found.loss - 3) < 1e-6 and found.weight == 7 and sampler.cursor() == before, found
+    assert len(list(DataLoader(data, batch_sampler=sampler))) == len(sampler)
     with torch.no_grad(), torch.inference_mode():
         net(*batch(1))
     train(engine, net, [1])
@@ -736,6 +773,26 @@ def strategies_of_other_types(strategy):
     assert plain_values({"dir": pathlib.Path("x"), "keep": (1, None, True)}) == {"dir": "x", "keep": [1, None, True]}
     with expected(78, "/mixed_precision/param: a value of type dtype", "hint: "):
         tessera.Engine(model(), {**strategy, "mixed_precision": {"param": torch.bfloat16}})
+
+
+def arguments_of_other_types(strategy):
+    """An argument of another type is an error that names it, and training goes on after it."""
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    for loss, text in ((0.5, "got 0.5"), (None, "got None"), ({"loss": net(*part(1))}, "got a dict")):
+        with expected(64, "backward wants the scalar tensor", text):
+            engine.backward(loss)
+    with expected(64, "backward: tokens is a number of things, got 0.5"):
+        engine.backward(net(*part(1)), tokens=0.5)
+    engine.backward(net(*part(1)), tokens=torch.tensor(3), samples=np.int64(2))
+    assert engine.step().tokens == 3 * tessera.world_size()
+    for wrong, text in (([torch.ones(2)], "a tensor of shape [2]"), (["head.weight"], "a str"), (net.head, "a Linear")):
+        with expected(64, "gathered: parameters= has", text):
+            engine.gathered(parameters=wrong)
+    with engine.gathered(parameters=net.head.weight):
+        assert net.head.weight.detach().numpy().shape == (CLASSES, WIDTH)
+    train(engine, net, [1])
+    engine.close()
 
 
 def rates_over_samples(strategy):
@@ -990,6 +1047,15 @@ def collectives(strategy):
         tessera.all_gather("differs") if rank == 0 else tessera.barrier()
     with expected(64, '"sum"'):
         tessera.all_reduce(1.0, "product")
+    large = 2**60 + 1
+    assert tessera.all_reduce(np.int64(large)) == size * large and tessera.all_reduce(np.float32(0.5)) == 0.5 * size
+    assert tessera.all_reduce(np.bool_(rank == 0)) is True and tessera.all_reduce(np.bool_(rank == 0), "min") is (size == 1)
+    with expected(64, "all_reduce wants a tensor", "ndarray"):
+        tessera.all_reduce(np.ones(2))
+    with expected(64, "all_gather wants a tensor, a str or bytes, got a dict"):
+        tessera.all_gather({"a": 1})
+    with expected(64, "broadcast wants a tensor, a str or bytes, got a int"):
+        tessera.broadcast(3)
     tessera.barrier()
 
 
@@ -1075,7 +1141,7 @@ PROGRAMS = [collectives, state_dicts, arrays_of_parameters, functions_that_read_
 PROGRAMS += [averages_beside_torch, rules_at_their_defaults]
 PROGRAMS += [data_in_the_middle_of_an_epoch]
 PROGRAMS += [files_of_weights]
-PROGRAMS += [rates_over_samples, strategies_of_other_types]
+PROGRAMS += [rates_over_samples, strategies_of_other_types, arguments_of_other_types]
 # These programs end with an Error, and no program may continue after it.
 ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 

@@ -273,6 +273,20 @@ def run_ranks(folder):
                 assert text in str(error), f"wanted {text}, got {error}"
             else:
                 raise AssertionError(f"not refused: {changed} {strategy} {list(more)}")
+        class OwnOptimizer(TesseraTrainer):
+            def create_optimizer(self, *_):
+                self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+                return self.optimizer
+
+        model, data = made("classifier")
+        trainer = OwnOptimizer(model, arguments(folder / "refused", ranks, save_strategy="no"), strategy={}, train_dataset=data)
+        try:
+            trainer.train()
+        except tessera.Error as error:
+            assert "OwnOptimizer.create_optimizer made SGD" in str(error), error
+        else:
+            raise AssertionError("not refused: an optimizer of create_optimizer")
+        trainer.engine.close()
         trainer, _ = sharded("classifier", {}, folder / "refused", save_strategy="no")
         try:
             trainer.train(resume_from_checkpoint=str(folder))

@@ -26,7 +26,7 @@ def _plain(value: Any) -> Any:
 
 
 def _refuse(call: str, value: Any, wanted: str) -> NoReturn:
-    raise Error(f"{call} wants {wanted}, got a {type(value).__name__}. hint: make a tensor of numbers, and bytes of other values "
+    raise Error(f"{call} wants {wanted}, got a {type(value).__name__}. [T1073] hint: make a tensor of numbers, and bytes of other values "
                 "(json.dumps, pickle.dumps)")
 
 

@@ -258,7 +258,7 @@ class Engine:
         for each in found:
             if not isinstance(each, torch.Tensor) or each not in self._parameters:
                 what = f"a tensor of shape {list(each.shape)}" if isinstance(each, torch.Tensor) else f"a {type(each).__name__}"
-                raise Error(f"{call}: parameters= has {what}, which is no parameter of the Engine's module. hint: give the "
+                raise Error(f"{call}: parameters= has {what}, which is no parameter of the Engine's module. [T1074] hint: give the "
                             "module's parameters themselves, as in parameters=model.head.parameters()")
         return found
 
@@ -662,14 +662,14 @@ def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, 
         natives.append(engine._live())
         engine._expect_known_parameters()
     if not isinstance(loss, torch.Tensor):
-        raise Error(f"backward wants the scalar tensor that forward computed, got {_kind_of(loss)}. hint: pass the loss itself, "
+        raise Error(f"backward wants the scalar tensor that forward computed, got {_kind_of(loss)}. [T1075] hint: pass the loss itself, "
                     "without item() around it; a model of transformers returns it as .loss")
     counts = []
     for name, count in (("tokens", tokens), ("samples", samples)):
         try:
             counts.append(operator.index(count))
         except TypeError:
-            raise Error(f"backward: {name} is a number of things, got {_kind_of(count)}. hint: give an integer, such as x.numel() "
+            raise Error(f"backward: {name} is a number of things, got {_kind_of(count)}. [T1076] hint: give an integer, such as x.numel() "
                         "or len(x)") from None
     _native.backward(loss, natives, *counts, retain_graph, float(weight))
 

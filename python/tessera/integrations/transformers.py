@@ -69,7 +69,7 @@ class TesseraTrainer(Trainer):
         made = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps an optimizer that it does not know
         if not isinstance(made, EngineOptimizer):
             raise Error(f"{type(self).__name__}.create_optimizer made {type(made).__name__}, which would never step: the Engine updates "
-                        'the parameters. hint: remove the method; the strategy names the update rule in "optimizer", and groups with '
+                        'the parameters. [T1077] hint: remove the method; the strategy names the update rule in "optimizer", and groups with '
                         'rates of their own in its "groups"')
         self._items, self._samples = num_items_in_batch, samples_of(inputs)
         return super().training_step(model, inputs, num_items_in_batch)

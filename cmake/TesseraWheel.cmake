@@ -67,7 +67,7 @@ function(tessera_extension_of_other_python python)
   tessera_relink(tessera_wheel_other_module tessera_other_python ${name} $ORIGIN/lib)
   install(TARGETS tessera_wheel_other_module LIBRARY DESTINATION tessera COMPONENT wheel_other_module EXCLUDE_FROM_ALL)
 endfunction()
-if(TESSERA_WHEEL_PYTHON)
+if(EXISTS "${TESSERA_WHEEL_PYTHON}")  # the cache may name a Python that was removed since
   tessera_extension_of_other_python(${TESSERA_WHEEL_PYTHON})
 endif()
 # `tessera` and other programs that do not use the engine are copied unchanged: they start without loading LibTorch.

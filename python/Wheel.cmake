@@ -40,8 +40,11 @@ if(tessera_module)
   if(tessera_module STREQUAL "other_module")
     set(tessera_configure ${CMAKE_COMMAND} -DTESSERA_WHEEL_PYTHON=${Python_EXECUTABLE} ${TESSERA_BUILT_TREE})
   endif()
-  add_custom_target(tessera_wheel COMMAND ${tessera_configure}
-    COMMAND ${CMAKE_COMMAND} --build ${TESSERA_BUILT_TREE} --target ${tessera_targets})
+  # That build may be one of this file. It keeps its own torch: for another path, everything would be compiled again.
+  load_cache(${TESSERA_BUILT_TREE} READ_WITH_PREFIX tessera_built_ TESSERA_TORCH_ROOT)
+  set(tessera_with_its_torch ${CMAKE_COMMAND} -E env TESSERA_TORCH_ROOT=${tessera_built_TESSERA_TORCH_ROOT})
+  add_custom_target(tessera_wheel COMMAND ${tessera_with_its_torch} ${tessera_configure}
+    COMMAND ${tessera_with_its_torch} ${CMAKE_COMMAND} --build ${TESSERA_BUILT_TREE} --target ${tessera_targets})
   foreach(component wheel wheel_${tessera_module})
     install(CODE "execute_process(COMMAND \"${CMAKE_COMMAND}\" --install \"${TESSERA_BUILT_TREE}\" --component ${component} --strip
       --prefix \"\${CMAKE_INSTALL_PREFIX}\" COMMAND_ERROR_IS_FATAL ANY)" COMPONENT wheel)

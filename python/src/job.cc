@@ -108,7 +108,12 @@ int init_and_note(PyObject* made, PyObject* arguments, PyObject* names) {
 void note_exits(const pybind11::function& note) {
   auto* const type = reinterpret_cast<PyTypeObject*>(PyExc_SystemExit);
   noting = note.inc_ref().ptr();
-  if (type->tp_init != init_and_note) init_of_python = std::exchange(type->tp_init, init_and_note);
+  if (type->tp_init == init_and_note) return;
+  init_of_python = std::exchange(type->tp_init, init_and_note);
+  // A derived class takes the constructor from SystemExit.__init__, or its own __init__ calls that.
+  const pybind11::object method = pybind11::handle(PyExc_SystemExit).attr("__init__");
+  if (Py_IS_TYPE(method.ptr(), &PyWrapperDescr_Type))
+    reinterpret_cast<PyWrapperDescrObject*>(method.ptr())->d_wrapped = reinterpret_cast<void*>(init_and_note);
 }
 
 void set_exit_code(int code) {

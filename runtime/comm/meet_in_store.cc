@@ -33,7 +33,8 @@ absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::str
     if (now >= next_question) {
       next_question = now + kBetweenQuestions;
       TESSERA_ASSIGN_OR_RETURN(const bool has_given_up, store.has(kGivenUp));
-      if (has_given_up) {
+      // A rank may have set `key`, and given up behind that.
+      if (has_given_up && !store.has(key).value_or(false)) {
         TESSERA_ASSIGN_OR_RETURN(const std::string who, store.get(kGivenUp, std::chrono::milliseconds(0)));
         return make_error(ExitCode::kPeerLost,
                           who + ". [T1068] hint: this rank waited for others; what that rank printed last says more");
@@ -56,9 +57,10 @@ absl::Status meet_in_store(const Group& group, const std::string& way, KeyValueS
 absl::Status meet_in_store_or_fail(const Group& group, const std::string& way, KeyValueStore& store) {
   const absl::Status met = meet_in_store(group, way, store);
   if (!absl::IsDeadlineExceeded(met)) return met;
-  return make_error(ExitCode::kPeerLost, group.self() + ": group " + group.key() + ": " + kNotAllHaveCome +
-                                             ". [T1069] hint: all ranks must make the same groups, so the same Engines, in the "
-                                             "same order");
+  return make_error(ExitCode::kPeerLost,
+                    group.self() + ": group " + group.key() + ": " + kNotAllHaveCome +
+                        ". [T1069] hint: all ranks must make the same groups, so the same Engines, in the "
+                        "same order");
 }
 
 }  // namespace tessera

@@ -34,6 +34,11 @@ class RecordedGroups final : public GroupFactory {
   const std::shared_ptr<FlightRecorder> recorder_;
 };
 
+/// Returns whether one of the groups has failed because a peer gave up.
+bool is_told(const std::vector<std::shared_ptr<Collectives>>& groups) {
+  return std::ranges::any_of(groups, [](const auto& group) { return is_told_by_peer(group->status()); });
+}
+
 }  // namespace
 
 Mesh::Mesh(std::shared_ptr<MeshGroups> groups) : groups_(std::move(groups)) {}
@@ -212,9 +217,8 @@ void MeshGroups::abort(const absl::Status& reason) {
     const MutexLock lock(mutex_);
     if (!aborted_.ok()) return;
     aborted_ = reason;
-    was_told_ = is_told();
-    for (const auto& weak : groups_)
-      if (auto group = weak.lock()) groups.push_back(std::move(group));
+    groups = living_groups();
+    was_told_ = is_told(groups);
   }
   for (const auto& group : groups) group->abort(reason);
   tell_others(reason);
@@ -261,15 +265,17 @@ absl::Status MeshGroups::status() const {
 }
 
 bool MeshGroups::told_by_peer() const {
+  std::vector<std::shared_ptr<Collectives>> groups;  // what it holds is destroyed after the lock has ended
   const MutexLock lock(mutex_);
-  return was_told_ || is_told();
+  groups = living_groups();
+  return was_told_ || is_told(groups);
 }
 
-bool MeshGroups::is_told() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const std::weak_ptr<Collectives>& weak) {
-    const auto group = weak.lock();
-    return group && is_told_by_peer(group->status());
-  });
+std::vector<std::shared_ptr<Collectives>> MeshGroups::living_groups() const {
+  std::vector<std::shared_ptr<Collectives>> groups;
+  for (const auto& weak : groups_)
+    if (auto group = weak.lock()) groups.push_back(std::move(group));
+  return groups;
 }
 
 }  // namespace tessera

@@ -139,7 +139,9 @@ class MeshGroups {
   };
 
   void tell_others(const absl::Status& reason) const;
-  bool is_told() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  /// Returns the groups that somebody still has. The caller lets go of them without the lock: a group's destructor may
+  /// wait for a thread that calls `abort`.
+  std::vector<std::shared_ptr<Collectives>> living_groups() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string unique_name(int replicate, int shard);
   absl::StatusOr<std::shared_ptr<Collectives>> make_world(const std::string& purpose);
   /// `family` has the meaning of WaitReport::Group::family.
@@ -158,7 +160,7 @@ class MeshGroups {
   std::map<std::string, SharedWorld> shared_worlds_ ABSL_GUARDED_BY(mutex_);  // key: purpose
   std::vector<std::weak_ptr<Collectives>> groups_ ABSL_GUARDED_BY(mutex_);
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
-  bool was_told_ ABSL_GUARDED_BY(mutex_) = false;  ///< what `is_told` returned when `abort` was called
+  bool was_told_ ABSL_GUARDED_BY(mutex_) = false;  ///< whether a peer had given up when `abort` was called
   bool expects_report_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<MeshAxes> kept_ ABSL_GUARDED_BY(mutex_);
   CallWatch watch_;  // the last member is destroyed first, since it may call `abort`

@@ -1,7 +1,8 @@
-// Tests waits with a limit: for a store that does not answer, and for a connection.
+// Tests waits with a limit: for a store that does not answer, for other ranks, and for a connection.
 
 #include "runtime/comm/in_time.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -12,9 +13,12 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "runtime/base/status.h"
+#include "runtime/comm/meet_in_store.h"
 #include "runtime/comm/socket_address.h"
 
 namespace tessera {
@@ -52,6 +56,37 @@ TEST(AskInTime, WaitInVainEndsBeforeItsLimit) {
   EXPECT_EQ(looks, 3);
   continued->set_value();
   while (store->unanswered > 0) std::this_thread::sleep_for(1ms);
+}
+
+/// A store in which another rank sets "wanted", and gives up behind that, just before this rank asks for anything else.
+class StoreOfARankThatEnds final : public KeyValueStore {
+ public:
+  absl::StatusOr<bool> has(const std::string& key) override {
+    if (key != "wanted") {
+      TESSERA_RETURN_IF_ERROR(store_->set("wanted", "its value"));
+      publish_given_up(*store_, "rank 1/2", make_error(ExitCode::kNoInput, "there are no data"));
+    }
+    return store_->has(key);
+  }
+  absl::Status set(const std::string& key, const std::string& value) override { return store_->set(key, value); }
+  absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
+    return store_->get(key, timeout);
+  }
+  absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override {
+    return store_->add(key, amount);
+  }
+
+ private:
+  const std::shared_ptr<KeyValueStore> store_ = memory_store();
+};
+
+TEST(GetFromOthers, RankThatGivesUpEndsTheWaitUnlessItHasSetTheKey) {
+  StoreOfARankThatEnds store;
+  EXPECT_EQ(get_from_others(store, "wanted", 1h).value_or(""), "its value");
+  const absl::Status other = get_from_others(store, "another", 1h).status();
+  EXPECT_EQ(exit_code_of(other), ExitCode::kPeerLost);
+  EXPECT_FALSE(absl::IsDeadlineExceeded(other));
+  EXPECT_THAT(message_of(other), ::testing::HasSubstr("rank 1/2 gave up: there are no data"));
 }
 
 // A profiler's signals must not make a host look silent.

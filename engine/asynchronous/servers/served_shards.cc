@@ -133,7 +133,6 @@ void ServedShards::connect(const Strategy& strategy) {
     std::ranges::copy(random_word(run.size()), run.begin());
   }
   throw_if_error(board_.group().broadcast("a run's name", run.data(), run.size(), 0).wait());
-  auto deadline = ServerLink::Clock::now() + from_seconds(strategy.comm.init_timeout_s);
   const auto life = static_cast<std::int64_t>(((std::uint64_t{random()} << 31) ^ random()) >> 1) + 1;
   for (int server = 0; server < servers(); ++server) {
     Server& there = servers_[static_cast<std::size_t>(server)];
@@ -148,9 +147,8 @@ void ServedShards::connect(const Strategy& strategy) {
                              .limit = limit_,
                              // A run that records or replays an order must not lose pushes.
                              .may_wait = config_.record_order.empty() && config_.play_order.empty()});
-    join(server, deadline);
-    // The wait for the first worker, at server 0, may have been longer than the time for a start.
-    if (config_.elastic) deadline = ServerLink::Clock::now() + from_seconds(strategy.comm.init_timeout_s);
+    // The time for a server does not begin before it is asked: server 0 may have been busy for longer than that.
+    join(server, ServerLink::Clock::now() + from_seconds(strategy.comm.init_timeout_s));
   }
 }
 

@@ -91,16 +91,16 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
   }
   ServerQuestion secret{.head = {.kind = MessageKind::kSecret}, .rest = {std::as_bytes(std::span(visit_.secret))}};
   // A program that is no parameter server may listen there and keep silent. While strangers hold a server's places, it
-  // answers a little later.
-  const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
-  const absl::Status heard =
-      ask_now(std::move(secret), returns ? visit_.limit : std::clamp(left, milliseconds(0), visit_.limit)).status();
+  // answers a little later. A server that came just before the deadline has a second.
+  const auto left = std::max(std::chrono::duration_cast<milliseconds>(deadline - Clock::now()), milliseconds(1000));
+  const absl::Status heard = ask_now(std::move(secret), returns ? visit_.limit : std::min(left, visit_.limit)).status();
   if (exit_code_of(heard) == ExitCode::kPeerLost)
-    return make_error(ExitCode::kPeerLost,
-                      visit_.name +
-                          ": what listens there does not answer as a parameter server does. [T1066] hint: see whether another "
-                          "program has that port, or whether the server was stopped (comm.init_timeout_s is how long "
-                          "an answer is waited for)");
+    return make_error(
+        ExitCode::kPeerLost,
+        visit_.name +
+            ": what listens there does not answer as a parameter server does. [T1066] hint: see whether another "
+            "program has that port, or whether the server was stopped (comm.init_timeout_s is how long "
+            "an answer is waited for)");
   TESSERA_RETURN_IF_ERROR(heard);
   return join(busy_until, returns);
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/checkpoint/stored_states.h"
+#include "engine/job/last_words.h"
 #include "engine/job/outcomes.h"
 #include "engine/job/profiler_ranges.h"
 #include "engine/memory/carried_states.h"
@@ -57,6 +58,7 @@ void Engine::State::set_up(bool continues) {
                      durable_layout(training.plan, training.units, *job.module, strategy), *training.axes.control);
   }
   training.set_up(saving.durable.get(), continues);
+  if (strategy.sync.has_servers() && !strategy.sync.is_elastic()) note_joined();
 }
 
 std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, const std::function<void()>& change,

@@ -191,6 +191,7 @@ absl::StatusOr<StepScript> script_of_step(const MemoryPlan& plan, const StepProf
   step.write(first_writer);  // this first call only records the order of units
   step.write(steady_writer);
   steady.left_out = what_is_left_out(plan);
+  name_units_without_times(profile, plan, steady.left_out);
   return steady;
 }
 

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "engine/job/run_scope.h"
 #include "runtime/base/errno_hint.h"
@@ -71,6 +72,13 @@ void note_results_to_write(bool are_left) {
   const char* const worker = std::getenv("TESSERA_WORKER");
   if (!path || !*path || !worker || !*worker) return;
   std::ofstream(std::string(path) + ".results", std::ios::trunc) << (are_left ? "to write\n" : "written\n");
+}
+
+void note_joined() {
+  const char* const path = std::getenv("TORCHELASTIC_ERROR_FILE");
+  const char* const launcher = std::getenv("TESSERA_LAUNCHER");
+  if (!path || !*path || !launcher || std::string_view(launcher) != "tessera") return;
+  std::ofstream(std::string(path) + ".joined", std::ios::trunc) << "joined\n";
 }
 
 }  // namespace tessera

@@ -32,4 +32,9 @@ void write_error_file(const std::string& message, const std::string& call_stack,
 /// Nothing happens in a process that is no worker of that launcher.
 void note_results_to_write(bool are_left);
 
+/// Lets `tessera launch --servers` know that this rank trains with parameter servers: it makes the file
+/// "$TORCHELASTIC_ERROR_FILE.joined". A rank that ends later ends no other; one that ends earlier is waited for by all.
+/// Nothing happens in a process that this launcher has not started.
+void note_joined();
+
 }  // namespace tessera

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <map>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "checkpoint/tensor_header.h"
@@ -90,10 +92,17 @@ class Matching {
       is_ignored(name, rules_.ignored) ? unused.push_back(quoted_text(name, kLongestName))
                                        : superfluous.push_back(name);
     }
-    for (const auto& [name, what] : source_.others())
-      is_ignored(name, rules_.ignored) ? unused.push_back(quoted_text(name, kLongestName))
-                                       : problem(name, what + ", and no tensor");
-    name_missing(superfluous);
+    std::set<std::string_view> missing;
+    for (const Missing& each : missing_) missing.insert(each.in_file.front());
+    std::map<std::string_view, std::string_view> others;  // entries that are no tensors, by name
+    for (const auto& [name, what] : source_.others()) {
+      others.emplace(name, what);
+      if (is_ignored(name, rules_.ignored))
+        unused.push_back(quoted_text(name, kLongestName));
+      else if (!missing.contains(name))
+        problem(name, what + ", and no tensor");
+    }
+    name_missing(superfluous, others);
     for (const std::string& name : superfluous) problem(name, "the model has no such tensor");
     if (!problems_.empty())
       return make_error(ExitCode::kCorruptData,
@@ -124,10 +133,16 @@ class Matching {
     problems_ += "\n  " + quoted_text(name, kLongestName) + ": " + what;
   }
 
-  /// Reports the missing tensors. If the file has an unused name that is nearly the same, the report shows it.
-  void name_missing(const std::vector<std::string>& superfluous) {
+  /// Reports the missing tensors, and what the file has in their place (`others`). If the file has an unused name that
+  /// is nearly the same, the report shows it.
+  void name_missing(const std::vector<std::string>& superfluous,
+                    const std::map<std::string_view, std::string_view>& others) {
     const bool looks = missing_.size() <= kMostNearNames && superfluous.size() <= kMostCandidates;
     for (const Missing& each : missing_) {
+      if (const auto other = others.find(each.in_file.front()); other != others.end()) {
+        problem(each.name, "the file has " + std::string(other->second) + " in its place");
+        continue;
+      }
       const bool is_the_models = each.in_file == std::vector<std::string>{each.name};
       const std::string near = looks ? nearest(each.in_file.front(), superfluous) : "";
       problem(each.name, (is_the_models ? "missing in the file"

@@ -152,6 +152,9 @@ absl::StatusOr<Value> called(const Value& function, const Value& arguments, int 
   if (name == "torch._tensor _rebuild_from_type_v2" && items.size() >= 3 && depth == 0)
     return called(items[0], items[2], depth + 1);
   if (name == "torch Size" && items.size() == 1) return items[0];
+  if (name == "torch._utils _rebuild_sparse_tensor") return other("a sparse tensor");
+  if (name == "torch._utils _rebuild_qtensor") return other("a quantized tensor");
+  if (name == "torch._utils _rebuild_meta_tensor_no_storage") return other("a tensor without values (on device meta)");
   return other("an object of the class " + name.substr(name.find(' ') + 1));
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
 
 #include "planner/measured/measured_fields.h"
 #include "runtime/base/input_file.h"
@@ -83,6 +85,20 @@ absl::StatusOr<std::vector<int>> units_of(const StepProfile& profile, const Memo
     indices.push_back(found->second);
   }
   return indices;
+}
+
+void name_units_without_times(const StepProfile& profile, const MemoryPlan& plan, std::vector<std::string>& left_out) {
+  std::set<std::string_view> timed;
+  for (const ProfileEntry& entry : profile.entries) timed.insert(entry.unit);
+  std::vector<std::string> missing;
+  for (const UnitShape& unit : plan.units())
+    if (!unit.groups.empty() && !timed.contains(unit.name)) missing.push_back(unit.name);
+  if (missing.empty()) return;
+  const std::string others = missing.size() > 1 ? fmt::format(" and of {} more units", missing.size() - 1) : "";
+  left_out.push_back(
+      fmt::format("compute of {}{}, of which the profile has no times: it is of another model, or of a "
+                  "step that did not use them",
+                  missing[0], others));
 }
 
 absl::StatusOr<StepProfile> parse_step_profile(const std::string& text, const std::string& name) {

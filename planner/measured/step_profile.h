@@ -56,6 +56,10 @@ struct StepProfile {
 /// Returns the index in the plan of each entry's unit. Error (65) if an entry's unit is not in the plan.
 absl::StatusOr<std::vector<int>> units_of(const StepProfile& profile, const MemoryPlan& plan);
 
+/// Adds a sentence to `left_out` that names the plan's units with parameters of which the profile has no time. It is
+/// the profile of another model, or of a step that did not use these units.
+void name_units_without_times(const StepProfile& profile, const MemoryPlan& plan, std::vector<std::string>& left_out);
+
 /// These work as parse_links, read_links and to_json do (planner/measured/links.h).
 absl::StatusOr<StepProfile> parse_step_profile(const std::string& text, const std::string& name);
 absl::StatusOr<StepProfile> read_step_profile(const std::filesystem::path& path);

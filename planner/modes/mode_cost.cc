@@ -101,6 +101,7 @@ absl::StatusOr<ModeCost> mode_cost(const MemoryPlan& plan, const StepProfile& pr
   cost.rule = rule_of(sync);
   cost.rest_s = profile.rest_seconds;
   cost.left_out = what_is_not_predicted(sync, links);
+  name_units_without_times(profile, plan, cost.left_out);
   std::int64_t numel = 0;
   for (const UnitShape& unit : plan.units()) numel += unit.trainable_numel();
   const double bytes = 4 * static_cast<double>(numel);

@@ -59,8 +59,9 @@ std::string server_script(const Folder& folder, const std::string& text) {
 
 TEST(Launch, FailedRankEndsNoOtherBesideServers) {
   const Folder folder;
-  auto options =
-      shell(3, "test $RANK = 1 && kill -9 $$; sleep 0.3; echo at=$TESSERA_SERVERS ${#TESSERA_SERVERS_SECRET}");
+  auto options = shell(3,
+                       "touch $TORCHELASTIC_ERROR_FILE.joined; test $RANK = 1 && kill -9 $$; sleep 0.3; "
+                       "echo at=$TESSERA_SERVERS ${#TESSERA_SERVERS_SECRET}");
   options.servers = 2;
   options.tessera = server_script(folder, "echo serves \"$@\"; exec sleep 1000");
   Launcher launcher(options);
@@ -70,6 +71,17 @@ TEST(Launch, FailedRankEndsNoOtherBesideServers) {
                                   HasSubstr("[server 1] serves serve --listen 127.0.0.1:")));
   EXPECT_THAT(launcher.out, AllOf(HasSubstr("[rank 0] at=127.0.0.1:"), HasSubstr("[rank 2] at=127.0.0.1:"),
                                   HasSubstr(" 32\n"), Not(HasSubstr("[rank 1] at="))));
+}
+
+TEST(Launch, RankThatFailsBeforeItHasJoinedTheServersEndsTheOthers) {
+  const Folder folder;
+  auto options = shell(2, "test $RANK = 1 && exit 5; exec sleep 1000");
+  options.servers = 1;
+  options.times.grace_s = 0.1;
+  options.tessera = server_script(folder, "exec sleep 1000");
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 5);
+  EXPECT_THAT(launcher.err, AllOf(HasSubstr("first cause: rank 1"), Not(HasSubstr("the others go on"))));
 }
 
 TEST(Launch, ServerThatEndsIsTheFirstCause) {

@@ -129,6 +129,21 @@ TEST_F(WeightsReader, TensorMarkedAsNegatedIsRefused) {
   EXPECT_THAT(refusal(with({.attributes = "}" + text("neg") + "\x88s"})), HasSubstr("not a file of weights"));
 }
 
+TEST_F(WeightsReader, TensorsOfOtherKindsAreSaidByTheirKind) {
+  for (const auto& [function, what] :
+       {std::pair("_rebuild_sparse_tensor", "a sparse tensor"), std::pair("_rebuild_qtensor", "a quantized tensor"),
+        std::pair("_rebuild_meta_tensor_no_storage", "on device meta")}) {
+    std::string pickle = pickle_of({});
+    pickle.pop_back();  // the end of the pickle
+    pickle += text("s") + "ctorch._utils\n" + function + "\n(" + number(1) + "tRs.";
+    const auto source = open_weights(archive({{"data.pkl", pickle}, {"data/0", std::string(24, '\0')}}), {});
+    ASSERT_TRUE(source.ok()) << source.status();
+    ASSERT_EQ((*source)->others().size(), 1u);
+    EXPECT_EQ((*source)->others()[0].first, "s");
+    EXPECT_THAT((*source)->others()[0].second, HasSubstr(what));
+  }
+}
+
 TEST_F(WeightsReader, PickleWithoutTensorsIsNamed) {
   const auto pickled = [&](const std::string& pickle) { return refusal(archive({{"data.pkl", "\x80\x02" + pickle}})); };
   EXPECT_THAT(pickled("}" + text("epoch") + number(3) + "s."),

@@ -236,6 +236,15 @@ TEST(StepScript, CostsWithoutATimeAreListed) {
   EXPECT_EQ(script_of(timed).left_out.size(), 1u);
 }
 
+TEST(StepScript, UnitsThatTheProfileDoesNotTimeAreListed) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
+  std::erase_if(timed.profile.entries, [](const ProfileEntry& entry) { return entry.unit == "blocks.1"; });
+  const std::vector<std::string> left_out = script_of(timed).left_out;
+  ASSERT_EQ(left_out.size(), 1u);
+  EXPECT_NE(left_out[0].find("compute of blocks.1, of which the profile has no times"), std::string::npos)
+      << left_out[0];
+}
+
 TEST(StepScript, StepOfTooManyCallsIsRefused) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 3);
   timed.input.wire.accumulation = std::int64_t{1} << 40;

@@ -112,7 +112,11 @@ class ReportTest(unittest.TestCase):
         (self.folder / "binary").write_bytes(b"\xff\xfe\x00")
         (self.folder / "list").write_text("[1, 2]\n")
         (self.folder / "half.jsonl").write_text(json.dumps(HEADER | {"event": "evaluation"}) + "\n" + json.dumps(step(1)) + "\n")
-        for path, code, text in (("nowhere", 66, "No such file"), ("binary", 65, "UTF-8"), ("list", 65, "list:1:"), ("half.jsonl", 65, "after_step"),
+        (self.folder / "deep").write_text("[" * 100_000 + "\n")
+        os.mkfifo(self.folder / "pipe")
+        for path, code, text in (("nowhere", 66, "No such file"), ("binary", 65, "UTF-8"), ("list", 65, "list:1:"), ("deep", 65, "deep:1:"),
+                                 ("pipe", 65, "want a regular file"), ("/dev/zero", 65, "want a regular file"),
+                                 ("half.jsonl", 65, "after_step"),
                                  (self.run_of(HEADER), 65, "no step"), (self.run_of(name="b"), 65, "b/metrics.jsonl:1:")):
             with self.subTest(path):
                 got, said = self.command(self.folder / path)
@@ -149,6 +153,15 @@ class ReportTest(unittest.TestCase):
                          ["Loss", "Learning rate", "Seconds a step", "Share of communication", f"Latencies: {run.name}"])
         self.assertEqual(text.count("<svg"), 4)
         self.assertIn(["reduce", "blocks.0", "4", "1.000", "2.000", "3.000", "1500.000"], Cells(text).rows)
+
+    @needs_matplotlib
+    def test_numbers_that_no_chart_can_have_are_left_out(self):
+        evaluations = [{"event": "evaluation", "after_step": number, "eval_loss": loss} for number, loss in ((1, 2.5), (2, None))]
+        run = read_run(self.run_of(HEADER, step(1, loss=1e308, waited_for_rank=math.nan, waited_for_seconds=1.0), step(2, lr=10**400), *evaluations))
+        self.assertEqual(run.held_out(), [(1, 2.5)])
+        text = page([run])
+        self.assertEqual(re.findall("<h2>([^<]*)</h2>", text), ["Loss", "Seconds a step", "Seconds waited for the slowest rank"])
+        self.assertNotIn("loss on held-out data, last", {row[0] for row in Cells(text).rows})
 
     @needs_matplotlib
     def test_stragglers_are_listed_by_the_seconds_that_others_waited(self):

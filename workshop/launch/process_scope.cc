@@ -39,7 +39,10 @@ ErrorDirectory::~ErrorDirectory() {
 
 std::vector<std::string> error_files(const JobSettings& job, int first, int count) {
   std::vector<std::string> files;
-  for (int rank = first; rank < first + count; ++rank) files.push_back(job.error_file(rank));
+  for (int rank = first; rank < first + count; ++rank) {
+    files.push_back(job.error_file(rank));
+    files.push_back(job.joined_file(rank));
+  }
   return files;
 }
 

@@ -29,7 +29,8 @@ class ErrorDirectory {
   std::string path_;
 };
 
-/// Returns the error files of `count` ranks. The first of them is rank `first`.
+/// Returns the files in which `count` ranks may leave words: error files, and those that say that a rank has joined
+/// parameter servers. The first of the ranks is rank `first`.
 std::vector<std::string> error_files(const JobSettings& job, int first, int count);
 
 /// The process-wide settings of a process that starts ranks. Its destructor restores the old settings. Processes of

@@ -21,6 +21,8 @@ struct JobSettings {
   std::string error_file(int rank) const { return error_directory + "/rank_" + std::to_string(rank) + ".json"; }
   /// This file exists after a worker that comes and goes was told to write the results (engine/job/last_words.h).
   std::string results_file(int worker) const { return error_file(worker) + ".results"; }
+  /// This file exists after a rank has begun to train with parameter servers (engine/job/last_words.h).
+  std::string joined_file(int rank) const { return error_file(rank) + ".joined"; }
 };
 
 /// Returns the environment of `rank` as "NAME=value" strings: `inherited`, torchrun's variables,

@@ -316,12 +316,19 @@ void Supervisor::on_exit(RankRecord record) {
                           explain(rank.record.exit, rank.record.code_of_tessera), options_.servers_state));
     return;
   }
-  const bool ends_others = is_server(rank.record.rank) || (servers_.empty() && !has_workers());
+  const bool ends_others = is_server(rank.record.rank) || (!has_workers() && !trains_beside_servers(rank.record));
   if (ends_others && (rank.record.exit.failed() || is_server(rank.record.rank))) raise_urgency(Urgency::kGrace);
   if (!ends_others && rank.record.exit.failed() && urgency_ == Urgency::kNone)
     write_all(options_.stderr_fd,
               fmt::format("tessera launch: {} {} has ended: {}; the others go on\n", word_of_rank(), rank.record.rank,
                           explain(rank.record.exit, rank.record.code_of_tessera)));
+}
+
+/// Returns whether the others may go on without this rank. They cannot begin before all ranks have joined the servers.
+bool Supervisor::trains_beside_servers(const RankRecord& rank) const {
+  if (servers_.empty()) return false;
+  // The files of ranks on other hosts lie there, and with several hosts each rank has its host's name.
+  return !rank.host.empty() || ::access(job_.joined_file(rank.rank).c_str(), F_OK) == 0;
 }
 
 void Supervisor::on_gone(int number) {

@@ -90,6 +90,7 @@ class Supervisor : private RankListener {
   void note_results(const RankRecord& worker);
   void end_servers();
   bool is_server(int number) const { return number >= options_.ranks; }
+  bool trains_beside_servers(const RankRecord& rank) const;
   /// Polls until all hosts have reached `phase`, or until a host has failed.
   absl::Status wait_for(HostRanks::Phase phase);
   bool is_connecting() const;

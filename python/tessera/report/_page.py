@@ -114,7 +114,7 @@ def _chart(chart: _Chart, runs: Sequence[Run]) -> str:
             if points and beside:
                 axes.plot(*zip(*_thinned(beside)), label=f"{run.name}, {chart.beside_label}", linewidth=0.8, alpha=0.8, color=look["color"])
             if chart.key == "loss":
-                held_out = [(step, line["eval_loss"]) for step, line in run.evaluations.items() if math.isfinite(line["eval_loss"])]
+                held_out = _finite(run.held_out(), chart.scale)
                 if held_out:
                     axes.plot(*zip(*held_out), label=f"{run.name}, held-out", marker="o", markersize=4, linewidth=0.8, color=look["color"])
         axes.set_xlabel("step")
@@ -153,7 +153,8 @@ def _summary_rows(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         return lambda run: str(run.header.get(key, ""))
 
     def last_evaluation(run: Run) -> str:
-        return _number(list(run.evaluations.values())[-1]["eval_loss"]) if run.evaluations else ""
+        losses = run.held_out()
+        return _number(losses[-1][1]) if losses and losses[-1][0] == list(run.evaluations)[-1] else ""
 
     def skipped(run: Run) -> str:
         return str(sum(bool(line.get("overflow")) or bool(line.get("spike")) for line in run.steps.values()))
@@ -195,7 +196,8 @@ def _stragglers(run: Run) -> str:
     known."""
     waits: dict[int, list[float]] = {}
     for (_, rank), (_, seconds) in zip(run.column("waited_for_rank"), run.column("waited_for_seconds")):
-        waits.setdefault(int(rank), []).append(seconds)
+        if math.isfinite(rank) and math.isfinite(seconds):
+            waits.setdefault(int(rank), []).append(seconds)
     if not waits:
         return ""
     steps = sum(map(len, waits.values()))

@@ -1,7 +1,9 @@
 """Reads the files that `tessera train --metrics` or `--out` wrote (docs/metrics.md)."""
 
 import json
+import math
 import os
+import stat
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,6 +11,7 @@ from tessera._error import Error
 from tessera._files import CORRUPT, MISSING, code_of
 
 METRICS = "metrics.jsonl"
+_LARGEST = 1e100  # larger numbers count as infinite, since no chart can have them
 
 
 class Latency(NamedTuple):
@@ -45,11 +48,21 @@ class Run:
 
     def column(self, key: str) -> list[tuple[int, float]]:
         """Returns the steps that have the number `key`, each with this number."""
-        return [(step, float(line[key])) for step, line in self.steps.items() if _is_number(line.get(key))]
+        return _numbers(self.steps, key)
+
+    def held_out(self) -> list[tuple[int, float]]:
+        """Returns the losses on held-out data, by the step after which they were computed. A loss that was NaN has no
+        number in the file."""
+        return _numbers(self.evaluations, "eval_loss")
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _numbers(lines: dict[int, dict[str, Any]], key: str) -> list[tuple[int, float]]:
+    found = [(step, line[key]) for step, line in lines.items() if _is_number(line.get(key))]
+    return [(step, math.inf if value > _LARGEST else -math.inf if value < -_LARGEST else float(value)) for step, value in found]
 
 
 def _latency(line: dict[str, Any]) -> Latency:
@@ -77,7 +90,11 @@ def _take(run: Run, line: dict[str, Any], latest: dict[str, int]) -> None:
 
 def _lines(path: str) -> list[str]:
     try:
-        with open(path, encoding="utf-8") as file:
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), encoding="utf-8") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise Error(f"{path} is a pipe, a device or a socket, want a regular file. "
+                            "[T1078] hint: name a folder of tessera train --out, or a file of --metrics that is no table", CORRUPT)
             return file.readlines()
     except UnicodeDecodeError as error:
         raise Error(f"{path} is no text in UTF-8, want lines of JSON. "
@@ -96,7 +113,7 @@ def read_run(path: str) -> Run:
         try:
             line = json.loads(text)
             _take(run, line, latest)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             if number == len(lines) > 1 and not text.endswith("\n"):
                 run.is_cut = True
                 break

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "runtime/base/input_file.h"
 #include "runtime/base/status.h"
@@ -28,6 +29,7 @@ struct List {
   ExitCode code = ExitCode::kUsage;
   std::size_t line = 0;  ///< 0: the text is that of --hosts, without lines
   std::vector<HostSlots> hosts;
+  std::set<std::string> names;  ///< those of `hosts`
 
   absl::Status refuse(std::size_t column, const std::string& text) const {
     const std::string where =
@@ -87,7 +89,7 @@ absl::Status add_host(List& list, Piece piece, bool& counted) {
   if (std::ranges::count(piece.text, ':') > 1)
     return list.refuse(column, "an IPv6 address needs brackets. [T0848] hint: write it as in [fd00::1]:2");
   if (counted) TESSERA_RETURN_IF_ERROR(read_slots(list, piece.from(1), host.slots));
-  if (std::ranges::any_of(list.hosts, [&](const HostSlots& other) { return other.name == host.name; }))
+  if (!list.names.insert(host.name).second)
     return list.refuse(column, fmt::format("host {} is named for the second time. [T0849] hint: name it once, with all "
                                            "of its slots",
                                            quoted_text(host.name)));

@@ -153,9 +153,10 @@ void StepRecorder::replay(const StepRecord& made) {
   if (is_last && watch_) say(step + " is the last one asked for, and no result that is not finite was found");
   const bool finds_divergence = replay_->find == ReplayRequest::Find::kDivergence;
   if (is_last && !wanted && finds_divergence && !has_compared_)
-    throw Error(ExitCode::kUsage, step + " and those made before it are not in " + replay_->hashes +
-                                      ", so nothing was compared. [T1067] hint: ask for a step that the file has, or begin at "
-                                      "an earlier checkpoint, so that such a step is made again");
+    throw Error(ExitCode::kUsage,
+                step + " and those made before it are not in " + replay_->hashes +
+                    ", so nothing was compared. [T1067] hint: ask for a step that the file has, or begin at "
+                    "an earlier checkpoint, so that such a step is made again");
   if (is_last && !wanted && !replay_->hashes.empty())
     say(step + " is not in " + replay_->hashes + ", so nothing is compared");
   if (!wanted || (!is_last && !finds_divergence)) return;

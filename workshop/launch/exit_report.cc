@@ -63,7 +63,8 @@ std::string explain_signal(const RankExit& exit, int signal) {
     return text + ": crashed. [T0588] hint: run it under a debugger, or look for a core file";
   if (signal == SIGABRT) return text + ": aborted by itself";
   if (signal == SIGXCPU)
-    return text + ": its CPU time is used up. [T1072] hint: raise the limit (ulimit -t), or ask the scheduler for more time";
+    return text +
+           ": its CPU time is used up. [T1072] hint: raise the limit (ulimit -t), or ask the scheduler for more time";
   if (signal != SIGKILL) return text;
   text += fmt::format(": killed from outside, perhaps by the out-of-memory killer{}; its peak was {}",
                       or_for_cpu_time(), gibibytes(exit.peak_resident_bytes));

@@ -259,9 +259,10 @@ absl::StatusOr<JobMembers::Deal> JobMembers::deal(int number, std::int64_t steps
                                             " steps together with the others, and they make " + std::to_string(steps_) +
                                             ". [T0998] hint: start all workers of a run with the same number of steps");
   if (data_order != data_order_)
-    return make_error(ExitCode::kUsage,
-                      "this worker takes other data than the others, or takes them in another order. [T1065] hint: start all "
-                      "workers of a run with the same data, sequence length, batch, gradient_accumulation and seed");
+    return make_error(
+        ExitCode::kUsage,
+        "this worker takes other data than the others, or takes them in another order. [T1065] hint: start all "
+        "workers of a run with the same data, sequence length, batch, gradient_accumulation and seed");
   Member& member = members_[number];
   Deal deal;
   if (taken < member.taken && !member.dealt.empty()) {

@@ -53,10 +53,10 @@ class Exchange {
     const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(options_.timeout_s * 1000));
     const absl::StatusOr<std::string> text = get_from_others(store_, key, timeout);
     if (absl::IsDeadlineExceeded(text.status()))
-      return make_error(ExitCode::kPeerLost, name_of_rank(options_.rank, options_.world_size) + ": " +
-                                                 message_of(text.status()) +
-                                                 " (comm.init_timeout_s). [T1071] hint: look for a rank that stands still "
-                                                 "while it reads its files");
+      return make_error(ExitCode::kPeerLost,
+                        name_of_rank(options_.rank, options_.world_size) + ": " + message_of(text.status()) +
+                            " (comm.init_timeout_s). [T1071] hint: look for a rank that stands still "
+                            "while it reads its files");
     TESSERA_RETURN_IF_ERROR(text.status());
     return nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
   }

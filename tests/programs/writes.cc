@@ -225,7 +225,7 @@ TEST(Parameters, PointerWriteUnderAReadingGuardIsNoticed) {
       const at::Tensor weight = model->blocks->ptr<BlockImpl>(1)->up->weight;
       std::memset(weight.mutable_data_ptr(), 0x41, 2 * weight.element_size());
       guard.close();
-      // Of the ranks that share one copy, perhaps only the first to write has seen other values before.
+      // Ranks that share one copy may have seen only what another one wrote. They get its error in the next step.
       train(scene, trainer, model, 1, 2);
     };
     expect_refused(write, {{"parameter blocks.1.up.weight of unit blocks.1", "only reads", "Gathered::kWrite"}},

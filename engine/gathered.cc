@@ -6,7 +6,10 @@
 
 #include "engine/engine_state.h"
 #include "runtime/base/log.h"
+#include "runtime/border/expect.h"
+#include "runtime/border/phrase.h"
 #include "runtime/border/throw.h"
+#include "sharding/value_hash.h"
 #include "tessera/engine.h"
 
 namespace tessera {
@@ -70,6 +73,9 @@ struct Gathered::State {
     if (mode == kEma) average.emplace(owner);
     training.expect_not_updated("Gathered");
     if (mode == kWrite) training.expect_weights("a Gathered guard that writes");
+    expect(mode != kWrite || training.values.open_guards == training.values.open_writes, phrases::kWriteGuard,
+           " under a guard that only reads, which would go on showing the values from before. "
+           "hint: close that guard first");
     if (mode == kWrite) training.bring_replicas_together("a Gathered guard that writes");
     training.job.or_abort("Gathered", [&] {
       training.expect_parameters();
@@ -82,6 +88,8 @@ struct Gathered::State {
         copies.emplace(units, *training.axes.gather);
         copies->meet();
       }
+      if (compares())
+        for_each_value([&](const FlatGroup& group, std::size_t i) { shown.push_back(hash_of_gathered(group, i)); });
     });
     ++training.values.open_guards;
     if (mode != kWrite) return;
@@ -102,6 +110,20 @@ struct Gathered::State {
     }
   }
   void store();
+  /// Throws tessera::Error (64), with the parameter's name, if values have changed under this guard, which only reads.
+  /// An operator that writes is noticed by the parameter's version (ParameterChecks); an array or a pointer has none.
+  /// Where ranks have shards or masters of their own, such a write would be lost.
+  void expect_unwritten() const;
+  /// Returns whether values stay the same under this guard unless the program writes them wrongly. A guard around this
+  /// one may write, and under Hogwild other ranks write at any time.
+  bool compares() const {
+    return mode != kWrite && training.values.open_writes == 0 && training.sync.config().type != SyncType::kHogwild;
+  }
+  /// Calls `visit(group, i)` for every parameter of the guard's units.
+  template <class Visit>
+  void for_each_value(const Visit& visit) const {
+    for (const Unit* unit : units) for_each_parameter(*unit, visit);
+  }
 
   bool is_pinned = true;
   Training& training;
@@ -109,6 +131,7 @@ struct Gathered::State {
   std::vector<Unit*> units;
   std::optional<EmaWeights> average;  ///< kEma
   std::optional<PrivateCopies> copies;
+  std::vector<std::uint64_t> shown;  ///< hash of each parameter when the guard began; empty if nothing is compared
   const int exceptions_at_start = std::uncaught_exceptions();
 };
 
@@ -147,13 +170,32 @@ void Gathered::State::store() {
   training.sync.adopt();
 }
 
+void Gathered::State::expect_unwritten() const {
+  if (shown.empty()) return;
+  auto before = shown.begin();
+  for_each_value([&](const FlatGroup& group, std::size_t i) {
+    if (hash_of_gathered(group, i) == *before++) return;
+    throw Error(ExitCode::kUsage,
+                "parameter " + group.parameters[i].name + " of unit " + group.unit->name +
+                    " was written through an array or a pointer under " + say(phrases::kGuard) +
+                    ", which only reads: the write would be lost where ranks have parts of their own. hint: write "
+                    "under " +
+                    say(phrases::kWriteGuard) + ", on all ranks; to change a copy, clone first");
+  });
+}
+
 void Gathered::close() {
   if (!state_) return;
   const std::unique_ptr<State> state = std::move(state_);
-  if (state->mode != kWrite) state->unpin();
   Training& training = state->training;
   training.job.or_abort("Gathered", [&] {
-    state->mode == kWrite ? state->store() : training.expect_parameters();
+    if (state->mode == kWrite) {
+      state->store();
+    } else {
+      training.expect_parameters();
+      state->expect_unwritten();
+      state->unpin();
+    }
     if (auto& residency = training.gathering.residency) {
       for (Unit* unit : state->units) residency->spoil(*unit);
       residency->give_back_overflow();

@@ -1,7 +1,12 @@
 #include "sharding/value_hash.h"
 
+#include <ATen/ops/sum.h>
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+
+#include "runtime/torch/tensor_on.h"
+#include "sharding/unrecorded.h"
 
 namespace tessera {
 namespace {
@@ -24,6 +29,22 @@ std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device) {
   ValueHash hash;
   for (const auto& group : unit.groups) hash.add(device, group->full, group->gathered_bytes());
   return never_0(hash);
+}
+
+std::uint64_t hash_of_gathered(const FlatGroup& group, std::size_t i) {
+  const Extent extent = group.layout.extent(i);
+  const std::int64_t bytes = extent.numel * group.element_bytes();
+  if (bytes == 0) return 0;
+  const std::byte* const values = group.full + extent.offset * group.element_bytes();
+  if (!group.device.is_cpu()) {
+    // The last word may have padding, which belongs to no other tensor (Layout::kAlign) and does not change.
+    const Unrecorded unrecorded;
+    const at::Tensor words = tensor_on(group.device, values, static_cast<std::size_t>((bytes + 7) / 8), at::kLong);
+    return static_cast<std::uint64_t>(words.sum().item<std::int64_t>());
+  }
+  ValueHash hash;
+  hash.add(group.device, values, bytes);
+  return hash.value();
 }
 
 std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i, c10::Device device) {

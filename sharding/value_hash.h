@@ -28,6 +28,10 @@ class ValueHash {
 /// values lie.
 std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device);
 
+/// Returns a hash of the gathered values of parameter `i`. REQUIRES: the unit is gathered. A GPU adds up the values'
+/// words, so that nothing but their sum is copied to the host; a change of order alone is not seen there.
+std::uint64_t hash_of_gathered(const FlatGroup& group, std::size_t i);
+
 /// Returns the hash of the portion of this rank's part of parameter `i` that lies on `device`. If the rank has no part
 /// of the parameter, the result is the hash of no bytes. The result is never 0.
 std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i, c10::Device device);

@@ -26,7 +26,7 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
 /// 2. It was written in place outside of Gathered(kWrite). If ranks of a host share one copy, all of them would write
 ///    it; if the copy is sharded, the write would be lost. The version of the tensor shows it. `.data()` shares that
 ///    version while an Engine has the parameter (share_version_with_data); writes through a raw pointer do not change
-///    it.
+///    it. Guards that only read notice those by a hash (engine/gathered.cc).
 /// 3. It was frozen when the Engine was made, and requires gradients now: there is no memory for its gradient.
 /// 4. This rank's part of it was written in any way. Only `"check.values"` checks this.
 ///

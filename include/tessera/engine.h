@@ -214,7 +214,8 @@ struct CallLatency {
 /// | unfreezes what was frozen at the start             | Error (64): call set_trainable, or add_group            |
 /// | writes a parameter (also by `.data()`), moves it   | takes the values under Gathered(kWrite); else Error (64) |
 /// | takes a pointer of a sharded parameter, or a view  | valid under Gathered; else c10::Error with the remedy    |
-/// | writes through a raw pointer                       | not noticed, except under `"check"` (docs/strategy.md)   |
+/// | writes through a raw pointer, under kRead or kEma  | Error (64) when that guard ends                          |
+/// | writes through a raw pointer outside of guards     | not noticed, except under `"check"` (docs/strategy.md)   |
 /// | makes a second Engine over a parameter             | Error (64) while the first lives; then takes its values  |
 ///
 /// One thread at a time drives an Engine and its module. Errors are tessera::Error. An error of the constructor, of
@@ -577,7 +578,10 @@ class EmaWeights {
 ///   { tessera::Gathered guard(engine, tessera::Gathered::kWrite); }  // write
 ///   { tessera::Gathered guard(engine, tessera::Gathered::kEma); }    // read the averages of weights: see EmaWeights
 ///
-/// Changes made under kWrite are kept: rank 0's values become every rank's parameters and master weights.
+/// Changes made under kWrite are kept: rank 0's values become every rank's parameters and master weights. Under kRead
+/// and kEma a change is an error when the guard ends, under every strategy alike; it ends the communication on all
+/// ranks. To notice writes through pointers, such a guard hashes its parameters when it begins and when it ends. A
+/// guard with kWrite may not begin under one that only reads.
 class Gathered {
  public:
   /// The use of the parameters under the guard: the program reads parameters, writes them, or reads averages.

@@ -239,8 +239,9 @@ class Engine:
         """Returns a guard: inside `with engine.gathered():` parameters have their full values in memory on every rank.
 
         `parameters` restricts it to the units of these parameters. `write` copies rank 0's values to all ranks at the
-        end. Without `write`, an operator that writes a parameter is an error, and what is written into an array of
-        numpy over its memory is lost. With `ema`, it shows the averages of the weights.
+        end. Without `write`, it is an Error (64) at the end if a parameter was written, also through an array of numpy
+        or DLPack over its memory; `gathered(write=True)` inside it is one at once. With `ema`, it shows the averages
+        of the weights.
 
         The call is collective and belongs between steps. If an exception leaves the block, no values are written back,
         and the other ranks do not wait. Raises Error (64) if it is called at the wrong time.

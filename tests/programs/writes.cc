@@ -217,6 +217,53 @@ TEST(Parameters, WriteOutsideAGuardOfSomeUnitsIsNoticed) {
   expect_refused(write, {{"blocks.2.up.weight", "written in place", "kWrite"}});
 }
 
+// A pointer carries no version, so the values themselves are compared when the guard ends.
+TEST(Parameters, PointerWriteUnderAReadingGuardIsNoticed) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Mistake write = [](Scene& scene, Trainer& trainer, Tiny& model) {
+      Gathered guard(*trainer.engine());
+      const at::Tensor weight = model->blocks->ptr<BlockImpl>(1)->up->weight;
+      std::memset(weight.mutable_data_ptr(), 0x41, 2 * weight.element_size());
+      guard.close();
+      // Ranks that share one copy may have seen only what another one wrote. They get its error in the next step.
+      train(scene, trainer, model, 1, 2);
+    };
+    expect_refused(write, {{"parameter blocks.1.up.weight of unit blocks.1", "only reads", "Gathered::kWrite"}},
+                   {.dtype = dtype});
+  }
+}
+
+TEST(Parameters, PointerWriteOnOneRankUnderAReadingGuardEndsAllRanks) {
+  const Mistake write = [](Scene& scene, Trainer& trainer, Tiny& model) {
+    Gathered guard(*trainer.engine(), {model->head});
+    if (scene.rank() == scene.mesh().world_size() - 1) *model->head.mutable_data_ptr<float>() = 7;
+    guard.close();
+    train(scene, trainer, model, 1, 2);
+  };
+  expect_refused(write, {{"parameter head", "only reads", "Gathered::kWrite"}});
+}
+
+TEST(Parameters, GuardThatWritesUnderAReadingGuardIsRefusedAndHarmless) {
+  expect_like_plain([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    train(scene, *trainer, model, 0, 1);
+    if (!scene.is_plain()) {
+      Gathered guard(*trainer->engine());
+      scene.refused([&] { Gathered(*trainer->engine(), Gathered::kWrite).close(); },
+                    {{"only reads", "close that guard"}});
+      guard.close();
+    }
+    // A guard that reads may lie inside one that writes.
+    trainer->write([&] {
+      trainer->read([&] { model->head.detach().mutable_data_ptr<float>()[0] = 0.5F; });
+      model->head.mul_(0.5);
+    });
+    train(scene, *trainer, model, 1, 2);
+    scene.note(*trainer, *model);
+  });
+}
+
 TEST(Parameters, ManualWeightClippingUnderGatheredCounts) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();

@@ -49,6 +49,27 @@ TEST(ValueHash, GatheredUnitsHashDependsOnEveryParameter) {
   });
 }
 
+TEST(ValueHash, GatheredParametersHashDependsOnThatParameterAlone) {
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    HandMadeUnits made(mesh, some_units(3));
+    const FlatGroup& group = made.group(1);
+    const auto hashes = [&] {
+      std::vector<std::uint64_t> all;
+      for (std::size_t i = 0; i < group.parameters.size(); ++i) all.push_back(hash_of_gathered(group, i));
+      return all;
+    };
+    const std::vector<std::uint64_t> before = hashes();
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+      const at::Tensor last = made.parameter(1, i).data().flatten()[-1];
+      last.add_(1.0f);
+      const std::vector<std::uint64_t> after = hashes();
+      for (std::size_t k = 0; k < after.size(); ++k) EXPECT_EQ(after[k] != before[k], k == i) << i << ", " << k;
+      last.sub_(1.0f);
+    }
+    EXPECT_EQ(hashes(), before);
+  });
+}
+
 /// Adds one to each number of `part` that belongs to this rank's shard.
 void change(const FlatGroup& group, Extent part) {
   const Extent own = intersect(part, group.parameter_part);

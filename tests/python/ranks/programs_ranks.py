@@ -1107,6 +1107,19 @@ def written_through_data(strategy):
     train(engine, net, [2])
 
 
+def written_into_an_array(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    train(engine, net, [1])
+    with engine.gathered():
+        weight = net.head.weight.detach()
+        if tessera.rank() == 0:
+            weight.numpy()[:] = 7
+        else:
+            torch.from_dlpack(weight).fill_(7)
+    train(engine, net, [2])
+
+
 def moved_to_other_memory(strategy):
     net = model()
     engine = tessera.Engine(net, strategy)
@@ -1143,7 +1156,7 @@ PROGRAMS += [data_in_the_middle_of_an_epoch]
 PROGRAMS += [files_of_weights]
 PROGRAMS += [rates_over_samples, strategies_of_other_types, arguments_of_other_types]
 # These programs end with an Error, and no program may continue after it.
-ENDINGS = [written_outside_a_guard, written_through_data, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
+ENDINGS = [written_outside_a_guard, written_through_data, written_into_an_array, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 
 
 def chosen(program):

@@ -75,7 +75,7 @@ struct Gathered::State {
     if (mode == kWrite) training.expect_weights("a Gathered guard that writes");
     expect(mode != kWrite || training.values.open_guards == training.values.open_writes, phrases::kWriteGuard,
            " under a guard that only reads, which would go on showing the values from before. "
-           "hint: close that guard first");
+           "[T1079] hint: close that guard first");
     if (mode == kWrite) training.bring_replicas_together("a Gathered guard that writes");
     training.job.or_abort("Gathered", [&] {
       training.expect_parameters();
@@ -178,7 +178,7 @@ void Gathered::State::expect_unwritten() const {
     throw Error(ExitCode::kUsage,
                 "parameter " + group.parameters[i].name + " of unit " + group.unit->name +
                     " was written through an array or a pointer under " + say(phrases::kGuard) +
-                    ", which only reads: the write would be lost where ranks have parts of their own. hint: write "
+                    ", which only reads: the write would be lost where ranks have parts of their own. [T1080] hint: write "
                     "under " +
                     say(phrases::kWriteGuard) + ", on all ranks; to change a copy, clone first");
   });

@@ -67,7 +67,7 @@ std::vector<std::vector<double>> ends_of(const ModeRun& run, const std::vector<s
 }
 
 TEST(ModeClock, FragmentsAreSummedWhileRanksCompute) {
-  ModeRun run{.rule = {.every = 4, .delay = 1}, .ranks = 1, .steps = 8};
+  ModeRun run{.rule = {.every = 4, .delay = 1}, .costs = {}, .ranks = 1, .steps = 8};
   run.costs.fragments = {{0.75, 0.125}, {1.5, 0}};  // the first is sent after steps 2 and 6, the second after 0 and 4
   EXPECT_EQ(ends_of(run, {std::vector<double>(8, 1.0)}),
             (std::vector<std::vector<double>>{{1.5, 2.5, 3.625, 4.625, 6.125, 7.125, 8.25, 9.25}}));
@@ -77,7 +77,7 @@ TEST(ModeClock, FragmentsAreSummedWhileRanksCompute) {
 }
 
 TEST(ModeClock, RankWaitsForASlowOneOnlyWhenItNeedsTheSum) {
-  ModeRun run{.rule = {.every = 2, .delay = 1}, .ranks = 2, .steps = 4};
+  ModeRun run{.rule = {.every = 2, .delay = 1}, .costs = {}, .ranks = 2, .steps = 4};
   run.costs.fragments = {{0.5, 0}};
   const std::vector<std::vector<double>> compute_s = {{1, 1, 1, 1}, {1, 3, 1, 1}};
   EXPECT_EQ(ends_of(run, compute_s), (std::vector<std::vector<double>>{{1, 2, 4.5, 5.5}, {1, 4, 5, 6}}));

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cerrno>
+#include <string_view>
 
 #include "runtime/base/errno_hint.h"
 #include "runtime/base/status.h"
@@ -49,14 +50,14 @@ absl::StatusOr<std::string> secret_in(const std::string& file, int fd) {
                     quoted_text(file)));
   std::array<char, kMostSecret + 2> bytes{};  // with a line end, and a byte that is too many
   const ssize_t got = ::read(fd, bytes.data(), bytes.size());
-  std::string secret(bytes.data(), got > 0 ? static_cast<std::size_t>(got) : 0);
-  if (secret.ends_with('\n')) secret.pop_back();
+  std::string_view secret(bytes.data(), got > 0 ? static_cast<std::size_t>(got) : 0);
+  if (secret.ends_with('\n')) secret.remove_suffix(1);
   if (secret.size() < kLeastSecret || secret.size() > kMostSecret)
     return make_error(ExitCode::kCorruptData,
                       fmt::format("launch: the secret's file {} cannot be read, or holds no secret. "
                                   "[T1037] hint: name a file with one line, of 16 to 256 bytes",
                                   quoted_text(file)));
-  return secret;
+  return absl::StatusOr<std::string>(absl::in_place, secret);
 }
 
 }  // namespace

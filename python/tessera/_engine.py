@@ -283,8 +283,8 @@ class Engine:
         would give some samples twice.
 
         Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first. The
-        call is collective. Raises Error (64) on a rank where `loss_of` returned something that is no loss. The other
-        ranks get a loss of NaN, and the job can continue.
+        call is collective. Raises Error (64) on all ranks if a rank has no batch, and on a rank where `loss_of` returned
+        something that is no loss. The other ranks then get a loss of NaN. After either error the job can continue.
         """
         engine = self._live()
         try:

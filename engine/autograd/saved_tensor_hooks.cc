@@ -30,8 +30,8 @@ std::shared_ptr<SavedTensorHooks> current_hooks() {
   return nullptr;
 }
 
-/// Hooks of a Python program. Autograd calls them inside the operator that saves a tensor, which has pinned the tensor's
-/// unit. What they return is kept for longer, so while they pack they read a parameter with operators only.
+/// Hooks of a Python program. Autograd calls them inside the operator that saves a tensor, which has pinned the unit of
+/// the tensor. What they return is kept for longer, so while they pack they read a parameter with operators only.
 class HooksOfProgram final : public autograd::SavedVariableHooks {
  public:
   explicit HooksOfProgram(std::unique_ptr<autograd::SavedVariableHooks> inner) : inner_(std::move(inner)) {}

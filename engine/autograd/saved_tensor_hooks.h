@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <memory>

@@ -1,4 +1,6 @@
 #include <ATen/core/grad_mode.h>
+#include <absl/status/statusor.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +9,7 @@
 #include <vector>
 
 #include "engine/engine_state.h"
-#include "runtime/border/expect.h"
+#include "runtime/base/status.h"
 #include "runtime/border/throw.h"
 
 namespace tessera {
@@ -26,7 +28,8 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
                                             const std::function<std::optional<LossNumber>()>& loss_of_next) {
   Training& training = state_->training;
   training.expect_not_updated("evaluate");
-  return training.job.or_abort("evaluate", [&] {
+  // All ranks find the same wrong arguments. They throw after or_abort, which would end the job.
+  const auto agreed = training.job.or_abort("evaluate", [&]() -> absl::StatusOr<Evaluation> {
     const at::NoGradGuard no_grad;
     const FlopCounter::Pause no_flop(training.times.flops ? &*training.times.flops : nullptr);
     if (training.gathering.publication)
@@ -39,8 +42,10 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
       own.has_next = has_next() ? 1 : 0;
       throw_if_error(control.all_gather("evaluate", &own, rounds.data(), sizeof own).wait());
       const auto without = std::find_if(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_next == 0; });
-      expect(!is_first || without == rounds.end(), "evaluate: rank ", without - rounds.begin(),
-             " has no batch. [T0158] hint: give every rank at least one");
+      if (is_first && without != rounds.end()) {
+        return make_error(ExitCode::kUsage, c10::str("evaluate: rank ", without - rounds.begin(),
+                                                     " has no batch. [T0158] hint: give every rank at least one"));
+      }
       if (std::none_of(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_next != 0; })) break;
       const std::optional<LossNumber> found = loss_of_next();
       if (!found) continue;
@@ -59,12 +64,16 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
       result.weight += round.weight;
     }
     const auto bad = std::find_if(rounds.begin(), rounds.end(), [](const auto& r) { return r.has_wrong_weight != 0; });
-    expect(bad == rounds.end(), "evaluate: a weight on rank ", bad - rounds.begin(), " is negative or not finite",
-           own.has_wrong_weight != 0 ? c10::str(": ", wrong) : std::string(),
-           ". [T0159] hint: give the number of samples or tokens that the loss is a mean over");
+    if (bad != rounds.end()) {
+      return make_error(ExitCode::kUsage,
+                        c10::str("evaluate: a weight on rank ", bad - rounds.begin(), " is negative or not finite",
+                                 own.has_wrong_weight != 0 ? c10::str(": ", wrong) : std::string(),
+                                 ". [T0159] hint: give the number of samples or tokens that the loss is a mean over"));
+    }
     result.loss /= result.weight;
     return result;
   });
+  return value_or_throw(agreed);
 }
 
 }  // namespace tessera

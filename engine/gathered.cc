@@ -82,7 +82,9 @@ struct Gathered::State {
       if (mode == kWrite) training.settle_commit();
       for (Unit* unit : units) {
         training.gathering.log->note_guard(unit->index);
-        if (unit->keeper()) unit->keeper()->hold(*unit);  // units without a keeper are always in memory
+        if (!unit->keeper()) continue;  // such units are always in memory
+        unit->keeper()->hold(*unit);
+        ++unit->guards;
       }
       if (mode == kWrite && training.plan.placement().shared) {
         copies.emplace(units, *training.axes.gather);
@@ -106,7 +108,9 @@ struct Gathered::State {
     --training.values.open_guards;
     if (mode == kWrite) --training.values.open_writes;
     for (Unit* unit : units) {
-      if (unit->keeper()) unit->keeper()->unpin(*unit);
+      if (!unit->keeper()) continue;
+      --unit->guards;
+      unit->keeper()->unpin(*unit);
     }
   }
   void store();

@@ -150,12 +150,18 @@ void Unit::watch(UnitKeeper* keeper, bool lends) {
 }
 
 void Unit::pin() {
-  if (pins_++ > 0 || !lends_ || state_ != State::kGathered) return;
+  if (pins_++ > hidden_pins_ || !lends_ || state_ != State::kGathered) return;
   for (auto& group : groups) group->set_access();
 }
 
 void Unit::unpin() {
-  if (--pins_ > 0 || !lends_) return;
+  if (--pins_ > hidden_pins_ || !lends_) return;
+  for (auto& group : groups) group->set_access();
+}
+
+void Unit::hide_pins(int pins) {
+  hidden_pins_ = pins;
+  if (!lends_ || state_ != State::kGathered) return;
   for (auto& group : groups) group->set_access();
 }
 

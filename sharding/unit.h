@@ -192,13 +192,33 @@ class Unit {
   void unpin();
   /// Returns whether a storage of this unit may now return a pointer to its values.
   bool lets_read(const FlatGroup& group) const {
-    return group.full && (pins_ > 0 || !lends_) && !(is_closed_ && group.trainable);
+    return group.full && (pins_ > hidden_pins_ || !lends_) && !(is_closed_ && group.trainable);
   }
+  int guards = 0;  ///< number of open Gathered guards that have pinned the unit
+
+  /// While it lives, the pins of operators that are running now do not let code of the program read the unit, since
+  /// such code may keep a pointer for longer than the operator's pin lasts. Guards and later operators let it read.
+  class HiddenPins {
+   public:
+    explicit HiddenPins(Unit& unit) : unit_(unit), before_(unit.hidden_pins_) {
+      unit_.hide_pins(unit_.pins_ - unit_.guards);
+    }
+    ~HiddenPins() { unit_.hide_pins(before_); }
+    HiddenPins(const HiddenPins&) = delete;
+    HiddenPins& operator=(const HiddenPins&) = delete;
+
+   private:
+    Unit& unit_;
+    const int before_;
+  };
 
   int slot = -1;  ///< the residency's slot that holds the unit
 
  private:
+  void hide_pins(int pins);
+
   int pins_ = 0;
+  int hidden_pins_ = 0;  ///< number of pins that do not let code read the unit (HiddenPins)
   bool lends_ = false;
   State state_ = State::kReleased;
   bool is_closed_ = false;

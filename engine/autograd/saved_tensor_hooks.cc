@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "engine/autograd/end_of_backward.h"
 #include "runtime/torch/autograd_node.h"
+#include "sharding/unit.h"
 
 namespace tessera {
 namespace {
@@ -27,6 +29,29 @@ std::shared_ptr<SavedTensorHooks> current_hooks() {
   }
   return nullptr;
 }
+
+/// Hooks of a Python program. Autograd calls them inside the operator that saves a tensor, which has pinned the unit of
+/// the tensor. What they return is kept for longer, so while they pack they read a parameter with operators only.
+class HooksOfProgram final : public autograd::SavedVariableHooks {
+ public:
+  explicit HooksOfProgram(std::unique_ptr<autograd::SavedVariableHooks> inner) : inner_(std::move(inner)) {}
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    std::optional<Unit::HiddenPins> hidden;
+    if (Unit* const unit = unit_of(tensor)) hidden.emplace(*unit);
+    inner_->call_pack_hook(tensor);
+  }
+  at::Tensor call_unpack_hook() override { return inner_->call_unpack_hook(); }
+  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data() const override {
+    return inner_->retrieve_unpack_hook_data();
+  }
+#if TESSERA_TORCH_TELLS_UNPACK_HOOK
+  std::optional<c10::SafePyObject> retrieve_unpack_hook() const override { return inner_->retrieve_unpack_hook(); }
+#endif
+
+ private:
+  const std::unique_ptr<autograd::SavedVariableHooks> inner_;
+};
 
 class HookingEngine final : public autograd::Engine {
  public:
@@ -47,7 +72,8 @@ class HookingEngine final : public autograd::Engine {
 
   std::unique_ptr<autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (!scopes_of_thread.empty()) return scopes_of_thread.back()->make();
-    if (auto others = inner_.get_default_saved_variable_hooks()) return others;
+    if (auto others = inner_.get_default_saved_variable_hooks())
+      return std::make_unique<HooksOfProgram>(std::move(others));
     if (hooks_of_thread.empty() || autograd::get_current_graph_task_id() != -1) return nullptr;
     const std::shared_ptr<SavedTensorHooks> hooks = current_hooks();
     return hooks ? hooks->make() : nullptr;

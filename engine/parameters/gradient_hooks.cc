@@ -44,7 +44,7 @@ std::string text_of_taken(const std::string& name) {
          " belongs to the Engine, which took it as backward made it. [T0164] hint: engine.step() updates the "
          "parameters, \"gradient_clipping\" in the strategy clips, " +
          say(phrases::kGradNorm) + " is the norm; neither " + say(phrases::kOptimizer) +
-         " nor clip_grad_norm_ is needed";
+         " nor clip_grad_norm_ nor zero_grad(set_to_none=False) is needed";
 }
 
 std::string text_of_dropped(const std::string& name) {

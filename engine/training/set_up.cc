@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/activations/saved_activations.h"
+#include "engine/autograd/saved_tensor_hooks.h"
 #include "engine/device/calls_on_host.h"
 #include "engine/device/known_peak.h"
 #include "engine/device/pinned_memory.h"
@@ -321,6 +322,7 @@ void Training::set_up_gathering() {
                       SlotMemory{std::move(memory.slots), device, parts.get(), std::move(copy)}, *log, failing(job));
     residency->tell(window.rounds);
     if (job.strategy.check.values) residency->check_values();
+    put_engine_in_place();  // hooks of the program that save tensors get no pointers into slots
     watch.emplace();
   } else if (publication) {
     watch.emplace();

@@ -421,7 +421,7 @@ class Engine {
   /// sample once here, without padding. (A loop that the program writes itself, under NoGradGuard or InferenceMode,
   /// works too if all ranks make the same number of forwards.) Put the module in eval mode first. The call is
   /// collective and is made between steps. Throws Error (64) on all ranks if a rank has no batch, or if a weight is
-  /// negative or not finite.
+  /// negative or not finite; the job can continue.
   template <class Loader, class LossOf>
   Evaluation evaluate(Loader&& loader, LossOf&& loss_of) {
     auto next = [&] {

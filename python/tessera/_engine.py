@@ -19,6 +19,7 @@ from tessera import _native
 from tessera._data import RankSampler, SamplerCursor
 from tessera._error import Error
 from tessera._job import closing, expect_one_truth, join, plain_values, rank, read_strategy
+from tessera._kept_arrays import copy_kept_arrays
 from tessera._lists import let_lists_be_read
 from tessera._loop import SyncBatchNorm
 from tessera._mirror import Mirror
@@ -105,6 +106,7 @@ class Engine:
         _expect_forward_meets_nobody(model, json.loads(strategy.to_json()))
         join(strategy)
         let_lists_be_read()
+        copy_kept_arrays()
         self.model = model
         self._native: _native.Engine | None = _native.Engine(mirror.native, strategy, rules)
         self._mirror: Mirror | None = mirror
@@ -284,8 +286,8 @@ class Engine:
         would give some samples twice.
 
         Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first. The
-        call is collective. Raises Error (64) on a rank where `loss_of` returned something that is no loss. The other
-        ranks get a loss of NaN, and the job can continue.
+        call is collective. Raises Error (64) on all ranks if a rank has no batch, and on a rank where `loss_of` returned
+        something that is no loss. The other ranks then get a loss of NaN. After either error the job can continue.
         """
         engine = self._live()
         try:

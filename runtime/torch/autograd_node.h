@@ -1,8 +1,13 @@
 #pragma once
 
 #include <torch/csrc/autograd/variable.h>
+#include <torch/version.h>
 
 #include <utility>
+
+/// Whether hooks of saved tensors can tell their unpack hook before anything is packed (retrieve_unpack_hook).
+#define TESSERA_TORCH_TELLS_UNPACK_HOOK \
+  (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 15))
 
 namespace tessera {
 

@@ -186,6 +186,28 @@ TEST(OpWatch, GatheredUnitGivesOutPointersOnlyWhilePinned) {
   });
 }
 
+// Code of the program that runs inside an operator, such as a hook of saved tensors, may keep a pointer for longer.
+TEST(OpWatch, HiddenPinsOfAnOperatorGiveOutNoPointers) {
+  on_two_ranks([](Watched& w) {
+    Unit& unit = w.units.unit(1);
+    const at::Tensor values = w.units.parameter(1, 0).detach();
+    w.residency.use(unit);
+    EXPECT_NO_THROW(values.const_data_ptr());
+    {
+      const Unit::HiddenPins hidden(unit);
+      EXPECT_ANY_THROW(values.const_data_ptr());
+      EXPECT_TRUE(at::equal(values + 0, w.wanted(1, 0)));
+      EXPECT_ANY_THROW(values.const_data_ptr()) << "the operator has ended";
+      w.residency.hold(unit);
+      EXPECT_NO_THROW(values.const_data_ptr());
+      w.residency.unpin(unit);
+    }
+    EXPECT_NO_THROW(values.const_data_ptr());
+    w.residency.unpin(unit);
+    EXPECT_ANY_THROW(values.const_data_ptr());
+  });
+}
+
 TEST(OpWatch, FailedOperatorUnpinsItsInputs) {
   on_two_ranks([](Watched& w) {
     EXPECT_ANY_THROW(w.units.parameter(1, 0) + at::ones({7, 7, 7}));

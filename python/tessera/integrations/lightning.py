@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -60,6 +61,8 @@ class TesseraStrategy(DDPStrategy):
         self.accelerator.setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
+            for each in (self.lightning_module, *self.optimizers):
+                each.zero_grad = MethodType(_zero_grad, each)
             self._make_engine(self._completed(trainer))
         elif self.engine is None or self.engine.model is not self.lightning_module:
             self._make_engine({**self._given, "optimizer": {"type": "sgd", "weight_decay": 0.0}})  # a rule without state
@@ -200,6 +203,13 @@ class _Writing:
     def __call__(self, *args: Any) -> Any:
         with self._strategy.engine.gathered(write=True):
             return self._method(*args)
+
+
+def _zero_grad(owner: Any, set_to_none: bool = True) -> None:
+    """Replaces zero_grad of the module and of its optimizer. The Engine has the gradients, so .grad has no memory in which
+    zeros could be written. It becomes None.
+    """
+    type(owner).zero_grad(owner)
 
 
 @contextmanager

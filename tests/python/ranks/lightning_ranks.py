@@ -58,6 +58,9 @@ class Classifier(lightning.LightningModule):
     def on_before_optimizer_step(self, optimizer):
         self.hooks += 1
 
+    def optimizer_zero_grad(self, epoch, index, optimizer):
+        (self if self.hparams.rule == "sgd" else optimizer).zero_grad(set_to_none=False)
+
     def validation_step(self, batch, index):
         loss = self.loss(batch)
         self.mean(loss)

@@ -267,6 +267,44 @@ class WithScaled(Classifier):
         return super().forward(Scaled.apply(x + 0 * self.head.bias.sum(), self.scale), target)
 
 
+class Keeping(torch.autograd.Function):
+    """Computes x * scale, and keeps an array of the parameter for its backward."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale.detach().numpy()[:]
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.from_numpy(ctx.scale), gradient.sum(0)
+
+
+class WithKeeping(torch.nn.Module):
+    """Reads units in forward that backward does not read, so that slots then have other units than in forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = torch.nn.ModuleList(torch.nn.ParameterList([torch.linspace(0.6, 1.1 + 0.1 * i, WIDTH)]) for i in range(6))
+
+    def forward(self, x, target):
+        for i in (0, 1, 2, 0, 3, 4, 1, 5, 2, 2, 4):
+            x = Keeping.apply(x, self.scales[i][0])
+        with torch.no_grad():
+            wanted = x * self.scales[3][0] * self.scales[1][0] * self.scales[0][0]
+        return (x - wanted).square().mean()
+
+
+def functions_that_keep_arrays(strategy):
+    losses = []
+    for each in ({"strategy": "FULL_SHARD", **strategy}, {**strategy, "strategy": "NO_SHARD"}):
+        net = WithKeeping()
+        engine = tessera.Engine(net, {**each, "units": {"classes": ["ParameterList"]}, "prefetch": 2})
+        losses.append(train(engine, net, range(4)))
+        engine.close()
+    assert np.allclose(*losses, rtol=1e-6, atol=0), losses
+
+
 def functions_that_read_memory(strategy):
     def made():
         torch.manual_seed(3)
@@ -280,6 +318,28 @@ def functions_that_read_memory(strategy):
         losses[name] = train(engine, net, range(4))
         engine.close()
     assert np.allclose(losses["sharded"], losses["plain"], rtol=1e-6, atol=0), losses
+
+
+def arrays_that_hooks_keep(strategy):
+    """Hooks that save tensors for backward run inside an operator, whose units are in memory only until it returns. They
+    keep the right values, or get the error that names the guard."""
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    ways = {"none": contextlib.nullcontext(), "on the CPU": torch.autograd.graph.save_on_cpu(),
+            "arrays": hooks(lambda tensor: tensor.detach().clone().numpy(), torch.from_numpy)}
+    losses = {}
+    for name, way in ways.items():
+        net = model()
+        engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
+        with way:
+            losses[name] = train(engine, net, range(3))
+        if name == "arrays":
+            kept = hooks(lambda tensor: tensor.detach().numpy(), torch.from_numpy)
+            with engine.gathered(), kept:
+                net(*part(1))
+            with expected(None, "engine.gathered()"), kept:
+                net(*part(1))
+        engine.close()
+    assert all(np.allclose(each, losses["none"], rtol=1e-6, atol=0) for each in losses.values()), losses
 
 
 def arrays_kept_beyond_a_guard(strategy):
@@ -551,6 +611,9 @@ def evaluation_by_numbers(strategy):
         assert found.loss != found.loss, found
     with expected(64, "int", "iterate"):
         engine.evaluate(7, lambda each: 1.0)
+    with expected(64, "rank 1 has no batch"):
+        engine.evaluate(mine if tessera.rank() == 0 else [], lambda each: net(*each))
+    assert engine.evaluate(mine, lambda each: net(*each)) == wanted  # the job goes on
     train(engine, net, [1])
     engine.close()
 
@@ -1154,6 +1217,7 @@ PROGRAMS = [collectives, state_dicts, arrays_of_parameters, functions_that_read_
 PROGRAMS += [averages_beside_torch, rules_at_their_defaults]
 PROGRAMS += [data_in_the_middle_of_an_epoch]
 PROGRAMS += [files_of_weights]
+PROGRAMS += [arrays_that_hooks_keep, functions_that_keep_arrays]
 PROGRAMS += [rates_over_samples, strategies_of_other_types, arguments_of_other_types]
 # These programs end with an Error, and no program may continue after it.
 ENDINGS = [written_outside_a_guard, written_through_data, written_into_an_array, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
@@ -1166,7 +1230,7 @@ def chosen(program):
         return STRATEGIES
     turn = PROGRAMS.index(program)
     names = {"shared", "replicated"} if program in (state_dicts, workers) else {list(STRATEGIES)[turn % len(STRATEGIES)]}
-    names = {"private"} if program in (arrays_of_parameters, functions_that_read_memory, arrays_kept_beyond_a_guard, profiled) else names
+    names = {"private"} if program in (arrays_of_parameters, functions_that_read_memory, arrays_kept_beyond_a_guard, arrays_that_hooks_keep, functions_that_keep_arrays, profiled) else names
     names = {"shared"} if program is leaks else names
     names = {"private", "shared"} if program is files_of_weights else names
     return {name: strategy for name, strategy in STRATEGIES.items() if name in names}

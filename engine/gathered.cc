@@ -179,12 +179,13 @@ void Gathered::State::expect_unwritten() const {
   auto before = shown.begin();
   for_each_value([&](const FlatGroup& group, std::size_t i) {
     if (hash_of_gathered(group, i) == *before++) return;
-    throw Error(ExitCode::kUsage,
-                "parameter " + group.parameters[i].name + " of unit " + group.unit->name +
-                    " was written through an array or a pointer under " + say(phrases::kGuard) +
-                    ", which only reads: the write would be lost where ranks have parts of their own. [T1080] hint: write "
-                    "under " +
-                    say(phrases::kWriteGuard) + ", on all ranks; to change a copy, clone first");
+    throw Error(
+        ExitCode::kUsage,
+        "parameter " + group.parameters[i].name + " of unit " + group.unit->name +
+            " was written through an array or a pointer under " + say(phrases::kGuard) +
+            ", which only reads: the write would be lost where ranks have parts of their own. [T1080] hint: write "
+            "under " +
+            say(phrases::kWriteGuard) + ", on all ranks; to change a copy, clone first");
   });
 }
 

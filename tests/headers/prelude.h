@@ -34,6 +34,7 @@ struct Batches {
   tessera::TokenBatch of(std::int64_t microbatch);
   void end_step();
   void go_to_step(std::int64_t step);
+  std::int64_t data_order() const;
   at::Tensor* begin();
   at::Tensor* end();
 };

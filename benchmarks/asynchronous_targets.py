@@ -223,13 +223,7 @@ class TurnsOfSide(turns.Side):
         environments = [{}] * count if self.side.alone else ranks.rank_environments(count)
         for number, environment in enumerate(environments):
             self._processes.append(ranks.start(command, number, environment | package, scratch))
-        begun = time.monotonic()
-        while any(len(self._ends(number)) < 2 for number in range(count)):
-            self.check()
-            if time.monotonic() - begun > turns.START_LIMIT_S:
-                raise ranks.ContenderFailed(f"{self.words} made no steps in {turns.START_LIMIT_S} s")
-            time.sleep(0.1)
-        self.pause()
+        self._wait_until(lambda: all(len(self._ends(number)) > 1 for number in range(count)), "2 steps on each rank")
         self._quotas = stack.enter_context(Quotas(dict(zip((each.pid for each in self._processes), self.compared.shares))))
 
     def _ends(self, number):
@@ -239,11 +233,7 @@ class TurnsOfSide(turns.Side):
 
     def take_turn(self, seconds):
         begin = time.monotonic()
-        self._signal(signal.SIGCONT)
-        with self._quotas.running():
-            time.sleep(seconds)
-        self.pause()
-        self.check()
+        self._train(seconds, self._quotas.running())
         speeds = [speed_of([end for end in self._ends(number) if end >= begin]) for number in range(self.compared.ranks)]
         self.turns.append(None if None in speeds else self.side.worth * sum(speeds))
 

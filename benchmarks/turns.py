@@ -74,11 +74,16 @@ class Side:
         for number, environment in enumerate(launcher.environments(contender, count)):
             self._processes.append(ranks.start(command, number, environment, scratch))
         self._metrics = scratch / "metrics.0.jsonl"
+        self._wait_until(lambda: len(launch.steps_of(self._metrics)) > work.warm_up, f"{work.warm_up + 1} steps")
+
+    def _wait_until(self, has_begun, steps):
+        """Waits until `has_begun` returns True, and stops the ranks. Raises ContenderFailed if they do not make `steps`
+        in time."""
         begun = time.monotonic()
-        while len(launch.steps_of(self._metrics)) <= work.warm_up:
+        while not has_begun():
             self.check()
             if time.monotonic() - begun > START_LIMIT_S:
-                raise ranks.ContenderFailed(f"{self.words} made no {work.warm_up + 1} steps in {START_LIMIT_S} s")
+                raise ranks.ContenderFailed(f"{self.words} made no {steps} in {START_LIMIT_S} s")
             time.sleep(0.1)
         self.pause()
 
@@ -94,11 +99,17 @@ class Side:
     def take_turn(self, seconds):
         """Lets the ranks train for some time, and stores the samples of the steps that were not interrupted."""
         before = len(launch.steps_of(self._metrics))
+        self._train(seconds)
+        self.turns.append(whole_steps(launch.steps_of(self._metrics), before))
+
+    def _train(self, seconds, held=contextlib.nullcontext()):
+        """Lets the ranks run for some time, while the context manager `held` is open. Raises ContenderFailed if one has
+        ended."""
         self._signal(signal.SIGCONT)
-        time.sleep(seconds)
+        with held:
+            time.sleep(seconds)
         self.pause()
         self.check()
-        self.turns.append(whole_steps(launch.steps_of(self._metrics), before))
 
     def end(self):
         ranks.end(self._processes)

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "engine/memory/state_views.h"
+#include "runtime/base/rank_name.h"
 #include "runtime/border/throw.h"
 #include "tessera/error.h"
 #include "tessera/span.h"
@@ -67,9 +68,7 @@ class OwnedShards::Holding {
     until.tv_nsec %= 1'000'000'000;
     return pthread_mutex_clocklock(&shard_.mutex, CLOCK_MONOTONIC, &until);
   }
-  std::string start_of(PeerBoard::What what) const {
-    return "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size()) + " " + what();
-  }
+  std::string start_of(PeerBoard::What what) const { return rank_name(board_.rank(), board_.size()) + " " + what(); }
   /// The holder is not known if a rank was stopped after it had taken the lock and before it wrote its number.
   std::string name_of_holder() const {
     const int holder = shard_.holder.load();

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "runtime/base/rank_name.h"
 #include "runtime/border/throw.h"
 #include "tessera/error.h"
 
@@ -67,8 +68,7 @@ void PeerBoard::end_late(What what, Arrived arrived) {
     if (!arrived(q)) missing += (missing.empty() ? "" : ", ") + name_of(q);
   }
   throw Error(ExitCode::kPeerLost,
-              "rank " + std::to_string(rank()) + "/" + std::to_string(size()) + " " + what() +
-                  ": timed out waiting for " + missing +
+              rank_name(rank(), size()) + " " + what() + ": timed out waiting for " + missing +
                   " (comm.timeout_s sets the limit). [T0823] hint: a rank that does not come stands still, "
                   "or waits for its own turn in an order (sync.play_order) of another program");
 }

@@ -8,6 +8,7 @@
 #include "runtime/base/errno_hint.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process/process_limits.h"
+#include "runtime/base/rank_name.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 
@@ -19,8 +20,7 @@ namespace {
 void expect_threads(const Topology& topology) {
   const int threads = at::get_num_threads();
   if (const int error = try_threads(threads); error != 0)
-    throw Error(ExitCode::kOsResource, "rank " + std::to_string(topology.rank) + "/" +
-                                           std::to_string(topology.world_size) + ": cannot start " +
+    throw Error(ExitCode::kOsResource, rank_name(topology.rank, topology.world_size) + ": cannot start " +
                                            std::to_string(threads) + " threads to compute with: " + reason_of(error));
 }
 

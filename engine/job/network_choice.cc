@@ -5,6 +5,7 @@
 #include <string>
 
 #include "planner/measured/link_fit_file.h"
+#include "runtime/base/rank_name.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/rounds/link_fit.h"
 
@@ -47,9 +48,8 @@ absl::Status NetworkChoice::agree(const Topology& topology, KeyValueStore& store
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string wanted, store.get(kWantedKey, timeout));
   if (wanted != own)
-    return make_error(ExitCode::kConfig, "rank " + std::to_string(topology.rank) + "/" +
-                                             std::to_string(topology.world_size) + ": comm.network_fit is " + own +
-                                             " here, and " + wanted +
+    return make_error(ExitCode::kConfig, rank_name(topology.rank, topology.world_size) + ": comm.network_fit is " +
+                                             own + " here, and " + wanted +
                                              " on rank 0. [T0249] hint: start all ranks with one strategy");
   if (!by_) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const std::string failed, store.get(kFailedKey, timeout));

@@ -18,6 +18,7 @@
 #include "engine/memory/kept_group.h"
 #include "engine/memory/master_weights.h"
 #include "runtime/base/process/on_threads.h"
+#include "runtime/base/rank_name.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
 #include "sharding/scalar_type.h"
@@ -119,9 +120,7 @@ class FirstValues::Sources {
   void compare_recipes(std::vector<Source>& sources);
   [[noreturn]] void throw_difference(const FlatParameter& parameter);
   [[noreturn]] void throw_other_parameters(const std::vector<Source>& sources);
-  std::string own_name() const {
-    return "rank " + std::to_string(control_.rank()) + "/" + std::to_string(control_.size());
-  }
+  std::string own_name() const { return rank_name(control_.rank(), control_.size()); }
   void take_states(FlatGroup& group);
   void make_parts(FlatGroup& group);
   void make_part(FlatGroup& group, std::size_t i, Extent range, PieceMaker maker);

@@ -9,6 +9,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/mutex.h"
+#include "runtime/base/rank_name.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/in_time.h"
 #include "runtime/comm/observed_collectives.h"
@@ -362,8 +363,7 @@ bool CallWatch::look() {
     if (answer->verdict.empty()) return true;
   }
   const absl::Status verdict =
-      make_error(ExitCode::kInternal, "rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) + ": " +
-                                          answer->verdict.substr(1));
+      make_error(ExitCode::kInternal, rank_name(rank_, world_size_) + ": " + answer->verdict.substr(1));
   verdict_->set(verdict);
   // A rank that ends first looks like a lost peer to ranks that have not heard the verdict. If a rank waits in another
   // library, that library sees a lost peer too. A rank that waits in another library therefore ends first.
@@ -401,8 +401,7 @@ void CallWatch::end_lonely_calls() {
       if (Clock::now() < end) continue;
       exit_with(
           make_error(ExitCode::kPeerLost,
-                     "rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) + " " +
-                         waiting.calls->describe(waiting.place).text +
+                     rank_name(rank_, world_size_) + " " + waiting.calls->describe(waiting.place).text +
                          ": another rank of the group has failed. [T0895] hint: what that rank printed last, or its "
                          "launcher, says why"));
     }

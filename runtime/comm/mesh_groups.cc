@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <exception>
 
+#include "runtime/base/rank_name.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/flight_recorder.h"
 #include "runtime/comm/in_time.h"
@@ -227,7 +228,7 @@ void MeshGroups::abort(const absl::Status& reason) {
 /// Tells the ranks with which this rank has no group yet that it gives up.
 void MeshGroups::tell_others(const absl::Status& reason) const {
   if (topology_.world_size == 1 || getpid() != process_) return;
-  const std::string self = "rank " + std::to_string(topology_.rank) + "/" + std::to_string(topology_.world_size);
+  const std::string self = rank_name(topology_.rank, topology_.world_size);
   ask_in_time(store_, [self, reason](KeyValueStore& store) { publish_given_up(store, self, reason); });
 }
 

@@ -17,6 +17,7 @@
 #include "engine/memory/state_views.h"
 #include "engine/step/agree/step_agreement.h"
 #include "runtime/base/log.h"
+#include "runtime/base/rank_name.h"
 #include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "tessera/error.h"
@@ -204,7 +205,7 @@ std::int64_t ServedShards::returns() const {
 
 std::string ServedShards::self() const {
   if (config_.elastic) return worker_.name();
-  return "rank " + std::to_string(board_.rank()) + "/" + std::to_string(board_.size());
+  return rank_name(board_.rank(), board_.size());
 }
 
 void ServedShards::tell_all(MessageKind kind, const char* operation) {

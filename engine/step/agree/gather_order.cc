@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "runtime/base/rank_name.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/gather_strings.h"
 #include "sharding/gather/gather_log.h"
@@ -39,7 +40,7 @@ void throw_first_difference(std::span<const int> own, const MeshAxes& axes,
     if (gather < order.size() / sizeof unit) std::memcpy(&unit, &order[gather * sizeof unit], sizeof unit);
     return unit;
   };
-  const std::string own_name = "rank " + std::to_string(world.rank()) + "/" + std::to_string(world.size());
+  const std::string own_name = rank_name(world.rank(), world.size());
   for (int rank = 0; rank < world.size(); ++rank) {
     const int first = rank - rank % axes.shard_size;
     if (orders[static_cast<std::size_t>(first)] == orders[static_cast<std::size_t>(rank)]) continue;

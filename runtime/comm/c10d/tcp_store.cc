@@ -20,6 +20,7 @@
 #include "runtime/base/errno_hint.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process/process_limits.h"
+#include "runtime/base/rank_name.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 #include "runtime/comm/c10d/endpoint.h"
@@ -48,9 +49,7 @@ std::string endpoint(const Topology& topology) {
   return topology.master_addr + ":" + std::to_string(topology.master_port);
 }
 
-std::string self(const Topology& topology) {
-  return "rank " + std::to_string(topology.rank) + "/" + std::to_string(topology.world_size);
-}
+std::string self(const Topology& topology) { return rank_name(topology.rank, topology.world_size); }
 
 absl::Status port_error(const Topology& topology, int error) {
   if (!limit_hint(error).empty())

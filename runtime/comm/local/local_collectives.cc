@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 
+#include "runtime/base/rank_name.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/local/plain_buffer.h"
 #include "runtime/comm/sum/pairwise_sum.h"
@@ -45,8 +46,8 @@ Work LocalCollectives::do_reduce(const ReduceCall& call) {
   bytes_received_ +=
       scatters ? (size_ - 1) * numel * size_of(dtype) : (size_ - 1) * numel * (size_of(dtype) + sizeof(float)) / size_;
   if (!is_reducible(dtype))
-    return Work(make_error(ExitCode::kInternal, "rank " + std::to_string(rank_) + "/" + std::to_string(size_) + " " +
-                                                    std::string(label) + ": sums are of fp32, bf16 or fp16, got " +
+    return Work(make_error(ExitCode::kInternal, rank_name(rank_, size_) + " " + std::string(label) +
+                                                    ": sums are of fp32, bf16 or fp16, got " +
                                                     std::string(name_of(dtype))));
   const std::byte* const input = static_cast<const std::byte*>(given) + (scatters ? rank_ * numel * size_of(dtype) : 0);
   const std::array<const void*, 1> only = {input};

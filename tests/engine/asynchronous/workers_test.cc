@@ -121,16 +121,21 @@ TEST(Servers, LaterWorkerBeginsWithTheValuesOfTheServers) {
   });
 }
 
+/// Makes all steps of a run of one step, so that this worker is to write the results.
+void make_the_only_step(Session& session) {
+  EXPECT_EQ(session.engine.take_step(1), std::optional<std::int64_t>(0));
+  session.train(0);
+  EXPECT_FALSE(session.engine.take_step(1).has_value());
+  EXPECT_TRUE(session.engine.writes_results());
+}
+
 TEST(Servers, LateWorkerWritesTheResultsUnlessTheyAreWritten) {
   at::set_num_threads(1);
   for (const bool are_written : {false, true}) {
     const Servers servers;
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
       Session session(mesh, elastic(sgd));
-      EXPECT_EQ(session.engine.take_step(1), std::optional<std::int64_t>(0));
-      session.train(0);
-      EXPECT_FALSE(session.engine.take_step(1).has_value());
-      EXPECT_TRUE(session.engine.writes_results());
+      make_the_only_step(session);
       if (are_written) session.engine.note_results_written();
     });
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
@@ -178,10 +183,7 @@ TEST(Servers, WorkerThatHasWrittenTheResultsEndsWellThoughTheServerIsLost) {
   Servers servers(1);
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
     Session session(mesh, elastic(sgd));
-    EXPECT_EQ(session.engine.take_step(1), std::optional<std::int64_t>(0));
-    session.train(0);
-    EXPECT_FALSE(session.engine.take_step(1).has_value());
-    EXPECT_TRUE(session.engine.writes_results());
+    make_the_only_step(session);
     servers.end(0);
     const std::string said = stderr_of([&] { session.engine.note_results_written(); });
     EXPECT_THAT(said, HasSubstr("the results are written, but server 0 cannot note it"));

@@ -9,7 +9,6 @@
 #include "runtime/config/strategy_names.h"
 #include "tessera/error.h"
 #include "workshop/app/plan/plan_of_world.h"
-#include "workshop/app/plan/plan_time.h"
 #include "workshop/bench/number_text.h"
 
 namespace tessera::app {
@@ -94,10 +93,9 @@ std::string text_of(const CompressionConfig& compression) {
 }  // namespace
 
 std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, const Strategy& like,
-                                          const Topology& topology, const TimingOptions& timing,
+                                          const Topology& topology, const TimingFiles& files,
                                           std::span<const std::int64_t> accumulations) {
   const ModelShapes model(config);
-  const TimingFiles files = read_timing(timing);
   std::vector<TriedStrategy> tried;
   std::optional<Error> refusal;
   for (const Strategy& candidate : candidates_of(like, topology, accumulations)) {

@@ -11,7 +11,7 @@
 #include "planner/predicted_step.h"
 #include "tessera/strategy.h"
 #include "tessera/topology.h"
-#include "workshop/app/commands.h"
+#include "workshop/app/plan/plan_time.h"
 #include "workshop/models/language_model.h"
 
 namespace tessera::app {
@@ -31,10 +31,10 @@ struct TriedStrategy {
 /// Returns all strategies that differ from `like` only in time, memory and bits on the wire. They have each
 /// ShardingStrategy that the other keys allow, several numbers of units gathered ahead, and each number of microbatches
 /// in `accumulations` (empty: the number of `like`). If ranks are on several hosts, they also have gradients in fewer
-/// bits. Strategies that fit into memory come first, in order of time. Throws the tessera::Error of reading the files
-/// of `timing`; 65 if these files are of another model; 78 if `like` allows no strategy.
+/// bits. Strategies that fit into memory come first, in order of time. Throws tessera::Error: 65 if `files` are of
+/// another model; 78 if `like` allows no strategy.
 std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, const Strategy& like,
-                                          const Topology& topology, const TimingOptions& timing,
+                                          const Topology& topology, const TimingFiles& files,
                                           std::span<const std::int64_t> accumulations);
 
 /// Returns a text that lists the fastest strategies and says why the first one is the fastest. REQUIRES: `tried` is not

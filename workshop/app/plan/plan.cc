@@ -220,7 +220,7 @@ absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const
 /// Returns the modes of "sync" for the ranks of the command. It is empty if nothing speaks for another mode than
 /// synchronous steps: the command names none, and ranks are alike and seldom wait for each other.
 std::vector<TriedMode> modes_beside(const PlanCommand& command, const models::ModelConfig& config, const Strategy& like,
-                                    const TriedStrategy& best) {
+                                    const TriedStrategy& best, const TimingFiles& files) {
   constexpr double kMuchWaiting = 0.1;  // share of a step
   const Topology topology = topology_of(command.world);
   const bool is_asked = command.ranks.differ() || command.timing.servers > 0;
@@ -229,7 +229,7 @@ std::vector<TriedMode> modes_beside(const PlanCommand& command, const models::Mo
   WorldOptions options = options_of(command.ranks);
   // Ranks that are alike need few steps. Among very many ranks, some stall in each step.
   options.steps = command.ranks.differ() ? std::clamp(25600 / topology.world_size, 10, 100) : 10;
-  return try_modes(config, like, best.strategy, topology, read_timing(command.timing), options);
+  return try_modes(config, like, best.strategy, topology, files, options);
 }
 
 void choose_strategy(const PlanCommand& command) {
@@ -245,13 +245,14 @@ void choose_strategy(const PlanCommand& command) {
   const Topology topology = topology_of(command.world);
   const Strategy like = command.like.empty() ? Strategy() : Strategy::from_file(command.like);
   const models::ModelConfig config = value_or_throw(models::read_model_config(command.world.model));
-  TimingOptions timing = command.timing;
-  timing.servers = 0;  // no strategy that is compared has servers; modes_beside has a mode with some
-  const std::vector<TriedStrategy> tried = try_strategies(config, like, topology, timing, command.accumulations);
+  const TimingFiles files = read_timing(command.timing);
+  TimingFiles without_servers = files;  // no strategy that is compared has servers; modes_beside has a mode with some
+  without_servers.servers = 0;
+  const std::vector<TriedStrategy> tried =
+      try_strategies(config, like, topology, without_servers, command.accumulations);
   const TriedStrategy& best = tried.front();
-  const std::vector<ScaledWorld> scaled =
-      scaled_worlds(ModelShapes(config), best.strategy, topology, read_timing(timing));
-  const std::vector<TriedMode> modes = modes_beside(command, config, like, best);
+  const std::vector<ScaledWorld> scaled = scaled_worlds(ModelShapes(config), best.strategy, topology, without_servers);
+  const std::vector<TriedMode> modes = modes_beside(command, config, like, best, files);
   if (command.json) {
     nlohmann::ordered_json json = to_json(tried);
     json[0]["scaling"] = to_json(scaled);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "runtime/base/rank_name.h"
 #include "runtime/base/seeded_fault.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
@@ -17,9 +18,6 @@ constexpr char kVerdict[] = "agreement/verdict";
 
 std::string answer_key(int rank) { return "agreement/answer/" + std::to_string(rank); }
 std::string read_key(int rank) { return "agreement/read/" + std::to_string(rank); }
-std::string name_of_rank(int rank, int world_size) {
-  return "rank " + std::to_string(rank) + "/" + std::to_string(world_size);
-}
 
 /// Returns the answer of a rank: whether the rank failed, or how its values differ. It travels as text: {"failed":
 /// "..."}.
@@ -54,7 +52,7 @@ class Exchange {
     const absl::StatusOr<std::string> text = get_from_others(store_, key, timeout);
     if (absl::IsDeadlineExceeded(text.status()))
       return make_error(ExitCode::kPeerLost,
-                        name_of_rank(options_.rank, options_.world_size) + ": " + message_of(text.status()) +
+                        rank_name(options_.rank, options_.world_size) + ": " + message_of(text.status()) +
                             " (comm.init_timeout_s). [T1071] hint: look for a rank that stands still "
                             "while it reads its files");
     TESSERA_RETURN_IF_ERROR(text.status());
@@ -69,7 +67,7 @@ class Exchange {
       TESSERA_ASSIGN_OR_RETURN(const nlohmann::json answer, get(answer_key(rank)));
       for (const char* kind : {"failed", "differs"}) {
         if (answer.contains(kind))
-          verdict[kind].push_back(name_of_rank(rank, options_.world_size) + ": " + answer[kind].get<std::string>());
+          verdict[kind].push_back(rank_name(rank, options_.world_size) + ": " + answer[kind].get<std::string>());
       }
     }
     return store_.set(kVerdict, text_of_json(verdict));

@@ -670,6 +670,7 @@ def main():
     if sys.argv[1:2] == ["role"]:
         return ROLES[sys.argv[2]](*sys.argv[3:])
     options = parse_arguments()
+    ranks.let_signals_end_ranks()
     options.out.mkdir(parents=True, exist_ok=True)
     try:
         data = measured(options, options.out / RESULTS)

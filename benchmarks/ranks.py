@@ -6,6 +6,7 @@ import pathlib
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -88,6 +89,13 @@ def ended(process, number, folder):
     """Returns the error of a rank that has ended too early."""
     return ContenderFailed(f"rank {number} of {_command_of(process.args)} ended with {process.returncode}:\n"
                            + _last_lines(folder / f"{number}.err"))
+
+
+def let_signals_end_ranks():
+    """Makes SIGTERM and SIGHUP raise SystemExit in this program, so that what ends its ranks and removes its hosts is run.
+    A program calls it once."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda signum, _: sys.exit(128 + signum))
 
 
 def end(processes):

@@ -157,6 +157,7 @@ def main():
     parser.add_argument("--turn", type=float, default=5, help="seconds of a turn; several steps should fit into it")
     parser.add_argument("sides", nargs="+", metavar="SIDE")
     options = parser.parse_args()
+    ranks.let_signals_end_ranks()
     sides = [Side(words) for words in options.sides]
     pythons = [folder / ".venv/bin/python" for folder in (harness.FOLDER, REPOSITORY)]  # benchmarks/setup makes the first one
     python = next((path for path in pythons if path.exists()), sys.executable)

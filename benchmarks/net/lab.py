@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import tempfile
@@ -63,8 +62,7 @@ def measured_on_hosts(shapes, measure):
     None).
 
     `shapes`: (hosts, rate) of each kind of hosts that `measure` needs. Each is made once before `measure` is called."""
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the present hosts are then removed
-        signal.signal(number, lambda signum, _: sys.exit(128 + signum))
+    ranks.let_signals_end_ranks()
     try:
         for hosts, rate in shapes:
             code, _, said = lab(hosts, 1, rate, 30, ["true"])

@@ -3,11 +3,13 @@
 limit."""
 
 import os
+import signal
+import subprocess
 import sys
 import time
 import unittest
 
-import paths  # noqa: F401
+import paths
 import ranks
 from patience import in_time, patient
 
@@ -63,6 +65,21 @@ class Ranks(unittest.TestCase):
         with self.assertRaisesRegex(ranks.ContenderFailed, "was not done after 0.5 s"):
             ranks.run_ranks(python("import time; time.sleep(600)"), ranks.rank_environments(2), 0.5, watch)
         self.assertEqual([alive(pid) for pid in watch.pids], [False, False])
+
+    def test_signal_to_the_program_ends_all_ranks(self):
+        program = ("import contextlib, ranks, sys\n"
+                   "@contextlib.contextmanager\n"
+                   "def watch(pids):\n"
+                   "    print(*pids, flush=True)\n"
+                   "    yield\n"
+                   "ranks.let_signals_end_ranks()\n"
+                   "ranks.run_ranks([sys.executable, '-c', 'import time; time.sleep(600)'], [{}, {}], 600, watch)\n")
+        environment = os.environ | {"PYTHONPATH": str(paths.ROOT / "benchmarks")}
+        with subprocess.Popen(python(program), stdout=subprocess.PIPE, text=True, env=environment) as benchmark:
+            pids = [int(pid) for pid in benchmark.stdout.readline().split()]
+            benchmark.terminate()
+            self.assertEqual(benchmark.wait(patient(60)), 128 + signal.SIGTERM)
+        self.assertEqual([alive(pid) for pid in pids], [False, False])
 
 
 if __name__ == "__main__":

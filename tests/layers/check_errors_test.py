@@ -63,6 +63,10 @@ class ErrorTextsTest(unittest.TestCase):
             error = one_error("void f() { " + source + " }")
             self.assertEqual((error.id, error.text, error.remedy), ("T0007", "{path} has {bytes} bytes", "cut it"), source)
 
+    def test_name_of_a_rank_has_both_numbers(self):
+        error = one_error('absl::Status f() { return make_error(ExitCode::kIo, rank_name(rank_, size()) + ": no store. [T0007] hint: wait"); }')
+        self.assertEqual(error.text, "rank {rank}/{world_size}: no store")
+
     def test_shared_hint_takes_the_text_of_its_users(self):
         user = '\nabsl::Status g() { return make_error(ExitCode::kIo, path + " is too long" + %s); }\n'
         for maker, use in [('constexpr char kHint[] = ". hint: cut it";', "kHint"),

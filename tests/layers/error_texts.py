@@ -138,6 +138,8 @@ class CppTexts:
             return "".join(self.say(source, *part, focus) for part in arguments)
         if name == "format":
             return self.fill(source, arguments, focus)
+        if name == "rank_name":
+            return "rank {rank}/{world_size}"
         return self.say(source, *arguments[0], focus) if name in SAYS_FIRST else None
 
     def fill(self, source, arguments, focus):

@@ -83,7 +83,7 @@ OPTIMIZERS = {"digits": ({"type": "sgd", "momentum": 0.9, "weight_decay": 0.0}, 
               "text": ({"type": "adamw", "betas": [0.9, 0.95], "weight_decay": 0.01}, [1e-3, 3e-3, 1e-2])}
 WHOLE = {"seeds": [1, 2, 3], "steps": {"digits": 544, "text": 400}, "step_s": {"digits": 0.05, "text": 0.1}, "stall_s": 1.0,
          "factors": FACTORS, "clocks": list(CLOCKS)}
-SMALL = WHOLE | {"seeds": [1, 2], "steps": {"digits": 160, "text": 80}}
+SMALL = WHOLE | {"steps": {"digits": 160, "text": 80}}
 QUICK = WHOLE | {"seeds": [1], "steps": {"digits": 16, "text": 16}, "step_s": {"digits": 0.02, "text": 0.04}, "stall_s": 0.1,
                  "factors": FACTORS[-1:], "clocks": ["slow"]}
 

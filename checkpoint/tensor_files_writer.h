@@ -20,9 +20,9 @@ namespace tessera {
 /// `model.safetensors.index.json`. Each file is written as "<name>.partial", and gets its name when all files are
 /// complete and on the disk. The index gets its name last.
 ///
-///   TESSERA_ASSIGN_OR_RETURN(auto writer, TensorFilesWriter::create(folder, tensors, options, who));
+///   TESSERA_ASSIGN_OR_RETURN(auto writer, TensorFilesWriter::create(folder, tensors, most_bytes, existing, who));
 ///   for each tensor, in the order of `tensors`: writer.append(its bytes), in any portions
-///   writer.finish(existing)
+///   writer.finish()
 ///
 /// Messages begin with `who`. Errors: 73 if the folder or a file cannot be created, or if the folder has a model that
 /// must be kept; 74 if a write fails; 77 without permission. After an error, only the destructor may be called.

@@ -32,7 +32,7 @@ namespace {
 class OneBit final : public GradientMethod {
  public:
   /// `kept` has `numel` elements and the elements that a rank owns, each rounded up to whole cache lines; with
-  /// momentum, `numel` elements more. `work` has 2 * ranks messages of an owner, and the elements that a rank owns.
+  /// momentum, `numel` elements more. `work` has 2 * ranks messages of an owner.
   /// `momentum`: 0 or more, and below 1.
   OneBit(const Layout& layout, int rank, int ranks, float momentum, float* kept, float* work)
       : gaps_(layout.gaps().begin(), layout.gaps().end()),
@@ -113,13 +113,11 @@ class OneBit final : public GradientMethod {
 
 }  // namespace
 
-/// The sums that this rank makes lie behind the messages. The residual of these sums is kept, too.
+/// The residual of the sums that this rank makes is kept, too.
 MethodLayout layout_of(const OneBitConfig& method, const GroupShape& group, int ranks) {
   const std::int64_t numel = group.layout.numel(), part = owned_by_each(numel, ranks);
-  MethodLayout layout = layout_by_owners((method.momentum > 0 ? 2 : 1) * in_lines(numel) + in_lines(part),
-                                         scaled_sign_words(part), ranks);
-  layout.memory.work += in_lines(part);
-  return layout;
+  return layout_by_owners((method.momentum > 0 ? 2 : 1) * in_lines(numel) + in_lines(part), scaled_sign_words(part),
+                          ranks);
 }
 
 MadeMethod make_method(const OneBitConfig& method, const MethodSite& at) {

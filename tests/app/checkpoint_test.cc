@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -120,6 +121,49 @@ class Checkpoints : public Workplace {
     return steps;
   }
 
+  /// Returns the command of a run of `steps` steps whose bits depend on no number of ranks: a step has 24 microbatches
+  /// of one sample on any number of ranks.
+  Words reproducible_run(int ranks, const std::string& steps, const std::string& folder, const std::string& metrics,
+                         const Words& more = {}) const {
+    const std::string file = path("reproducible.json");
+    write_file(file, R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "optimizer": {"lr": 0.01},
+                         "gradient_clipping": 1.0, "reproducible": true, "gradient_sync": "last_microbatch"})");
+    const Words kept = {"--steps", steps, "--batch", "1", "--global-batch", "24", "--checkpoint-dir", path(folder)};
+    return Words{"env", "OMP_NUM_THREADS=1"} + launch(ranks) + train(file, metrics, kept + more);
+  }
+  /// Makes a run, whose command for `steps` steps into `folder` with `metrics` is `command`. Then makes the run again
+  /// and kills one rank or all ranks at random moments, `kills` times. The run continues each time, and ends with the
+  /// bits of the first one. TESSERA_SOAK_SEED makes a test use the same moments again.
+  template <class Command>
+  void survive_random_kills(int kills, const std::string& steps, const Command& command) const {
+    const char* const given = std::getenv("TESSERA_SOAK_SEED");
+    const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
+    SCOPED_TRACE("TESSERA_SOAK_SEED=" + std::to_string(seed));
+    std::mt19937 random(seed);
+    const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+    // A run that made no checkpoint may have left metrics. The next run would not replace them.
+    const auto leave_no_metrics = [&] {
+      if (!std::filesystem::exists(path("parts/latest"))) std::filesystem::remove(path("parts.jsonl"));
+    };
+    run(command(up_to, steps, "whole", "whole.jsonl", Words{}), 600);
+    for (int killed = 0; killed < kills;) {
+      leave_no_metrics();
+      const Words saves = {"--every-steps", std::to_string(1 + up_to(9)), "--keep", "2"};
+      Program job(command(up_to, steps, "parts", "parts.jsonl", saves), path("job"));
+      std::this_thread::sleep_for(std::chrono::milliseconds(200 + up_to(3000)));
+      if (kill_some(job, up_to(2) > 0 ? up_to(1) : -1)) {
+        ++killed;
+      } else {  // this run had ended before the kill
+        look({"diff", path("whole"), path("parts")});
+        std::filesystem::remove_all(path("parts"));
+      }
+    }
+    leave_no_metrics();
+    run(command(up_to, steps, "parts", "parts.jsonl", Words{"--every-steps", "100"}), 600);
+    EXPECT_EQ(by_step("parts.jsonl"), by_step("whole.jsonl"));
+    look({"diff", path("whole"), path("parts")});
+  }
+
   bool saves_beside_training_ = false;  ///< the value of checkpoint.async in the next run_of
 };
 
@@ -214,38 +258,23 @@ TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
     EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << entry.path();
 }
 
-// Fault F10 (docs/faults.md): one rank or all ranks are killed at random moments, and the run continues each time. The
-// last losses have the same bits as those of an undisturbed run. TESSERA_SOAK_SEED makes a test use the same moments
-// again.
+// Fault F10 (docs/faults.md).
 TEST_F(Checkpoints, RandomKillsChangeNoBits) {
-  const char* const given = std::getenv("TESSERA_SOAK_SEED");
-  const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
-  SCOPED_TRACE("TESSERA_SOAK_SEED=" + std::to_string(seed));
-  std::mt19937 random(seed);
-  const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
-  const int kills = tests_are_long() ? 200 : 2;
-  const std::string steps = tests_are_long() ? "3000" : "400";
-  run(run_of(2, steps, "whole", "whole.jsonl"), 600);
-  for (int killed = 0; killed < kills;) {
-    saves_beside_training_ = up_to(1) == 1;
-    // A run that made no checkpoint may have left metrics. The next run would not replace them.
-    if (!std::filesystem::exists(path("parts/latest"))) std::filesystem::remove(path("parts.jsonl"));
-    Program job(
-        run_of(2, steps, "parts", "parts.jsonl", {"--every-steps", std::to_string(1 + up_to(9)), "--keep", "2"}),
-        path("job"));
-    std::this_thread::sleep_for(std::chrono::milliseconds(200 + up_to(3000)));
-    if (kill_some(job, up_to(2) > 0 ? up_to(1) : -1)) {
-      ++killed;
-    } else {  // this run had ended before the kill
-      look({"diff", path("whole"), path("parts")});
-      std::filesystem::remove_all(path("parts"));
-    }
-  }
-  saves_beside_training_ = false;
-  if (!std::filesystem::exists(path("parts/latest"))) std::filesystem::remove(path("parts.jsonl"));
-  run(run_of(2, steps, "parts", "parts.jsonl", {"--every-steps", "100"}), 600);
-  EXPECT_EQ(by_step("parts.jsonl"), by_step("whole.jsonl"));
-  look({"diff", path("whole"), path("parts")});
+  survive_random_kills(tests_are_long() ? 200 : 2, tests_are_long() ? "3000" : "400",
+                       [&](const auto& up_to, const auto&... words) {
+                         saves_beside_training_ = up_to(1) == 1;
+                         return run_of(2, words...);
+                       });
+}
+
+TEST_F(Checkpoints, RandomKillsAndNumbersOfRanksChangeNoBits) {
+  bool is_first = true;  // the first command makes the run that is not killed
+  survive_random_kills(tests_are_long() ? 50 : 2, tests_are_long() ? "1000" : "30",
+                       [&](const auto& up_to, const auto&... words) {
+                         constexpr std::array kRanks = {1, 2, 3, 4, 6, 8};
+                         const int ranks = std::exchange(is_first, false) ? 1 : kRanks[static_cast<std::size_t>(up_to(5))];
+                         return reproducible_run(ranks, words...);
+                       });
 }
 
 // Fault F7 (docs/faults.md): the exit code is 0, or the code that a scheduler wants.

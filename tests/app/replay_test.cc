@@ -16,7 +16,7 @@ namespace replay_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Four ranks make and record four steps of eight microbatches each. A checkpoint follows each step.
+/// Several ranks make and record four steps of two microbatches a rank. A checkpoint follows each step.
 class ReplayedRun : public Workplace {
  protected:
   std::string recording() const {
@@ -71,9 +71,9 @@ std::string place_in(const std::string& text) {
   return begin < end && end != std::string::npos ? text.substr(begin, end - begin) : "no place in: " + text;
 }
 
-TEST_F(ReplayedRun, StepOfFourRanksHasTheSameBitsOnOneAndOnTwo) {
+TEST_F(ReplayedRun, StepOfEightRanksHasTheSameBitsOnOneAndOnTwo) {
   const Words run_again = arguments(recording());
-  run(launch(4) + run_again);
+  run(launch(8) + run_again);
   const std::string recorded = read_file(path("hashes"));
   ASSERT_EQ(std::ranges::count(recorded, '\n'), 4);
   const std::string metrics = read_file(path("metrics.jsonl"));

@@ -1,4 +1,4 @@
-"""Architectures of transformers, torchvision and timm: small, with random weights and no dropout.
+"""Architectures of transformers, torchvision and timm: small, with random weights, and without dropout by default.
 
 Each architecture is a case of transformers_ranks.py. A batch is a tuple of tensors that ranks divide by rows, and the
 loss is a mean over the rows. So no loss here compares the rows of a batch, and batch norms do not update their
@@ -23,8 +23,8 @@ PICTURE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "
 
 
 class Architecture(NamedTuple):
-    make: Callable[[], nn.Module]
-    """the same module with each call"""
+    make: Callable[..., nn.Module]
+    """the same module with each call; `dropout`, of transformers alone: the share of elements that are dropped"""
     batches: Callable[[int], list[tuple[torch.Tensor, ...]]]
     loss_of: Callable[[nn.Module, tuple[torch.Tensor, ...]], torch.Tensor]
     units: tuple[str, ...]
@@ -51,19 +51,20 @@ def sounds(count):
     return with_classes([(torch.randn(BATCH, 800, generator=generator),) for _ in range(count)])
 
 
-def without_dropout(config):
+def with_dropout(config, share):
+    """Sets all shares of elements that are dropped. Layers are never dropped."""
     for key, value in vars(config).items():
         if "drop" in key and isinstance(value, float):
-            setattr(config, key, 0.0)
+            setattr(config, key, 0.0 if "layer" in key else share)
         elif isinstance(value, transformers.PreTrainedConfig):
-            without_dropout(value)
+            with_dropout(value, share)
     return config
 
 
 def of_transformers(head, config, batches, loss_of, *units):
-    def make():
+    def make(dropout=0.0):
         torch.manual_seed(5)
-        return getattr(transformers, head)._from_config(without_dropout(config)).float().train()
+        return getattr(transformers, head)._from_config(with_dropout(config, dropout)).float().train()
 
     return Architecture(make, batches, loss_of, units)
 

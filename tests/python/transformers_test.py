@@ -3,9 +3,13 @@ peft and deferred_init."""
 
 import importlib.util
 import os
+import tempfile
 import unittest
 
-from launched import run_forked_files
+from launched import LONG, run_forked_files
+
+# All of them train from Python with the bits of one rank. Without --long, one of each kind of attention and loss does.
+WITH_DROPOUT = ["gpt2", "bert", "t5", "llama", "mistral", "qwen2", "gemma", "phi", "gpt_neox", "opt", "mixtral", "vit"]
 
 
 def are_there(*packages):
@@ -28,6 +32,14 @@ class TransformersTest(unittest.TestCase):
     @are_there("torchvision", "timm")
     def test_all_architectures_train_under_every_strategy(self):
         self.train("long")
+
+    def test_dropout_on_one_two_and_four_ranks_gives_the_same_bits(self):
+        with tempfile.TemporaryDirectory() as folder:
+            words = ("reproducible_ranks.py", folder, *WITH_DROPOUT[:None if LONG else 3])
+            code, output = run_forked_files(["transformers"], (1, *words), (2, *words), (4, *words), at_rest=500,
+                                            TESSERA_LOG_LEVEL="error", TRANSFORMERS_OFFLINE="1")
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("all architectures have the bits of one rank"), 7, output)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ Trained train_microbatches(const Mesh& mesh, const Strategy& strategy, const Tin
   Tiny model = make_tiny(model_options, /*deferred=*/true);
   Engine engine(model.ptr(), strategy, mesh);
   Trained trained;
-  for (const Batch& batch : make_batches(kSteps, kBatch, kLength, model_options.vocab)) {
+  for (const Batch& batch : make_batches(tests_are_long() ? 30 : kSteps, kBatch, kLength, model_options.vocab)) {
     for (std::int64_t round = 0; round < strategy.gradient_accumulation; ++round) {
       const std::int64_t rows = kBatch / all, begin = engine.microbatch() * rows;
       const at::Tensor tokens = batch.tokens.narrow(0, begin, rows), targets = batch.targets.narrow(0, begin, rows);

@@ -309,8 +309,8 @@ class Engine {
   /// with the same values.
   bool writes_results() const;
   /// Says that this process has written the results: where workers come and go, no worker that comes later is told to
-  /// write them again. Without "sync.elastic" it does nothing. If a server is lost, this process still ends well, and
-  /// the log says that the results are not noted. Throws Error (64) where another worker writes them.
+  /// write them again. Without "sync.elastic" it does nothing. If server 0 is lost, this process still ends well,
+  /// and the log says that the results are not noted. Throws Error (64) where another worker writes them.
   void note_results_written();
 
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and

@@ -208,7 +208,7 @@ class Engine:
         """Says that this process has written the results of the run.
 
         Where workers come and go, no worker that comes later is told to write them again. Without "sync.elastic" it
-        does nothing. If a server is lost, this process still ends well, and the log says that the results are not
+        does nothing. If server 0 is lost, this process still ends well, and the log says that the results are not
         noted. Raises Error (64) if another worker writes them.
         """
         self._live().note_results_written()

@@ -8,13 +8,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/asynchronous/servers/parameter_server.h"
@@ -32,6 +36,7 @@ namespace tessera::testing {
 namespace servers_test {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Worker 0 trains, worker 1 joins after some steps, and worker 2 is killed during a step of its own.
 TEST(Servers, WorkersJoinLateAndAreKilledAndEachStepIsMadeOnce) {
@@ -187,6 +192,68 @@ TEST(Servers, WorkerThatHasWrittenTheResultsEndsWellThoughTheServerIsLost) {
     servers.end(0);
     const std::string said = stderr_of([&] { session.engine.note_results_written(); });
     EXPECT_THAT(said, HasSubstr("the results are written, but server 0 cannot note it"));
+    session.engine.check();
+  });
+}
+
+/// Stands between a worker and a server, and passes on what they send, until the worker's connection is to break.
+class Bridge {
+ public:
+  explicit Bridge(std::string server)
+      : server_(std::move(server)),
+        entry_(value_or_throw(listen_for_workers("127.0.0.1:0"))),
+        thread_([this] { run(); }) {}
+
+  const std::string& address() const { return entry_.address; }
+  /// Breaks the connection after one more answer of the server.
+  void break_after_an_answer() { is_to_break_ = true; }
+
+ private:
+  void run() {
+    constexpr std::chrono::milliseconds kLimit{10'000};
+    pollfd entry{entry_.socket, POLLIN, 0};
+    ::poll(&entry, 1, /*timeout=*/30'000);
+    ServerLink worker(::accept(entry_.socket, nullptr, nullptr));
+    ::close(entry_.socket);
+    const auto server = value_or_throw(ServerLink::connect(server_, ServerLink::Clock::now() + kLimit));
+    std::vector<std::byte> bytes(4096);
+    for (;;) {
+      std::array<pollfd, 2> ends = {{{worker.socket(), POLLIN, 0}, {server->socket(), POLLIN, 0}}};
+      ::poll(ends.data(), ends.size(), /*timeout=*/-1);
+      if (ends[0].revents != 0) {
+        const auto got = worker.receive_some(bytes);
+        if (!got.ok() || !server->send(std::span(bytes).first(*got), kLimit).ok()) return;
+      }
+      if (ends[1].revents != 0) {
+        const auto head = server->receive_head(kLimit);
+        if (!head.ok()) return;
+        std::vector<std::byte> payload(static_cast<std::size_t>(head->bytes));
+        if (!server->receive(payload, kLimit).ok() || !worker.send(*head, payload, kLimit).ok()) return;
+        if (is_to_break_) return;
+      }
+    }
+  }
+
+  const std::string server_;
+  const ServerSocket entry_;
+  std::atomic<bool> is_to_break_ = false;
+  std::jthread thread_;  // the thread uses the members above, so this member is destroyed first
+};
+
+// A unit that was asked for ahead of its read never comes from server 1. Server 0 notes the results in spite of that.
+TEST(Servers, ResultsAreNotedWhenAServerOtherThanTheFirstIsLost) {
+  at::set_num_threads(1);
+  const Servers servers(2);
+  Bridge bridge(servers.address(1));
+  const NamedServers named(servers.address(0) + "," + bridge.address());
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, elastic(sgd));
+    make_the_only_step(session);
+    bridge.break_after_an_answer();
+    const at::NoGradGuard no_grad;
+    session.model->embedding->forward(session.batches[0].tokens);
+    const std::string said = stderr_of([&] { session.engine.note_results_written(); });
+    EXPECT_THAT(said, Not(HasSubstr("cannot note")));
     session.engine.check();
   });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdlib>
 
 #include "engine/asynchronous/hogwild_values.h"
 #include "engine/asynchronous/owned_shards.h"
@@ -21,9 +22,21 @@ MeshAxes alone() {
   return axes;
 }
 
+/// Throws if the launcher gives the job parameter servers that the strategy does not use.
+void expect_no_idle_servers(const SyncConfig& sync) {
+  const char* const servers = std::getenv("TESSERA_SERVERS");
+  if (sync.has_servers() || !servers || !*servers || !std::getenv("TESSERA_LAUNCHER")) return;
+  throw Error(
+      ExitCode::kConfig,
+      "/sync/owners: the launcher gives the job parameter servers (--servers or --join), and the strategy has no "
+      "shards for them. hint: set \"sync\": {\"type\": \"asynchronous\", \"owners\": \"servers\"}, or leave the "
+      "option out; a program unsets TESSERA_SERVERS before it makes an Engine that has no part in them");
+}
+
 }  // namespace
 
 MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
+  expect_no_idle_servers(later_);
   if (!is_apart()) return whole;
   if (!now_.has_common_parameters()) return value_or_throw(groups_of(mesh).within_replica(whole));
   auto group = value_or_throw(groups_of(mesh).world("asynchronous"));

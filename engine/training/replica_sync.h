@@ -52,7 +52,8 @@ class ReplicaSync {
 
   /// Returns the axes over which training communicates: the axes of this replica's ranks if it trains separately, else
   /// `whole`, the axes of the mesh. It is collective. Throws tessera::Error (78) if ranks have common parameters that
-  /// are not on servers, and ranks cannot share memory.
+  /// are not on servers, and ranks cannot share memory, or if the launcher has started servers and the strategy has
+  /// none.
   MeshAxes axes(const Mesh& mesh, const MeshAxes& whole);
   /// REQUIRES: units have their first values. Adds the memory that is needed in addition to TrainingMemory to `use`. It
   /// keeps references to the other arguments.

@@ -225,6 +225,9 @@ TEST_F(Train, ParameterServersGiveTheBitsOfShardsThatRanksOwnOnOneHostAndOnTwo) 
   EXPECT_EQ(losses("ranks").size(), 3u);
   EXPECT_EQ(losses("servers"), losses("ranks"));
   EXPECT_EQ(losses("on two hosts"), losses("ranks"));
+  const Ended idle = run_program(launch(1, {"--servers", "1"}) + train(path("ranks.json"), "idle"), path("run"));
+  EXPECT_EQ(idle.code, 78) << idle.err;
+  EXPECT_THAT(idle.err, HasSubstr("has no shards for them"));
 }
 
 TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {

@@ -39,6 +39,7 @@
 namespace tessera::testing {
 namespace servers_test {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const Adjust kOptions[] = {nullptr, [](Strategy& s) { sgd(s), s.sync.asynchronous.scale = AgeScale::kInverse; },
@@ -574,6 +575,17 @@ TEST(Servers, GlooIsTakenWithServersAlone) {
         Strategy::from_json(R"({"strategy": "SHARD_OPTIMIZER", "sync": {"type": "hogwild", "owners": "servers"}})");
       }),
       HasSubstr("sync.type asynchronous"));
+}
+
+TEST(Servers, ServersOfTheLauncherThatTheStrategyDoesNotUseAreRefused) {
+  const NamedServers named("127.0.0.1:1");
+  Strategy strategy = served();
+  strategy.sync = {};
+  EXPECT_EQ(error_of([&] { run(strategy, 1, /*ranks=*/1); }), "") << "no launcher has started them";
+  setenv("TESSERA_LAUNCHER", "tessera", 1);
+  EXPECT_THAT(error_of([&] { run(strategy, 1, /*ranks=*/1); }),
+              AllOf(HasSubstr("/sync/owners"), HasSubstr("--servers"), HasSubstr("hint: set \"sync\"")));
+  unsetenv("TESSERA_LAUNCHER");
 }
 
 TEST(Servers, MissingServersAndBadAddressesAreNamed) {

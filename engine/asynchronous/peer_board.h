@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "runtime/comm/collectives.h"
-#include "runtime/comm/shared/process_handle.h"
+#include "runtime/comm/process_handle.h"
 #include "sharding/arena.h"
 
 namespace tessera {

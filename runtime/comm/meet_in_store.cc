@@ -1,10 +1,20 @@
 #include "runtime/comm/meet_in_store.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/process_handle.h"
 
 namespace tessera {
 namespace {
@@ -13,7 +23,39 @@ constexpr const char* kGivenUp = "given_up";
 constexpr std::chrono::microseconds kFirstPause{200}, kLongestPause{10'000};
 constexpr std::chrono::milliseconds kBetweenQuestions{100};  // pause between questions whether a rank has given up
 
+std::string key_of_process(int rank) { return "process/" + std::to_string(rank); }
+
+/// Returns a text that is the same for processes whose numbers (pid_t) have one meaning, since they are on one host and
+/// in one container. It is "" if the system does not tell.
+std::string meaning_of_pids() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::error_code error;
+  const std::string space = std::filesystem::read_symlink("/proc/self/ns/pid", error).string();
+  return file >> boot && !error ? boot + space : "";
+}
+
+using Process = std::pair<int, ProcessHandle>;  // a rank, and its process
+
+/// Returns the processes of those of `ranks` that are on this host.
+std::vector<Process> processes_of(KeyValueStore& store, std::span<const int> ranks) {
+  const std::string meaning = meaning_of_pids();
+  std::vector<Process> processes;
+  for (const int rank : ranks) {
+    const auto text = store.get(key_of_process(rank), std::chrono::milliseconds(0));
+    if (text.ok() && text->substr(text->find(' ') + 1) == meaning)
+      processes.emplace_back(rank, ProcessHandle(static_cast<pid_t>(std::atol(text->c_str()))));
+  }
+  return processes;
+}
+
 }  // namespace
+
+absl::Status publish_process(KeyValueStore& store, int rank) {
+  const std::string meaning = meaning_of_pids();
+  if (meaning.empty()) return absl::OkStatus();
+  return store.set(key_of_process(rank), std::to_string(getpid()) + " " + meaning);
+}
 
 void publish_given_up(KeyValueStore& store, const std::string& self, const absl::Status& reason) {
   if (store.has(kGivenUp).value_or(true)) return;
@@ -21,10 +63,11 @@ void publish_given_up(KeyValueStore& store, const std::string& self, const absl:
 }
 
 absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::string& key,
-                                            std::chrono::milliseconds timeout) {
+                                            std::chrono::milliseconds timeout, std::span<const int> ranks) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point end = Clock::now() + timeout;
   Clock::time_point next_question = Clock::now() + kBetweenQuestions;
+  std::optional<std::vector<Process>> processes;
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     TESSERA_ASSIGN_OR_RETURN(const bool is_set, store.has(key));
     if (is_set) return store.get(key, std::chrono::milliseconds(0));
@@ -32,9 +75,17 @@ absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::str
     if (now >= end) return absl::DeadlineExceededError("no rank set '" + key + "' in time");
     if (now >= next_question) {
       next_question = now + kBetweenQuestions;
+      if (!processes) processes = processes_of(store, ranks);
+      // A rank that gives up says so before it ends.
+      const auto ended = std::ranges::find_if(*processes, [](const Process& each) { return !each.second.alive(); });
       TESSERA_ASSIGN_OR_RETURN(const bool has_given_up, store.has(kGivenUp));
-      // A rank may have set `key`, and given up behind that.
-      if (has_given_up && !store.has(key).value_or(false)) {
+      // A rank may have set `key`, and given up or ended behind that.
+      if ((has_given_up || ended != processes->end()) && !store.has(key).value_or(false)) {
+        if (!has_given_up)
+          return make_error(ExitCode::kPeerLost,
+                            "the process of rank " + std::to_string(ended->first) +
+                                " has ended. hint: this rank waited for it; what that rank printed last, or its "
+                                "launcher, says why");
         TESSERA_ASSIGN_OR_RETURN(const std::string who, store.get(kGivenUp, std::chrono::milliseconds(0)));
         return make_error(ExitCode::kPeerLost,
                           who + ". [T1068] hint: this rank waited for others; what that rank printed last says more");
@@ -49,7 +100,7 @@ absl::Status meet_in_store(const Group& group, const std::string& way, KeyValueS
   TESSERA_ASSIGN_OR_RETURN(const std::int64_t come, store.add(key + "/here", 1));
   if (come == group.size()) TESSERA_RETURN_IF_ERROR(store.set(all, "1"));
   const std::chrono::milliseconds limit(static_cast<std::int64_t>(1000 * group.init_timeout_s));
-  const absl::Status met = get_from_others(store, all, limit).status();
+  const absl::Status met = get_from_others(store, all, limit, group.world_ranks).status();
   if (met.ok() || absl::IsDeadlineExceeded(met)) return met;
   return make_error(exit_code_of(met), group.self() + ": group " + group.key() + ": " + message_of(met));
 }

@@ -4,6 +4,7 @@
 #include <absl/status/statusor.h>
 
 #include <chrono>
+#include <span>
 #include <string>
 
 #include "runtime/comm/group.h"
@@ -16,11 +17,17 @@ namespace tessera {
 /// rank's name, such as "rank 1/4".
 void publish_given_up(KeyValueStore& store, const std::string& self, const absl::Status& reason);
 
-/// Waits until another rank has set `key`, as KeyValueStore::get does, and ends too if a rank gives up meanwhile.
+/// Says in the store which process this rank is. Ranks of its host then see that it has ended, however it ends, also
+/// before it has made a group. Each rank calls it when it joins the store.
+absl::Status publish_process(KeyValueStore& store, int rank);
+
+/// Waits until another rank has set `key`, as KeyValueStore::get does, and ends too if a rank gives up meanwhile, or if
+/// the process of one of `ranks` ends on this host. `ranks`: the world ranks without which nobody sets the key.
 /// Errors of exit code 75: absl::IsDeadlineExceeded is true for the one after `timeout`, whose text is not for users.
-/// Another one names the rank that has given up, and its reason, or says that the store is gone.
+/// Another one names the rank that has given up, and its reason, or the rank that has ended, or says that the store is
+/// gone.
 absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::string& key,
-                                            std::chrono::milliseconds timeout);
+                                            std::chrono::milliseconds timeout, std::span<const int> ranks);
 
 inline constexpr const char* kNotAllHaveCome = "not all of its ranks have come in time (comm.init_timeout_s)";
 

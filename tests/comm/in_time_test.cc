@@ -82,8 +82,8 @@ class StoreOfARankThatEnds final : public KeyValueStore {
 
 TEST(GetFromOthers, RankThatGivesUpEndsTheWaitUnlessItHasSetTheKey) {
   StoreOfARankThatEnds store;
-  EXPECT_EQ(get_from_others(store, "wanted", 1h).value_or(""), "its value");
-  const absl::Status other = get_from_others(store, "another", 1h).status();
+  EXPECT_EQ(get_from_others(store, "wanted", 1h, {}).value_or(""), "its value");
+  const absl::Status other = get_from_others(store, "another", 1h, {}).status();
   EXPECT_EQ(exit_code_of(other), ExitCode::kPeerLost);
   EXPECT_FALSE(absl::IsDeadlineExceeded(other));
   EXPECT_THAT(message_of(other), ::testing::HasSubstr("rank 1/2 gave up: there are no data"));

@@ -26,6 +26,7 @@
 #include "runtime/comm/c10d/endpoint.h"
 #include "runtime/comm/c10d/strangers.h"
 #include "runtime/comm/in_time.h"
+#include "runtime/comm/meet_in_store.h"
 
 // Joins the job's store in three stages, on a thread of its own, because c10d may wait for ever. The three stages: find
 // the address and wait for the listener (or bind it, on rank 0), connect, and call the roll. The roll call checks that
@@ -159,6 +160,7 @@ class RollCall {
               "). [T0443] hint: give each process a RANK of its own, or each job a MASTER_PORT of its own");
     TESSERA_RETURN_IF_ERROR(store_.add(key_of_hosts(), 1).status());
     TESSERA_RETURN_IF_ERROR(store_.add(key_of_transport(), 1).status());
+    TESSERA_RETURN_IF_ERROR(publish_process(store_, topology_.rank));
     TESSERA_RETURN_IF_ERROR(store_.add("present", 1).status());
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
       TESSERA_ASSIGN_OR_RETURN(const auto present, store_.add("present", 0));

@@ -11,8 +11,8 @@
 
 #include "runtime/base/status.h"
 #include "runtime/comm/meet_in_store.h"
+#include "runtime/comm/process_handle.h"
 #include "runtime/comm/shared/memory_segment.h"
-#include "runtime/comm/shared/process_handle.h"
 #include "runtime/comm/shared/segment_table.h"
 #include "runtime/comm/shared/shared_memory_collectives.h"
 
@@ -201,7 +201,7 @@ class Rendezvous {
   absl::StatusOr<MemorySegment> control_segment() {
     const std::size_t bytes = ControlLayout(group_.size()).bytes;
     if (group_.rank == 0) return invite(bytes);
-    auto text = get_from_others(store_, key_ + "control", time_left());
+    auto text = get_from_others(store_, key_ + "control", time_left(), member(0));
     if (!text.ok()) return is_over() ? missing_error({0}) : store_error(text.status());
     return accept(Invitation::from_text(*text), bytes);
   }
@@ -212,7 +212,7 @@ class Rendezvous {
     std::vector<pid_t> pids(group_.size());
     std::vector<int> missing;
     for (int q = 0; q < group_.size(); ++q) {
-      auto pid = get_from_others(store_, key_ + std::to_string(q), time_left());
+      auto pid = get_from_others(store_, key_ + std::to_string(q), time_left(), member(q));
       if (!pid.ok() && !is_over()) return store_error(pid.status());
       if (!pid.ok())
         missing.push_back(q);
@@ -243,6 +243,11 @@ class Rendezvous {
         group_.self() + ": descriptor " + std::to_string(invitation.fd) + " of process " +
             std::to_string(invitation.pid) + " is not the control segment of " + group_.key() +
             ". [T0484] hint: start the ranks of a host in one PID namespace, or take comm.transport \"gloo\"");
+  }
+
+  /// Returns the world rank of a member of the group.
+  std::span<const int> member(int q) const {
+    return std::span(group_.world_ranks).subspan(static_cast<std::size_t>(q), 1);
   }
 
   std::chrono::milliseconds time_left() const {

@@ -1,6 +1,8 @@
 #include "workshop/app/train/agreement.h"
 
 #include <chrono>
+#include <numeric>
+#include <vector>
 
 #include "runtime/base/rank_name.h"
 #include "runtime/base/seeded_fault.h"
@@ -32,7 +34,10 @@ nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const n
 /// One exchange of this agreement, seen from one rank.
 class Exchange {
  public:
-  Exchange(const AgreementOptions& options, KeyValueStore& store) : options_(options), store_(store) {}
+  Exchange(const AgreementOptions& options, KeyValueStore& store)
+      : options_(options), store_(store), ranks_(static_cast<std::size_t>(options.world_size)) {
+    std::iota(ranks_.begin(), ranks_.end(), 0);
+  }
 
   absl::Status run(const absl::StatusOr<nlohmann::json>& prepared) {
     if (options_.rank == 0)
@@ -49,7 +54,7 @@ class Exchange {
  private:
   absl::StatusOr<nlohmann::json> get(const std::string& key) {
     const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(options_.timeout_s * 1000));
-    const absl::StatusOr<std::string> text = get_from_others(store_, key, timeout);
+    const absl::StatusOr<std::string> text = get_from_others(store_, key, timeout, ranks_);
     if (absl::IsDeadlineExceeded(text.status()))
       return make_error(ExitCode::kPeerLost,
                         rank_name(options_.rank, options_.world_size) + ": " + message_of(text.status()) +
@@ -96,6 +101,7 @@ class Exchange {
 
   const AgreementOptions& options_;
   KeyValueStore& store_;
+  std::vector<int> ranks_;  ///< all ranks of the job
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "runtime/comm/shared/process_handle.h"
+#include "runtime/comm/process_handle.h"
 
 #include <poll.h>
 #include <signal.h>

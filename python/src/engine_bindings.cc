@@ -40,6 +40,19 @@ void set_buffers(ModuleView& view, const NamedTensors& buffers) {
   static_cast<torch::nn::Module&>(view) = std::move(changed);
 }
 
+/// Returns whether the values of these dicts, one dict after the other, are the objects of this list. It runs no code of
+/// Python, since each backward calls it for all modules.
+bool hold(const py::list& dicts, const py::list& objects) {
+  std::size_t known = 0;
+  PyObject *key = nullptr, *value = nullptr;
+  for (const py::handle dict : dicts) {
+    for (Py_ssize_t at = 0; PyDict_Next(dict.ptr(), &at, &key, &value) != 0; ++known)
+      if (known == objects.size() || PyList_GET_ITEM(objects.ptr(), static_cast<Py_ssize_t>(known)) != value)
+        return false;
+  }
+  return known == objects.size();
+}
+
 /// Binds the C++ side of a Python module: its class name, its parameters and buffers, its children. It shares the
 /// TensorImpls of the Python parameters. So the Python module sees an Engine's changes of its parameters, and an Engine
 /// sees those of the module.
@@ -476,6 +489,7 @@ void bind_engine(py::module_& module) {
         return std::make_unique<Guarding<EmaWeights>>(engine);
       });
   module.def("backward", &backward_of);
+  module.def("hold", &hold);
   module.def("scaled_speedup", &scaled_speedup);
   module.def("scaling_efficiency", &scaling_efficiency);
   py::class_<UnevenLooping>(module, "UnevenLoop", py::module_local())

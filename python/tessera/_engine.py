@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DistributedSampler
 
@@ -26,19 +25,6 @@ from tessera._mirror import Mirror
 from tessera._rules import CommHook, ElementwiseOptimizer, MatrixOptimizer, own_rules
 
 Strategy = str | os.PathLike | Mapping
-
-# Number of parameters and modules registered so far, in any module. An Engine checks its module again only if this
-# number has changed.
-_registrations = 0
-
-
-def _count_registration(*_) -> None:
-    global _registrations
-    _registrations += 1
-
-
-torch_module.register_module_parameter_registration_hook(_count_registration)
-torch_module.register_module_module_registration_hook(_count_registration)
 
 
 class _Evaluation(NamedTuple):
@@ -629,7 +615,7 @@ class Engine:
         """Raises Error if a parameter was added after the Engine was made, since the parameter would get gradients, but
         no updates.
         """
-        if self._registrations == _registrations and _are_the_same(self._members_now(), self._members):
+        if _native.hold(self._dicts, self._members):
             return
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter not in self._parameters:
@@ -638,20 +624,11 @@ class Engine:
         self._note_members()
 
     def _note_members(self) -> None:
-        """Stores which parameters and modules the module tree has now, since a program may also write into
-        `Module._parameters`, or insert a module that it made before, which registers nothing.
+        """Stores which parameters and modules the module tree has now. Hooks on registrations are not enough: a program
+        may also write into `Module._parameters`, or insert a module that it made before, which registers nothing.
         """
         self._dicts = [each for module in self.model.modules() for each in (module._parameters, module._modules)]
-        self._members = self._members_now()
-        self._registrations = _registrations
-
-    def _members_now(self) -> list[Any]:
-        return [*itertools.chain.from_iterable(map(dict.values, self._dicts))]
-
-
-def _are_the_same(one: list[Any], other: list[Any]) -> bool:
-    """Returns whether two lists hold the same objects."""
-    return len(one) == len(other) and all(map(operator.is_, one, other))
+        self._members = [*itertools.chain.from_iterable(map(dict.values, self._dicts))]
 
 
 def backward(loss: torch.Tensor, engines: Sequence[Engine], *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,

@@ -103,15 +103,25 @@ int init_and_note(PyObject* made, PyObject* arguments, PyObject* names) {
   return 0;
 }
 
+/// Lets `type` and the classes that are derived from it note their objects. A class without an __init__ of its own has
+/// the constructor that its base had when it was made.
+void note_objects_of(const pybind11::handle& type) {
+  initproc& init = reinterpret_cast<PyTypeObject*>(type.ptr())->tp_init;
+  if (init == init_of_python) init = init_and_note;
+  const pybind11::list derived = type.attr("__subclasses__")();
+  for (const pybind11::handle each : derived) note_objects_of(each);
+}
+
 }  // namespace
 
 void note_exits(const pybind11::function& note) {
-  auto* const type = reinterpret_cast<PyTypeObject*>(PyExc_SystemExit);
+  const pybind11::handle type(PyExc_SystemExit);
   noting = note.inc_ref().ptr();
-  if (type->tp_init == init_and_note) return;
-  init_of_python = std::exchange(type->tp_init, init_and_note);
-  // A derived class takes the constructor from SystemExit.__init__, or its own __init__ calls that.
-  const pybind11::object method = pybind11::handle(PyExc_SystemExit).attr("__init__");
+  if (init_of_python != nullptr) return;
+  init_of_python = reinterpret_cast<PyTypeObject*>(type.ptr())->tp_init;
+  note_objects_of(type);
+  // A class that is made later takes the constructor from SystemExit.__init__, or its own __init__ calls that.
+  const pybind11::object method = type.attr("__init__");
   if (Py_IS_TYPE(method.ptr(), &PyWrapperDescr_Type))
     reinterpret_cast<PyWrapperDescrObject*>(method.ptr())->d_wrapped = reinterpret_cast<void*>(init_and_note);
 }

@@ -58,7 +58,7 @@ inline const Mesh& mesh() { return Job::join({}); }
 
 /// Calls `note` with the code of each SystemExit that is made from now on. Python tells nobody of the one that ends a
 /// program: no excepthook hears of it, and handlers at exit do not know the code. An object of a derived class is noted
-/// too, unless that class was made before this call and has no __init__ of its own.
+/// too, unless that class has an __init__ of its own which does not call that of SystemExit.
 void note_exits(const pybind11::function& note);
 
 /// Makes the process end with `code` instead of Python's exit code. This is the interpreter's last action.

@@ -185,9 +185,10 @@ def _leave_child() -> None:
     if kind is SystemExit and value.code and value.__context__ is not None:
         value = value.__context__
         kind, trace = type(value), value.__traceback__
-    if kind is not None and kind is not SystemExit:
+    is_exit = kind is not None and issubclass(kind, SystemExit)
+    if kind is not None and not is_exit:
         _fail(kind, value, trace)
-    _leave_with(value.code if kind is SystemExit else None)
+    _leave_with(value.code if is_exit else None)
 
 
 def _forget_told() -> None:

@@ -165,6 +165,17 @@ def one_raises(rank, method):
     tessera.barrier()
 
 
+class Leave(SystemExit):
+    pass
+
+
+def leaves(rank, method):
+    distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+    tessera.init()
+    tessera.barrier()
+    raise Leave(0)  # it ends well, as with sys.exit(0)
+
+
 def server_ends(rank, method):
     distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
     distributed.barrier()
@@ -186,7 +197,7 @@ def spawn(program, method):
 def alone():
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     spawn(spawned, "env://")
-    for program in (late, asked_too_early, server_ends):
+    for program in (late, asked_too_early, leaves, server_ends):
         os.environ["MASTER_PORT"] = str(free_port())
         spawn(program, "env://")
     os.environ["MASTER_PORT"] = str(free_port())

@@ -87,9 +87,11 @@ class ExitsTest(unittest.TestCase):
     def test_sys_exit_code_of_one_rank_is_the_jobs(self):
         # Exit code 65 has a special meaning if Tessera chooses it. An exit that the program catches does not count. The
         # builtins exit and quit do not call sys.exit.
-        for call, code in ("sys.exit", 65), ("quit", 3), ("raise SystemExit", 4), ("raise Derived", 5):
+        for call, code in ("sys.exit", 65), ("quit", 3), ("raise SystemExit", 4), ("raise Derived", 5), ("raise Early", 6):
             with self.subTest(call=call):
-                output = self.expect(MADE + f"""
+                output = self.expect("""
+    class Early(SystemExit): pass
+                """ + MADE + f"""
     class Derived(SystemExit): pass
     try:
         sys.exit(9)

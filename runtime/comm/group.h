@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/rank_name.h"
+
 namespace tessera {
 
 /// The uses of a group of ranks.
@@ -28,7 +30,7 @@ struct Group {
   /// Returns a text such as "rank 2".
   std::string who(int member) const { return "rank " + std::to_string(world_ranks[member]); }
   /// Returns this rank's name as messages begin with it: "rank 1/4".
-  std::string self() const { return who(rank) + "/" + std::to_string(world_size); }
+  std::string self() const { return rank_name(world_ranks[rank], world_size); }
   /// Returns the name and ranks. They distinguish this group from every other group: "gather.0[0,1]".
   std::string key() const {
     std::string text = name + "[";

@@ -11,6 +11,7 @@
 #include "runtime/border/throw.h"
 #include "sharding/value_hash.h"
 #include "tessera/engine.h"
+#include "tessera/span.h"
 
 namespace tessera {
 
@@ -68,7 +69,8 @@ class PrivateCopies {
 }  // namespace
 
 struct Gathered::State {
-  State(Engine& owner, Mode mode_given, std::vector<Unit*> units_given)
+  /// `may_be_written`: whether code of the program runs under the guard.
+  State(Engine& owner, Mode mode_given, std::vector<Unit*> units_given, bool may_be_written = true)
       : training(owner.state_->training), mode(mode_given), units(std::move(units_given)) {
     if (mode == kEma) average.emplace(owner);
     training.expect_not_updated("Gathered");
@@ -90,8 +92,10 @@ struct Gathered::State {
         copies.emplace(units, *training.axes.gather);
         copies->meet();
       }
-      if (compares())
+      if (may_be_written && compares()) {
+        const Span span("checks", "Gathered");
         for_each_value([&](const FlatGroup& group, std::size_t i) { shown.push_back(hash_of_gathered(group, i)); });
+      }
     });
     ++training.values.open_guards;
     if (mode != kWrite) return;
@@ -163,6 +167,10 @@ Gathered::Gathered(Engine& engine, Mode mode)
 Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Mode mode)
     : state_(std::make_unique<State>(engine, mode, units_with(engine.state_->training.units, parameters))) {}
 
+Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, OwnUse)
+    : state_(std::make_unique<State>(engine, kRead, units_with(engine.state_->training.units, parameters),
+                                     /*may_be_written=*/false)) {}
+
 void Gathered::State::store() {
   for (Unit* unit : units) store_parameters(*unit, *training.job.axes.control);
   unpin();
@@ -176,6 +184,7 @@ void Gathered::State::store() {
 
 void Gathered::State::expect_unwritten() const {
   if (shown.empty()) return;
+  const Span span("checks", "Gathered");
   auto before = shown.begin();
   for_each_value([&](const FlatGroup& group, std::size_t i) {
     if (hash_of_gathered(group, i) == *before++) return;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
@@ -96,8 +97,8 @@ void EngineSafetensors::export_to(const std::string& folder, const ExportOptions
     Unit* const unit = tensors[begin].unit;
     std::vector<at::Tensor> together;
     for (; end < tensors.size() && tensors[end].unit == unit; ++end) together.push_back(tensors[end].tensor);
-    std::optional<Gathered> gathered;
-    if (unit) gathered.emplace(engine_, together);
+    std::unique_ptr<Gathered> gathered;
+    if (unit) gathered.reset(new Gathered(engine_, together, Gathered::kForOwnUse));
     const at::NoGradGuard no_grad;
     for (std::size_t i = begin; i < end && writer; ++i)
       if (status.ok()) status = status_from([&] { return append(*writer, tensors[i]); });

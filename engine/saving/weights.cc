@@ -111,7 +111,7 @@ void EngineSafetensors::save(const std::filesystem::path& path, WeightsForm form
       for (const FlatParameter& parameter : group->parameters) parameters.push_back(parameter.tensor);
     }
     if (parameters.empty()) continue;
-    Gathered gathered(engine_, parameters);
+    Gathered gathered(engine_, parameters, Gathered::kForOwnUse);
     for (const at::Tensor& parameter : parameters) {
       if (writer) writer->add(parameter);
     }

@@ -600,7 +600,11 @@ class Gathered {
   Gathered& operator=(const Gathered&) = delete;
 
  private:
+  friend class EngineSafetensors;
   struct State;
+  enum OwnUse { kForOwnUse };
+  /// A guard that reads for the Engine itself. No code of the program runs under it, so it hashes nothing.
+  Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, OwnUse);
   std::unique_ptr<State> state_;
 };
 

@@ -10,12 +10,15 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 
 #include "checkpoint/saved_checkpoint.h"
 #include "checkpoint/tensor_files.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
+#include "tessera/span.h"
+#include "tessera/weights.h"
 #include "tests/support/session.h"
 
 namespace tessera::testing {
@@ -23,6 +26,7 @@ namespace safetensors_test {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// Returns names for a file whose matrices are transposed. All names differ from the model's names.
 NameInFile other_names(const std::string& name) {
@@ -223,6 +227,24 @@ TEST_F(Safetensors, TiedTensorStoredTwiceMustHaveOneValue) {
       import_safetensors(other.engine, folder_ / (std::string("only_") + name));
       EXPECT_TRUE(all_same_bits(other.values(), wanted)) << name;
     }
+  });
+}
+
+// No code of the program runs under the guards that an export and a save make.
+TEST_F(Safetensors, GuardsOfTheEngineItselfHashNothing) {
+  const auto spans_of = [](const std::function<void()>& body) {
+    Trace::start();
+    body();
+    Trace::stop();
+    return Trace::events_as_json(0);
+  };
+  run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+    Session session(mesh, strategy_for(ShardingStrategy::kFullShard));
+    session.train(0);
+    constexpr char kHashes[] = "checks Gathered";
+    EXPECT_THAT(spans_of([&] { session.values(); }), HasSubstr(kHashes));
+    EXPECT_THAT(spans_of([&] { export_safetensors(session.engine, folder_ / "out"); }), Not(HasSubstr(kHashes)));
+    EXPECT_THAT(spans_of([&] { save_weights(session.engine, folder_ / "weights.pt"); }), Not(HasSubstr(kHashes)));
   });
 }
 

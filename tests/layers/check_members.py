@@ -74,6 +74,14 @@ def statements(cpp, brace):
         i = cpp.partner.get(i, i) + 1 if cpp.is_sign(i, *cpp_source.PAIRS) else i + 1
 
 
+def names_pointer(cpp, i):
+    """Returns whether bracket i names a pointer to a function or a reference to one, as in `void (*x)(int)`."""
+    inside, end = i + 1, cpp.partner.get(i, i)
+    while cpp.is_name(inside) and cpp.is_sign(inside + 1, "::"):
+        inside += 2
+    return cpp.is_sign(inside, "*", "&") and cpp.is_sign(end + 1, "(") and not any(cpp.is_sign(k, "(") for k in range(inside, end))
+
+
 def is_function(cpp, statement):
     """Returns whether a bracket of parameters stands before the statement's first value."""
     for i in statement:
@@ -82,7 +90,7 @@ def is_function(cpp, statement):
         if cpp.is_sign(i, "=", "{"):
             return False
         if cpp.is_sign(i, "(") and not (cpp.is_name(i - 1) and cpp.tokens[i - 1].text.startswith((MACRO, "alignas"))):
-            return True
+            return not names_pointer(cpp, i)
     return False
 
 

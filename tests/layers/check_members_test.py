@@ -10,12 +10,13 @@ import check_members
 MEMBERS = "\n".join(f"  int a{i} = {i};" for i in range(20))
 ONE_MORE = ["double x = 0;", "const std::map<int, std::pair<int, int>> x;", "std::function<void(int, int)> x = [](int a, int b) { f(a); };",
             "bool operator<(const A& a) const { return a0 < a.a0; }\n  int x;",
-            "int x ABSL_GUARDED_BY(mutex_) = 0;", "alignas(64) std::atomic<bool> x{false};", "Other& x;", "std::array<int, 3> x{};", "float x[4];"]
+            "int x ABSL_GUARDED_BY(mutex_) = 0;", "alignas(64) std::atomic<bool> x{false};", "Other& x;", "std::array<int, 3> x{};", "float x[4];",
+            "void (*x)(int a, int b) = nullptr;", "int (B::*x)(int a) const;", "double (*x[3])(const float* a, int b);"]
 NO_MEMBER = ["void x(int a, int b) const;", "int x() const { return 1; }", "A(int a) : a0(a), a1{a} {}", "A() = default;",
              "A& operator=(const A&) = delete;", "bool operator<(const A& a) const { return a0 < a.a0; }", "using X = std::map<int, int>;",
              "static constexpr int kX = 1, kY = 2;", "struct X { int a; int b; };", "class X;", "enum class X { kA, kB };", "friend class B;",
              "template <class T> void x(T t) { t(); }", " public:", "int x() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return 1; }",
-             "[[nodiscard]] std::vector<int> x(int a = 1);"]
+             "[[nodiscard]] std::vector<int> x(int a = 1);", "void (*x(int a))(int b);"]
 
 
 def complaints_about(text, name="engine/some.h"):

@@ -9,15 +9,17 @@
 
 Without --page the tables are printed.
 
-Runs that FOLDER has are not made again, so a study that was stopped goes on. A folder is of one form.
+Runs that FOLDER has are not made again, so a study that was stopped goes on. All runs of a folder have one form: whole,
+small or quick.
 
-Two studies: `digits` (scikit-learn's, which the Python that runs this has, or --digits FILE as examples/images/digits.py writes it) and
-`text` (LibTorch's headers, a small GPT). In both, four ranks of one thread train a model each, and compute is a sleep for the most part.
+There are two studies. `digits` is a perceptron on the digits of this Python's scikit-learn, or on those of --digits
+FILE, which examples/images/digits.py writes. `text` is a small GPT on LibTorch's headers. Each study has four ranks of
+one thread. Each rank trains a model, and most of its computing time is a sleep.
 
 How a way is measured depends on what decides its losses:
 
-* `played`: an order of pushes and pulls decides. push_orders.py makes one for the clock, and ranks play it (sync.play_order), faster than
-  the clock. Seconds are those of the simulation.
+* `played`: an order of pushes and pulls decides. push_orders.py makes such an order for the clock, and ranks
+  follow it (sync.play_order), faster than the clock. Seconds are those of the simulation.
 * `met`: nothing but the data decides, so one run serves for all clocks. Seconds are those of the simulation.
 * `lived`: who comes first decides, and no order can be played, so ranks keep the clock. Seconds are measured.
 
@@ -48,7 +50,7 @@ from push_orders import Clock, Costs
 
 STUDIES = ("digits", "text")
 RANKS, BATCH, BUCKETS = 4, 8, 20
-LOSS_AT = 0.9                  # the share of the synchronous run's steps whose loss others are to reach
+LOSS_AT = 0.9                  # others are to reach the loss of the synchronous run at this share of its steps
 TUNING_SEED = 0
 CALIBRATION_STEPS = 24
 FACTORS = (1, 0.5, 0.25)       # factors of the synchronous run's learning rate: the other ways choose among these rates
@@ -58,7 +60,7 @@ class Way(typing.NamedTuple):
     label: str
     kind: str                  # "played", "met" or "lived"
     sync: dict
-    rate_of: str               # the way whose rate it has; its own name if it chooses one
+    rate_of: str               # the way whose rate this way has; its own name if it chooses its rate
     at_a_death: str
 
 
@@ -117,7 +119,8 @@ def clock_of(size, study, name):
 
 
 def timeline_of(way, clock, costs, steps, seed):
-    """Returns the Timeline of a way. Each has the gradients of `steps` synchronous steps, but for backups, which drops some."""
+    """Returns the Timeline of a way. It has as many gradients as `steps` synchronous steps have. The way `backups`
+    drops some of them."""
     sync = WAYS[way].sync
     if way == "backups":
         return push_orders.backups(clock, costs, steps, seed, sync["count"])
@@ -128,7 +131,7 @@ def timeline_of(way, clock, costs, steps, seed):
 
 
 def strategy(study, way, rate):
-    """Returns the strategy of a run, but for an order that it plays."""
+    """Returns the strategy of a run, without the order that the run may play."""
     made = {"strategy": "SHARD_OPTIMIZER", "gradient_clipping": 1.0, "optimizer": OPTIMIZERS[study][0] | {"lr": rate}}
     if study == "text":
         made |= {"units": {"classes": ["Block"]}}
@@ -143,7 +146,7 @@ def with_order(made, key, path):
 
 
 def run_of(study, way, rate, seed, timeline, name):
-    """Returns a run whose ranks wait for nothing. One whose ranks keep a clock has it as "clock"."""
+    """Returns a run whose ranks wait for nothing: its "clock" is None. A run whose ranks keep a clock has it there."""
     tickets = None if way == "backups" else timeline.tickets(RANKS)
     return {"name": name, "way": way, "seed": seed, "batch": BATCH, "strategy": strategy(study, way, rate), "clock": None, "tickets": tickets,
             "steps": 1 + max(step.ticket for step in timeline.steps) // RANKS, "expected_s": timeline.seconds()}
@@ -158,8 +161,8 @@ def forecast_of(way, timeline):
 # These functions say what came out.
 
 def curve(moments):
-    """Returns {"losses", "ends"}: of each of BUCKETS equal parts of the gradients, in the order of `moments` [(seconds, loss)], the mean
-    loss and the seconds at its end."""
+    """Returns {"losses", "ends"}. `moments`: [(seconds, loss)] of the gradients. They are sorted by their seconds and
+    cut into BUCKETS equal parts. Each part has its mean loss, and the seconds at its end."""
     moments = sorted(moments)
     cuts = [round(len(moments) * part / BUCKETS) for part in range(BUCKETS + 1)]
     parts = [moments[first:last] for first, last in zip(cuts, cuts[1:])]
@@ -168,7 +171,7 @@ def curve(moments):
 
 
 def moments_of(found, timeline=None):
-    """Returns [(seconds, loss)] of all gradients of a run: seconds of `timeline`, or measured ones."""
+    """Returns [(seconds, loss)] of all gradients of a run: seconds of `timeline`, or measured seconds."""
     if timeline is None:
         return [each for of in found["ranks"] for each in zip(of["ends"], of["losses"])]
     by_ticket = {ticket: each for of in found["ranks"] for ticket, each in zip(of["tickets"], of["losses"])}
@@ -196,7 +199,7 @@ def seconds_to(of_run, wanted):
 
 
 def wanted_loss(rows):
-    """Returns the loss that the synchronous run has at LOSS_AT of its steps, mean over seeds."""
+    """Returns the mean over seeds of the loss that the synchronous run has at LOSS_AT of its steps."""
     row = next(row for row in rows if row["way"] == "synchronous")
     return statistics.fmean(of_run["curve"]["losses"][round(LOSS_AT * BUCKETS) - 1] for of_run in row["runs"])
 
@@ -232,7 +235,7 @@ class Runs:
 
     @functools.cached_property
     def data(self):
-        """Returns what asynchronous_ranks.py calls DATA."""
+        """Returns the path of the JSON file that asynchronous_ranks.py takes as DATA."""
         about = self.folder / f"{self.study}_data.json"
         if self.study == "text":
             training, held_out = make_data(self.folder)
@@ -242,7 +245,7 @@ class Runs:
         return about
 
     def trained(self, wanted):
-        """Trains the runs that are not known, and returns all runs."""
+        """Trains those of the `wanted` runs that have no result yet, and returns the results of all `wanted` runs."""
         left = [run for run in wanted if run["name"] not in self.known]
         if left:
             print(f"asynchronous.py: {self.study}: {len(left)} runs, the first is {left[0]['name']}", flush=True)
@@ -305,9 +308,9 @@ class Study:
         return run
 
     def tune(self):
-        """Chooses the rates, by the training loss under the clock of equal ranks, with a seed that is not among the study's."""
+        """Chooses the rates, by the training loss under the clock of equal ranks. The seed is none of the study's."""
         def best(rates_of):
-            """Returns {way: the best of its rates}. Nothing is trained where there is one."""
+            """Returns {way: the best of its rates}. A way with only one rate is not trained."""
             wanted = {way: [self.run(way, "alike", rate, TUNING_SEED) for rate in rates] for way, rates in rates_of.items() if len(rates) > 1}
             self.runs.trained([run for of_way in wanted.values() for run in of_way])
             losses = {way: [final_loss(self.runs.known[run["name"]]) for run in of_way] for way, of_way in wanted.items()}
@@ -319,7 +322,8 @@ class Study:
         self.rates = first | best({way: [first["synchronous"] * factor for factor in factors] for way in others})
 
     def row(self, way, clock, found):
-        """Returns the results of a way under a clock: {way, clock, rate, runs}. `found`: by seed."""
+        """Returns the results of a way under a clock: {way, clock, rate, runs}. `found`: what the run of each seed
+        gave."""
         of_runs = []
         for seed, run in zip(self.size["seeds"], found):
             timeline = self.timeline(way, clock, seed)
@@ -374,7 +378,7 @@ def seconds_text(value):
 
 
 def reached(row, wanted):
-    """Returns the text of the seconds to a loss. It says how many seeds reach it, where not all do."""
+    """Returns the text of the seconds to a loss. It says how many seeds reach the loss if not all do."""
     times = [time for of_run in row["runs"] if (time := seconds_to(of_run["curve"], wanted)) is not None]
     if not times:
         return "not reached"
@@ -407,7 +411,8 @@ def clock_table(rows, wanted):
 
 
 def forecast_table(study):
-    """Returns the table of measured seconds and mean staleness beside those of the simulation, of all runs that kept their clock."""
+    """Returns a table of all runs that kept their clock. It has the measured seconds and mean staleness, and those of
+    the simulation."""
     lines = ["| way | clock | measured s | simulated s | measured less simulated | staleness measured | simulated |",
              "|---|---|---:|---:|---:|---:|---:|"]
     lived = [{"way": row["way"], "clock": row["clock"]} | row["runs"][0] for row in study["rows"] if WAYS[row["way"]].kind == "lived"]
@@ -450,7 +455,7 @@ TABLES = {study: functools.partial(tables_of, study) for study in STUDIES}
 
 
 def series(rows, axis):
-    """Returns the curves of rows for a picture, means over seeds. `axis`: "seconds" or "samples"."""
+    """Returns the curves of rows for a picture. Their points are means over seeds. `axis`: "seconds" or "samples"."""
     found = []
     for row in rows:
         curves = [of_run["curve"] for of_run in row["runs"]]
@@ -479,7 +484,7 @@ def draw(name, study, folder):
 
 
 def expect_finite(studies):
-    """Ends with 1 where a loss is not finite: no way diverges in a few steps."""
+    """Ends the program with exit code 1 if a loss is not finite. No way should diverge in a few steps."""
     for name, study in studies.items():
         wrong = {row["way"] for row in study["rows"] for of_run in row["runs"]
                  if not all(map(math.isfinite, [*of_run["curve"]["losses"], of_run["held_out_loss"]]))}

@@ -115,7 +115,8 @@ def pull_all(model):
 
 
 def made_steps(run, data, model, engine):
-    """Trains. Returns this rank's numbers: lists with an entry for each step whose gradient counted, and others."""
+    """Trains, and returns this rank's numbers: lists with an entry for each step whose gradient counted, and the
+    numbers "oldest" and "dropped"."""
     rank, ranks = tessera.rank(), tessera.world_size()
     tickets = run["tickets"] and run["tickets"][rank]
     clock = run["clock"] and Clock(*run["clock"])
@@ -153,8 +154,8 @@ def made_steps(run, data, model, engine):
 def trained(run, data):
     """Returns the outcome on rank 0, and None on the other ranks.
 
-    The result has [rank] tickets, losses and ends (seconds from the start to the end of a step), staleness, and times of pulls and steps:
-    `pull_s` is the median, `push_s` that of steps, and `meet_s` is meeting_s."""
+    "ranks" has the tickets, losses and ends of each rank. An end is the seconds from the start of the run to the end of
+    a step. `pull_s` is the median time of a pull, `push_s` that of a call of step(), and `meet_s` is from meeting_s."""
     torch.manual_seed(run["seed"])
     model = data.model()
     engine = tessera.Engine(model, run["strategy"])

@@ -15,8 +15,9 @@ Results are in results/asynchronous_targets.json.xz. Without --page the table is
 * `soak`: workers and parameter servers that are killed, and workers that join. Each parameter counts how often a step was applied to it, so
   a step that is lost or applied twice is seen in the values.
 
-A rank may use a part of a core: a cgroup holds it to that, or where none can be made, this program stops it and lets it go on in turn. The
-program's own part uses the standard library only. It exits with 1 where the soak finds a fault, and no figure is judged.
+A rank may have only a part of a core. A cgroup then limits the rank. If no cgroup can be made, this program stops the
+rank and lets it go on in turn. The program's own part uses the standard library only. It exits with 1 if the soak finds
+a fault. It does not judge any figure.
 """
 
 import argparse
@@ -62,7 +63,7 @@ class Side(typing.NamedTuple):
     label: str
     strategy: dict
     alone: bool = False    # whether each rank is a job of its own
-    worth: int = 1         # what a step of one rank counts for, so that sides with other steps can be compared
+    worth: int = 1         # how many steps a step of one rank counts as, since a step of another side may be smaller
 
 
 class Compared(typing.NamedTuple):
@@ -133,10 +134,11 @@ def parse_arguments():
     return options
 
 
-# These classes hold processes to a part of a core, and let them train by turns.
+# These classes limit processes to a part of a core, and let them train by turns.
 
 class Quotas:
-    """Holds processes to parts of a core. Use it as a context manager around the turns, and `running` around each turn."""
+    """Limits processes to parts of a core. It is a context manager for all turns, and `running` is one for each
+    turn."""
 
     def __init__(self, of_pids):
         """`of_pids`: {process id: part of a core}."""
@@ -183,7 +185,7 @@ class Quotas:
 
     @contextlib.contextmanager
     def running(self):
-        """Stops and continues the processes while it is open, where no groups hold them."""
+        """Returns a context. While it is open, processes without a group are stopped and continued in turn."""
         over = threading.Event()
         turns_of = [] if self._groups else [threading.Thread(target=self._take_turns, args=(pid, share, over))
                                             for pid, share in self._of_pids.items()]
@@ -252,7 +254,8 @@ def ratios(one, other):
 
 
 def compared_by_turns(name, options):
-    """Returns {"speeds": {side: [of each round]}, "shares", "how"} of a section. The first round is left out: deals and caches settle in it."""
+    """Returns {"speeds": {side: [of each round]}, "shares", "how"} of a section. The first round is left out,
+    since deals and caches settle in it."""
     compared = COMPARED[name]
     compared = compared._replace(shares=tuple(options.scale * share for share in compared.shares))
     rounds, turn_s = (2, 2.0) if options.quick else (compared.rounds + 1, compared.turn_s)
@@ -353,7 +356,7 @@ ROWS = {name: (lambda found, name=name: compared_rows(name, found)) for name in 
 # These functions run in processes of their own, and need torch and tessera.
 
 def role_train(strategy, batch, path):
-    """Makes steps until it is killed, and writes the moment at which each has ended."""
+    """Makes steps until it is killed, and writes the moment at which each step has ended."""
     import torch
     from torch.nn import functional
 
@@ -368,7 +371,7 @@ def role_train(strategy, batch, path):
     with open(path, "w", buffering=1) as ends:
         while True:
             if "deal" in strategy:
-                engine.microbatches()  # the samples are the same for all, so nothing follows from the answer
+                engine.microbatches()  # all ranks take the same samples, so the answer is not needed
             while not engine.step_is_due():
                 engine.backward(functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()))
             engine.step()
@@ -376,7 +379,7 @@ def role_train(strategy, batch, path):
 
 
 def role_wire(size, folder):
-    """Is a parameter server on the first host, and a worker on the second one, which prints its samples."""
+    """Is a parameter server on the first host, or a worker on the second host. The worker prints its samples."""
     size, over = json.loads(size), pathlib.Path(folder) / "over"
     host = os.environ["MASTER_ADDR"]
     if os.environ["RANK"] == "0":
@@ -396,7 +399,7 @@ def role_wire(size, folder):
 
 
 def wire_samples(size, units):
-    """Returns the seconds of steps with and without compute, of a model on the server and of one that is alone."""
+    """Returns the seconds of steps with and without compute, of a model on the server and of one without a server."""
     import torch
 
     import tessera
@@ -442,7 +445,7 @@ def wire_samples(size, units):
         "strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Timed"]}, "sync": {"type": "asynchronous", "owners": "servers"},
         "optimizer": {"type": "sgd", "lr": 1e-6, "momentum": 0.0, "weight_decay": 0.0}})
     link, found = os.environ["GLOO_SOCKET_IFNAME"], {"units": units}
-    # Steps of a kind follow each other, so nothing that one leaves under way is hidden behind another kind.
+    # Steps of the same kind follow each other. So what a step leaves under way is not hidden behind another kind.
     for kind, seconds in (("moved", 0.0), ("computed", size["compute_s"])):
         for name, layers, backward, step in ((kind, served, engine.backward, engine.step),
                                              (f"{kind}_alone", alone, torch.Tensor.backward, lambda: clear(alone))):
@@ -502,7 +505,7 @@ class Soak:
         self.addresses = [f"127.0.0.1:{ranks.free_port()}" for _ in range(SERVERS)]
         os.environ |= {"TESSERA_SERVERS": ",".join(self.addresses), "TESSERA_SERVERS_SECRET": SECRET}
         self.servers, self.workers, self.started = [], [], 0
-        self.ends, self.named = [], []  # processes that ended by themselves; workers that named a server that was killed while they joined
+        self.ends, self.named = [], []  # processes that ended by themselves; workers that failed as a server was killed
 
     def start_server(self, number):
         with open(self.folder / f"server{number}.log", "a") as log:
@@ -562,7 +565,8 @@ class Soak:
         return path.read_text().count("\n") if path.exists() else 0
 
     def wait_for(self, is_there):
-        """Waits until something is there. Returns False if no step is made for HANG_S, or if too many processes end by themselves."""
+        """Waits until `is_there()` is true. Returns False if no step is made for HANG_S, or if too many processes end
+        by themselves."""
         made, since = self.made(), time.monotonic()
         while not is_there():
             if self.made() != made:
@@ -606,7 +610,7 @@ class Soak:
                 "seconds": time.monotonic() - begun} | self.sums()
 
     def sums(self):
-        """Returns what the values of the parameters say of the steps."""
+        """Returns {"lost", "again", "unsaid", "wrong"}: the steps of each kind, as the parameters' values show."""
         path = self.folder / "values"
         units = json.loads(path.read_text()) if path.exists() else [[]]
         by_step = list(zip(*units))
@@ -622,7 +626,7 @@ def last_line(log):
 
 
 def said_again(log):
-    """Returns how often the servers' log says of each step that it is dealt again. A worker of the soak holds one step at a time."""
+    """Returns {step: how often the servers' log says that it is dealt again}. A worker holds one step at a time."""
     return collections.Counter(map(int, re.findall(r"of its steps unmade, from number (\d+) on; they are dealt again", log)))
 
 

@@ -1,8 +1,8 @@
 """The contenders of the comparison. Each has a row with its family, how it is started, and where it is measured. It
 uses the standard library only.
 
-A contender of PyTorch, DeepSpeed or the Python package is named by an argument of peers/step.py, and one of Tessera by
-a strategy.
+A contender of PyTorch, DeepSpeed or the Python package is named by an argument of peers/step.py, and a contender of
+Tessera by a strategy.
 """
 
 import dataclasses
@@ -131,7 +131,7 @@ CONTENDERS = {contender.name: contender for contender in (
              offload=_STATES_ON_HOST | {"step": "gpu"}),
     _tessera("host_cpu", "FULL_SHARD", _GPU, "sharded", ", states on the host, updated by the CPU",
              offload=_STATES_ON_HOST | {"step": "cpu"}),
-    # A quarter of a GiB of records is under way in each direction, so that the bus never waits for a unit's backward.
+    # Up to 32 records of 4 MiB are under way in each direction, so that the bus never waits for a unit's backward.
     _tessera("host_backward", "FULL_SHARD", _GPU, "sharded", ", states on the host, updated by the GPU in backward",
              offload=_STATES_ON_HOST | {"step": "gpu", "record": "4MiB", "queue_depth": 32}, **_IN_BACKWARD),
     # FSDP2's CPUOffloadPolicy, too, stores all state on the host.

@@ -9,9 +9,9 @@ unchanged, or scaled and warmed up.
 `--runs` and `--page` go together. Runs that FOLDER already has are not made again, so a study that was stopped
 continues. A folder may have only runs of the small form or only runs of the whole form.
 
-Three studies: `digits` (those of this Python's scikit-learn, or of --digits FILE as examples/images/digits.py writes
-it), `text` (LibTorch's headers, a small GPT), and `wire` (what compression and outer steps cost and save at a large
-batch of the text).
+There are three studies. `digits` uses the digits of this Python's scikit-learn, or those of --digits FILE, which
+examples/images/digits.py writes. `text` is a small GPT on LibTorch's headers. `wire` shows what compression and outer
+steps cost and save at a large batch of the text.
 """
 
 import argparse
@@ -38,8 +38,8 @@ BASE = 32
 TRAINING_DIGITS, WARM_UP_EPOCHS = 1437, 2
 TUNING_SEED = 0
 LINEAR, ROOT = "linear", "square_root"
-# Each entry is an optimizer: its keys, how its rate grows with the batch, and the rates among which the best one for
-# the base batch is chosen.
+# Each entry is an optimizer: its keys, how its rate grows with the batch, and the rates from which the best rate
+# for the base batch is chosen.
 OPTIMIZERS = {
     "SGD": ({"type": "sgd", "momentum": 0.9, "weight_decay": 1e-4}, LINEAR, {"digits": [0.01, 0.03, 0.1], "text": [0.03, 0.1, 0.3]}),
     "AdamW": ({"type": "adamw", "weight_decay": 0.01}, ROOT, {"digits": [3e-4, 1e-3, 3e-3], "text": [5e-4, 1.5e-3, 5e-3]}),
@@ -322,8 +322,8 @@ TABLES = {"digits": digits_tables, "text": text_tables, "wire": wire_table}
 
 
 def filled(page, studies, tables=None):
-    """Returns the page with these studies' tables between their marks. `tables`: {study: a function that makes its lines}; this study's if
-    none are given. Raises ValueError where a mark is missing."""
+    """Returns the page with these studies' tables between their marks. `tables`: {study: a function that makes its
+    lines}; TABLES if it is None. Raises ValueError if a mark is missing."""
     tables = tables or TABLES
     for name, study in studies.items():
         begin, end = f"<!-- table: {name} -->\n", f"<!-- end of table: {name} -->\n"

@@ -134,8 +134,8 @@ def train(binary, name, seed, folder, data):
 
 
 def wire_bytes(binary, name, data):
-    """Returns the bytes that both ranks send in a step, after the first steps without compression. Returns None if no
-    network namespace can be made."""
+    """Returns the bytes that both ranks send in a step that compresses (the first steps of a run may not). Returns None
+    if no network namespace can be made."""
     of = CONTENDERS[name][1]
     if "compression" in of:  # methods with momentum send as many bytes as gradients, but begin with uncompressed steps
         rest = {key: value for key, value in of["compression"].items() if key != "start_step"}

@@ -2,7 +2,7 @@
 
 Families differ by brightness and hatching, and lines by dashes and marks. A page printed in black and white therefore
 shows as much as one in colour. The colours of COLOURS become variables of the page's style (page.html), which has a
-dark set too. Each function makes a matplotlib Figure; svg() writes one.
+dark set too. Each function makes a matplotlib Figure, which svg() writes.
 """
 
 import html

@@ -1,8 +1,9 @@
 """Simulates when ranks with clocks of their own pull, compute, push and meet, and writes the order of pushes and pulls in the form
 of sync.record_order (docs/design/asynchronous.md, "Orders"). It uses the standard library only.
 
-Nothing is computed here but times, by the model of `tessera simulate` (planner/modes/mode_clock.h); tests/planner/mode_cases.json has runs
-on which both agree. Work is dealt as tickets, one for each gradient, so all ways to train have the same samples.
+This program computes only times, by the model of `tessera simulate` (planner/modes/mode_clock.h).
+tests/planner/mode_cases.json has runs for which both give the same times. Work is dealt as tickets, one for each
+gradient, so all ways to train have the same samples.
 """
 
 import collections
@@ -36,12 +37,13 @@ class Costs(typing.NamedTuple):
 
     pull_s: float = 0.0
     push_s: float = 0.0
-    meet_s: float = 0.0  # a step in which ranks add up gradients, from the moment at which the last one has come
+    meet_s: float = 0.0  # the sum of gradients in a meeting, from the moment at which the last rank has come
 
 
 def meeting_s(step_s):
-    """Returns the median of what a step took the rank that came last, which waited for nobody. `step_s`: by rank. It is None where ranks
-    made unlike numbers of steps that counted (late ones of backups make none), since no step is everybody's then."""
+    """Returns the median over steps of the shortest time of a rank. That rank came last, and waited for nobody.
+    `step_s`: [rank][step]. Returns None if ranks made different numbers of steps that counted, since then no step
+    belongs to all ranks. (A late rank of `backups` makes no step that counts.)"""
     shortest = [min(of_ranks) for of_ranks in zip(*step_s)]
     return statistics.median(shortest) if shortest and len(set(map(len, step_s))) == 1 else None
 
@@ -64,7 +66,7 @@ class Step(typing.NamedTuple):
 
 
 class Timeline(typing.NamedTuple):
-    steps: list      # by the end of their push
+    steps: list      # sorted by the end of their push
     dropped: int     # gradients that came too late to count
 
     def seconds(self):
@@ -78,8 +80,9 @@ class Timeline(typing.NamedTuple):
         return found
 
     def ages(self):
-        """Returns the age of each gradient of asynchronous ranks, in the order of pushes: how many pushes of others came between its pull
-        and its push. Pull and push count at the middle of their time."""
+        """Returns the ages of the gradients of asynchronous ranks, in the order of pushes. The age is the number of
+        other ranks' pushes between the gradient's pull and its push. A pull or push counts at the middle of its
+        time."""
         events = []
         for step in self.steps:
             for is_push, first, last in step.spans():
@@ -99,8 +102,9 @@ def _by_end(steps, dropped=0):
 
 
 def asynchronous(clock, costs, work, seed, max_staleness=None):
-    """Returns the Timeline of ranks that push `work` gradients in all, each as soon as it has one. With `max_staleness` a rank that has
-    made k steps begins the next one once all have made k - max_staleness. At 0 the gradients of a round are pushed in rank order, and
+    """Returns the Timeline of ranks that push `work` gradients together. A rank pushes a gradient as soon as it has
+    one. If `max_staleness` is given, a rank that has made k steps begins the next step once all ranks have made
+    k - max_staleness steps. If it is 0, the gradients of a round are pushed in rank order, and
     `work` must be the same for each rank."""
     ranks = len(clock.slowness)
     if max_staleness == 0:
@@ -143,8 +147,8 @@ def _rounds(clock, costs, work, seed):
 
 
 def meeting(clock, costs, count, seed, every=1):
-    """Returns the Timeline of ranks that make `count` steps each and meet in every `every`-th of them: synchronous ranks in each one. A
-    step without a meeting ends with an update of the rank's own, which takes push_s."""
+    """Returns the Timeline of ranks that make `count` steps each and meet in every `every`-th of them. Synchronous
+    ranks meet in each step. A step without a meeting ends with an update of the rank's own, which takes push_s."""
     ranks = len(clock.slowness)
     at, steps = [0.0] * ranks, []
     for number in range(1, count + 1):
@@ -159,8 +163,9 @@ def meeting(clock, costs, count, seed, every=1):
 
 
 def backups(clock, costs, count, seed, spare):
-    """Returns the Timeline of `count` steps that are made of the gradients that come first, all but `spare` of them. A rank that comes
-    later drops its gradient and goes on with the newest step. A ticket belongs to a rank's part of a step, so late ranks skip some."""
+    """Returns the Timeline of `count` steps. A step is made of the gradients that come first, and does not wait for the
+    last `spare` of them. A rank that comes later drops its gradient and goes on with the newest step. A ticket belongs
+    to a rank's part of a step, so late ranks skip some tickets."""
     ranks = len(clock.slowness)
     attempts, under_way, steps = [0] * ranks, [], []
 
@@ -191,7 +196,8 @@ def backups(clock, costs, count, seed, spare):
 
 
 def templates_of(text, ranks, step=2):
-    """Returns [rank]: the (op, unit, group, shard) of its step, in order, from the text of an order that an Engine recorded."""
+    """Returns [rank][event]: (op, unit, group, shard) of the rank's step `step`, in order. `text`: an order that an
+    Engine recorded."""
     lines = [json.loads(line) for line in text.splitlines()[1:]]
     found = [[] for _ in range(ranks)]
     for line in sorted(lines, key=lambda line: line["event"]):
@@ -204,7 +210,8 @@ def templates_of(text, ranks, step=2):
 
 
 def order(timeline, templates):
-    """Yields the objects of an order file's lines. Pulls, and pushes, of a step are spread evenly over their time."""
+    """Yields the objects of an order file's lines. A step's pulls are spread evenly over the time of its pull, and its
+    pushes over that of its push."""
     events = []
     for step in timeline.steps:
         for is_push, first, last in step.spans():
@@ -212,7 +219,7 @@ def order(timeline, templates):
             shards = [rest for of, *rest in templates[step.rank] if of == op]
             for place, shard in enumerate(shards):
                 at = first + (place + 0.5) / len(shards) * (last - first)
-                # A rank may begin a step because another one has pushed an earlier step, at the same moment.
+                # A rank may begin a step at the moment at which another rank has pushed an earlier step.
                 events.append((at, step.step, step.rank, is_push, place, op, shard))
     events.sort(key=lambda event: event[:5])
     ranks = len(templates)

@@ -92,8 +92,8 @@ def ended(process, number, folder):
 
 
 def let_signals_end_ranks():
-    """Makes SIGTERM and SIGHUP raise SystemExit in this program, so that what ends its ranks and removes its hosts is run.
-    A program calls it once."""
+    """Makes SIGTERM and SIGHUP raise SystemExit in this program, so that the code that ends its ranks and removes its
+    hosts still runs. A program calls it once."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda signum, _: sys.exit(128 + signum))
 

@@ -10,15 +10,15 @@ One object:
     contenders   [{name, family, label, group, stage, private_copies}]
     works        [{name, title, model, dtype, parameters, batch, steps, warm_up, contenders}]
     checks       [{work, result}]                           the verified fact
-    failed, not_run  [{key: "section/what", what, round, why}]    round: in which it failed, from which on it was not
-                         run; null for times before or after the rounds. What belongs to no section has a key without a
-                         slash
+    failed, not_run  [{key: "section/what", what, round, why}]    round: the round in which it failed, or the first
+                         round in which it was not run; null before and after the rounds. What belongs to no section
+                         has a key without a slash
     thinned_to   how many samples of each long list are left, if the file would have been too large
 
 The sections' entries are listed in the measure.py for host, network or GPU. Samples are seconds, and lists that hold
 only numbers keep 9 significant digits. Long lists of single calls are in order of size. The file has them as whole
-nanoseconds, the resolution of clocks: {"ns": [the first sample, and by how much each is longer than the one before]}.
-read() gives the list of seconds.
+nanoseconds, the resolution of clocks: {"ns": [the first sample, and by how much each is longer than the sample
+before]}. read() gives the list of seconds.
 """
 
 import itertools

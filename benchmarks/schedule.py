@@ -47,7 +47,7 @@ class Task:
 
 
 class Schedule:
-    """`failed` and `not_run`: [{"key", "what", "round", "why"}]. Rounds count from 1. The round is the one in which the
+    """`failed` and `not_run`: [{"key", "what", "round", "why"}]. Rounds count from 1. The round is that in which the
     task failed, or the first round in which it was not run.
 
     `most_failures`: a task that failed this many times is not tried again.

@@ -101,7 +101,7 @@ COLLECTIVES = (
 # lower.
 COLLECTIVES_OF_LIMIT = (("group", 0.9), ("private", 0.85))
 
-# Targets of passes over a disk. DISK: Tessera's speed over the faster one of fio and of DeepSpeed's sweep.
+# Targets of passes over a disk. DISK: Tessera's speed over the larger of the speeds of fio and of DeepSpeed's sweep.
 # DISK_DEFAULTS: Tessera's speed over that of DeepSpeed's defaults, if the defaults reach less than the share DISK_SLOW
 # of fio's speed. DISK_CPU: DeepSpeed's CPU time for each byte over Tessera's.
 DISK = 0.98
@@ -109,7 +109,8 @@ DISK_DEFAULTS = 1.2
 DISK_SLOW = 0.8
 DISK_CPU = 2.0
 # Each entry is (Tessera's kernel, target over DeepSpeed's swapper), for the time of a step per parameter, with the
-# state on disk. The last number is the longer of the step's two parts (disk and update) divided by the step.
+# state on disk. DISK_STEPS_OF_LIMIT: the time of the longer of the step's two parts (disk and update), divided by the
+# time of the step.
 DISK_STEPS = {"fp32": 1.5, "mixed_bf16_moments": 2.5, "mixed_8bit_moments": 3.5}
 DISK_STEPS_OF_LIMIT = 0.95
 

@@ -16,10 +16,11 @@
                               "sweep": [{"bucket_bytes", "collectives", "samples_s": [...], "communication_s": [...]}],
                               "reductions": [{"bytes", "samples_s": [...]}],
                               "inference": {"loss", "accuracy", "samples_s": [...]}}]}
-                 steps_a_round: buckets are measured by turns, so many samples of each a round, in order. samples_s of
-                 the sweep: steps with that bucket, of the slowest rank; communication_s: what of each was
-                 spent in reductions, of the rank that waited least for others; reductions: single collectives, for the
-                 alpha-beta fit; inference: forwards of the trained model over held-out batches.
+                 steps_a_round: buckets are measured in turn, with this many samples of each bucket in a round.
+                 samples_s of the sweep: the seconds of steps with that bucket on the slowest rank. communication_s: the
+                 part of each step that was spent in reductions, on the rank that waited least for others. reductions:
+                 single collectives, for the alpha-beta fit; inference: forwards of the trained model over held-out
+                 batches.
     offload      {"disks": [{"bytes", "engine", "write", "read", "mixed"}], "steps": [{"name", "numel", "bytes_moved",
                  "step_s": [...], "in_memory_s": [...], "transfer_s": [...]}]}, one thread; needs --dir
                  disks: by io_uring, then by threads; each pass {"samples_s": [...], "cpu_s": [...]}, bytes: one way.

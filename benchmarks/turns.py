@@ -121,8 +121,8 @@ class Side:
 
 
 def whole_steps(steps, before):
-    """Returns the seconds of the steps of a turn. `before` of `steps` existed when the turn began. The next step began
-    in an earlier turn, so it contains the time for which its ranks were stopped."""
+    """Returns the seconds of the steps of a turn. The first `before` of `steps` existed when the turn began. The step
+    after them began in an earlier turn, so it contains the time for which its ranks were stopped."""
     return [step["seconds"] for step in steps[before + 1:]]
 
 

@@ -17,8 +17,8 @@ TOKENS = 200_000
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A model, the number of its steps in a round, and its contenders, with the most important one first. In each step,
-    each rank trains on `batch` samples of seq_len tokens, and AdamW updates the weights."""
+    """A model, the number of its steps in a round, and its contenders, with the most important contender first. In each
+    step, each rank trains on `batch` samples of seq_len tokens, and AdamW updates the weights."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class Work:
         return self.batch * self.model["seq_len"]
 
     def needs_bytes(self):
-        """Returns the bytes that a GPU needs. If states are on the GPU, PyTorch with masters that the program stores
+        """Returns the bytes that a GPU needs. If states are on the GPU, a PyTorch program that stores masters itself
         needs most: 2 bytes each for a bf16 parameter and its gradient, and 4 bytes each for the fp32 master, its
         gradient and two moments. Activations, logits and libraries need 4 GiB more."""
         return self.needs_per_parameter * self.parameters() + 2**32
@@ -66,9 +66,10 @@ def parameter_count(model):
 
 def flops_per_token(model):
     """Returns the floating-point operations of forward and backward, by the formula of PaLM (arXiv 2204.02311, appendix
-    B). There are 6 operations for each parameter of a matrix product: four of width^2 in attention, eight in the
-    feed-forward layers, and the head. Attention itself has 12 * layers * width * seq_len operations. The masked half of
-    attention counts. Operations that recompute repeats do not count, since the model itself does not need them."""
+    B). There are 6 operations for each parameter of a matrix product. A layer has 4 * width^2 of these parameters in
+    attention and 8 * width^2 in its feed-forward part. The head has vocab_size * width. Attention itself has 12 *
+    layers * width * seq_len operations. The masked half of attention counts. Operations that recompute repeats do not
+    count, since the model itself does not need them."""
     layers, width = model["layers"], model["width"]
     matrices = 12 * layers * width * width + model["vocab_size"] * width
     return 6 * matrices + 12 * layers * width * model["seq_len"]

@@ -40,7 +40,7 @@ absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string
 absl::StatusOr<std::vector<std::string>> damaged_checkpoints(const std::string& folder, const std::string& who);
 
 /// Returns the name in `latest`. Errors: 66 if there is no such file, or no such checkpoint (the text lists the
-/// checkpoints); 65 if it is not the name of a checkpoint.
+/// checkpoints); 65 if the file does not have the name of a checkpoint.
 absl::StatusOr<std::string> latest_checkpoint(const std::string& folder, const std::string& who);
 
 /// Returns the name in `best`. Errors: those of latest_checkpoint, for `best` instead of `latest`.
@@ -52,8 +52,8 @@ absl::StatusOr<std::string> best_checkpoint(const std::string& folder, const std
 absl::StatusOr<std::string> find_checkpoint(const std::string& path, const std::string& who);
 
 /// Makes `folder` if it does not exist, and locks it against other runs. It is meant for a program that saves there
-/// until it ends. Errors: 69 if another run has it; 73 if it cannot be created; 77 without permission; 71 without free
-/// descriptors or memory.
+/// until it ends. Errors: 69 if another run has locked it; 73 if it cannot be created; 77 without permission; 71
+/// without free descriptors or memory.
 absl::StatusOr<FolderLock> lock_for_run(const std::string& folder, const std::string& who);
 
 /// A checkpoint that is being made, by one rank for all ranks. The object holds the folder's lock while it lives. The

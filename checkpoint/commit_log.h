@@ -21,7 +21,7 @@ namespace tessera {
 /// Rank r has these files:
 ///
 /// - rank-0000r.commit-0 and .commit-1;
-/// - .lock, which stays;
+/// - .lock, which stays when the run ends;
 /// - .begun, which is empty, and exists as soon as all ranks have a commit. If a folder has this file and no commits,
 ///   the commits are lost. If it has neither, its run ended before the first commit.
 /// - .kept-0123456789abcdef, with bytes that are not written again with each commit; commits name these bytes by their
@@ -29,7 +29,7 @@ namespace tessera {
 class CommitLog {
  public:
   /// Opens a rank's commits, and makes the folder if it does not exist. `who` is the prefix of messages: "rank 0".
-  /// Errors: 69 if another process has opened the same rank's commits; 73 if it cannot be created; 77 without
+  /// Errors: 69 if another process has opened the same rank's commits; 73 if the folder cannot be created; 77 without
   /// permission; 71 without free descriptors or memory; 74 if a read or write fails.
   static absl::StatusOr<std::unique_ptr<CommitLog>> open(const std::string& folder, int rank, const std::string& who);
 
@@ -40,7 +40,7 @@ class CommitLog {
   /// the other is not, the damaged commit is left out, with a warning. It does not change files. Errors: 65 if there
   /// were commits, and none of them is whole.
   absl::StatusOr<std::vector<Commit>> read() const;
-  /// Removes the files that a killed process left of a commit that it was writing.
+  /// Removes the unfinished files that a process left because it was killed while it wrote a commit.
   absl::Status remove_leftovers() const;
   /// Returns whether all ranks have had a commit.
   bool has_begun() const;

@@ -52,7 +52,7 @@ void add_parameter(const SavedCheckpoint& from, const SavedParameter& parameter,
   }
 }
 
-/// Adds the pieces that belong to one rank of the run to one file, without cutting these pieces.
+/// Adds the pieces that belong to single ranks of the run, uncut. All of a rank's pieces go to the same file.
 void add_residuals(const SavedCheckpoint& from, std::vector<std::vector<Piece>>& pieces) {
   const Manifest& manifest = from.manifest();
   if (!manifest.residuals) return;
@@ -81,8 +81,8 @@ void add_the_rest(const SavedCheckpoint& from, std::vector<Piece>& pieces) {
   }
 }
 
-/// Returns, for each [file], its pieces: all parameters, one after another, are cut into runs with equal numbers of
-/// blocks.
+/// Returns [file]: its pieces. All parameters, one after another, are cut into as many runs as there are files. The
+/// runs have equal numbers of blocks.
 std::vector<std::vector<Piece>> cut(const SavedCheckpoint& from, std::int64_t files) {
   std::int64_t all = 0;
   for (const SavedParameter& parameter : from.manifest().parameters) all += blocks_of(parameter.numel);

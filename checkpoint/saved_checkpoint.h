@@ -23,7 +23,7 @@ inline constexpr char kMaster[] = "master";        ///< F32: the master of a par
 inline constexpr char kValue[] = "value";          ///< a parameter that is frozen, in its own type
 inline constexpr char kBuffer[] = "buffer";        ///< a buffer that the module has
 inline constexpr char kItem[] = "item";            ///< a tensor that the program added
-inline constexpr char kGenerator[] = "generator";  ///< U8: LibTorch's default CPU generator, named by the rank
+inline constexpr char kGenerator[] = "generator";  ///< U8: LibTorch's default CPU generator; its name is the rank
 /// U8: the generator of a rank's GPU, with the rank as its name. It exists only if the rank trained on a GPU.
 inline constexpr char kGpuGenerator[] = "gpu_generator";
 /// F32, for trainable parameters: the factor with which PowerSGD begins the next step.

@@ -75,7 +75,7 @@ Engine::Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strate
 
 Engine::~Engine() {
   auto& [job, training, saving] = *state_;
-  // An exception is unwinding the stack: the other ranks must not wait for this rank.
+  // If an exception is unwinding the stack, the other ranks must not wait for this rank.
   const bool unwinding = std::uncaught_exceptions() > job.exceptions_at_start;
   if (unwinding && RunScope::current) RunScope::current->memory_story = job.memory_story("");
   MeshGroups& groups = groups_of(job.mesh);
@@ -95,8 +95,8 @@ void Engine::backward_nothing() {
   training.job.or_abort("backward_nothing", [&] { training.run_nothing(); });
 }
 
-/// Backward starts with the first engine's loss scale, which so scales the gradients of all engines. A factor for each
-/// other engine corrects this to the engine's own scale.
+/// Backward starts with the first engine's loss scale, so this scale applies to the gradients of all engines. A factor
+/// for each other engine corrects this to the engine's own scale.
 std::vector<at::Tensor> Engine::State::factors_of(const std::vector<Engine*>& engines, const LossSeed& first) {
   const double scale = engines[0]->loss_scale();
   std::vector<at::Tensor> factors = {first.factor};

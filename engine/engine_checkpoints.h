@@ -34,7 +34,7 @@ class EngineCheckpoints {
   std::optional<CheckpointProgress> progress() const;
   bool commit(const CheckpointItems& items);
   void finish_commit();
-  /// Returns the step of an earlier run's commit that this run has not resumed.
+  /// Returns the step of an earlier run's commit, if this run has not resumed from it.
   std::optional<std::int64_t> commit_to_resume() const;
   std::optional<LoadedCheckpoint> resume_durable();
 

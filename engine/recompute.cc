@@ -53,7 +53,7 @@ struct RandomStates {
   std::vector<std::pair<at::Generator, at::Tensor>> entries;
 };
 
-/// Saves the generators' states, and restores them at the end of the scope.
+/// Gives the generators the states `states`, and restores their own states at the end of the scope.
 class WithRandomStates {
  public:
   explicit WithRandomStates(RandomStates& states) : before_(states.now()) { states.restore(); }
@@ -86,7 +86,7 @@ class WithoutCachedCasts {
 struct NothingIsMissing {};
 
 /// Returns whether a tensor is kept and not computed again. That is so for a tensor that stays alive in any case, such
-/// as a parameter, even if other code releases and fills its storage (as for units).
+/// as a parameter, even if other code releases and fills its storage (as the residency does with units).
 bool is_to_be_kept(const at::Tensor& tensor) {
   return (tensor.is_leaf() && tensor.requires_grad()) || unit_of(tensor) != nullptr;
 }
@@ -96,9 +96,9 @@ std::vector<std::int64_t> sizes_of(const at::Tensor& tensor) {
 }
 
 /// One call of checkpoint(); it lives as long as its graph. The graph comes from the first run. The tensors that its
-/// operators saved for backward were not kept, except for parameters, which stay alive anyway. The first node that
-/// needs a tensor that was not kept makes the function run again, until all these tensors were saved once more. Nodes
-/// take the tensors away one by one, so memory falls as backward proceeds.
+/// operators saved for backward were not kept, except for parameters, which stay alive anyway. When a node first needs
+/// a tensor that was not kept, the function runs again until all these tensors were saved once more. Nodes take the
+/// tensors away one by one, so memory falls as backward proceeds.
 class Call : public SavedTensorHooks, public std::enable_shared_from_this<Call> {
  public:
   Call(TensorFunction function, const std::vector<at::Tensor>& inputs)

@@ -60,7 +60,8 @@ StepProfiler::~StepProfiler() {
   for (auto& unit : training.units) unit->use_log = nullptr;
 }
 
-/// [begin, end): from a forward's first use of a unit to the end of the backward, whose mark is at `end`.
+/// Returns the round of entries [begin, end): from a forward's first use of a unit to the end of the backward, whose
+/// entry is at `end`.
 StepProfiler::Round StepProfiler::round_of(const Entries& entries, std::size_t begin, std::size_t end) const {
   const auto& units = EngineCheckpoints(engine_).training().units;
   Round round;

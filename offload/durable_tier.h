@@ -36,7 +36,7 @@ class DurableTier {
   /// Returns a text with the positions of the latest values, and their checksums. It covers only records on disk (see
   /// `in_memory`).
   virtual std::string where() const = 0;
-  /// Declares the values that the last `where` described to be the commit.
+  /// From now on, the commit has the values that the last `where` described.
   virtual void committed() = 0;
   /// Keeps the commit's values from being overwritten. Errors: 65 if `where` describes other records.
   virtual absl::Status protect(std::string_view where) = 0;

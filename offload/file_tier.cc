@@ -22,9 +22,9 @@ namespace {
 // A slot is memory for one record. `get` finds the record's slot, or takes the slot whose record was put or released
 // first (`take_slot`). If the slot does not have the record yet, `get` begins a read and waits for its end
 // (`bring_in`). `fetch` only finds the slot and begins the read. `put` begins a write. `end_write` waits for it: when
-// the slot is needed, when `write_behind` other writes have followed, or in `flush`. The ring's tags are slot numbers;
-// copies, which need no slot, have tags from kCopies on. The first failure is kept in `failure_`, and every call
-// returns it.
+// the slot is needed, when `write_behind` other records have been put or released since, or in `flush`. The ring's tags
+// are slot numbers; copies, which need no slot, have tags from kCopies on. The first failure is kept in `failure_`, and
+// every call returns it.
 
 /// the smallest tag of a copy in the ring; lower tags are those of slots
 constexpr std::uint64_t kCopies = std::uint64_t{1} << 32;
@@ -466,8 +466,8 @@ absl::Status FileTier::start_write(std::size_t index, std::optional<std::uint64_
   return options_.write_behind == 0 ? end_write(index) : absl::OkStatus();
 }
 
-// Waits for each write that was followed by `write_behind` later writes, so that at least `read_ahead` slots are
-// available for reading.
+// Waits for a slot's write if at least `write_behind` records were put or released after the slot's record. So at least
+// `read_ahead` slots are available for reading.
 absl::Status FileTier::end_writes_behind() {
   const auto behind = static_cast<std::uint64_t>(options_.write_behind);
   for (std::size_t i = 0; i < slots_.span().size(); ++i) {

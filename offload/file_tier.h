@@ -43,11 +43,11 @@ struct FileTierOptions {
   int most_held = 1;     ///< 1 or more
   int read_ahead = 4;    ///< 0 or more; each record that is read ahead hides the latency of one read
   int write_behind = 3;  ///< 0 or more; if it is 0, `put` waits for its write
-  /// Bytes of memory for records that stay in memory and are never read or written. As many records are chosen as fit:
-  /// some of the first `resident_first` records, then some of the others. They are spread evenly, so that the disk
-  /// works on other records while these are used.
+  /// Bytes of memory for records that always stay in memory and are never on disk. As many records are chosen as fit:
+  /// some of the first `resident_first` records, then some of the others. The chosen records are spread evenly, so that
+  /// the disk works on other records while the program uses them.
   std::size_t resident_bytes = 0;
-  std::int64_t resident_first = 0;  ///< 0 to records
+  std::int64_t resident_first = 0;  ///< number of records at the start that are chosen first; 0 to records
 
   /// Whether a checksum of each record on disk, of 8 bytes, is kept in memory and compared when the record is read.
   bool verify = false;

@@ -17,13 +17,13 @@ namespace {
 
 // This file transfers values between slots and scratch files.
 //
-// `put` cuts a value into pieces and writes each piece through a slot. For this, `put_piece` reserves space on the
-// disk, copies the bytes into an empty slot, and begins the write. `get` copies each piece out of its slot; `read`
-// reads the piece first if no slot has it. Then `read_ahead` begins to read the next pieces. If all slots are full, the
-// slot whose piece is needed last is emptied (`slot_to_empty`, `is_needed_later`). The ring's tags are slot numbers. If
-// a value is dropped while a transfer of it is under way, `end_transfer` frees its space on the disk.
+// `put` cuts a value into pieces and writes each piece through a slot. `put_piece` reserves space on the disk, copies
+// the bytes into an empty slot, and begins the write. `get` copies each piece out of its slot; `read` reads the piece
+// first if no slot has it. Then `read_ahead` begins to read the next pieces. If all slots are full, the slot whose
+// piece is needed last is emptied (`slot_to_empty`, `is_needed_later`). The ring's tags are slot numbers. If a value is
+// dropped while a transfer of it is under way, `end_transfer` frees its space on the disk.
 
-constexpr std::int64_t kLeastPieces = 16;  // a new file has room for at least so many pieces
+constexpr std::int64_t kLeastPieces = 16;  // a new file has room for at least this many pieces
 constexpr int kMostQueueDepth = 32;
 
 absl::Status check_options(const SpillOptions& options) {
@@ -191,8 +191,8 @@ bool Spill::is_needed_later(const Slot& a, const Slot& b) const {
 }
 
 /// Returns a slot that has no transfer under way: a free slot, or else the slot whose piece is needed last. The latter
-/// is returned only if its piece is needed later than that of `needed` (null: in any case). Returns -1 if there is no
-/// such slot.
+/// is returned only if its piece is needed later than the piece of `needed` (null: in any case). Returns -1 if there is
+/// no such slot.
 int Spill::slot_to_empty(const Slot* needed) const {
   int best = -1;
   for (std::size_t i = 0; i < slots_.size(); ++i) {

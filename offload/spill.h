@@ -34,9 +34,9 @@ struct SpillOptions {
 };
 
 /// A store for values of any length. A value is put once, got any number of times, and dropped; usually the last value
-/// is got first. Values are in scratch files, which are written in the background and read ahead. Unlike in a FileTier,
-/// the number of values need not be known in advance, and a value may be larger than the Spill's memory. A Spill keeps
-/// activations that are offloaded to files.
+/// is got first. Values are in scratch files, which are written in the background and read ahead. A Spill need not know
+/// the number of values in advance, as a FileTier must, and a value may be larger than the Spill's memory. A Spill
+/// keeps activations that are offloaded to files.
 ///
 /// **Memory.** A Spill allocates `2 x queue_depth + 1` slots of `piece_bytes` when it is made. `put` cuts a value into
 /// pieces, copies each piece into a slot, and returns when the last piece has a slot. The caller may then free the
@@ -45,7 +45,7 @@ struct SpillOptions {
 /// **Order.** `get` copies pieces out when their reads have ended, and always reads ahead the next `queue_depth`
 /// pieces. These are the rest of the value, then the values that were put before it, the latest first. A slot keeps its
 /// piece until the slot is needed for another piece. The slot whose piece is last in this order is emptied first. So no
-/// read is needed to get the value that was put last.
+/// read is needed to get the value that was put last, if the slots have room for all its pieces.
 ///
 /// **Space on the disk** grows with the values that are put (ScratchRoom), so a full disk is an error of `put`.
 ///
@@ -79,7 +79,7 @@ class Spill {
 
   TierCounters counters() const;
   std::size_t memory_bytes() const { return memory_.bytes(); }
-  /// These return numbers of bytes on the disk: of all files, and of the values in the files.
+  /// Both functions return numbers of bytes on the disk: of all files, and of the values in the files.
   std::int64_t file_bytes() const;
   std::int64_t taken_bytes() const;
   std::string describe() const { return ring_->describe(); }

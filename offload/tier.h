@@ -60,14 +60,14 @@ class RecordTier {
   /// Returns the number of records that may be held at once; `num_records` if there is no limit.
   virtual std::int64_t most_held() const = 0;
 
-  /// Announces that `record` will be needed soon (prefetch): begins to read it, without waiting. If the record is in
-  /// memory, this does nothing. Returns false if there is no memory for the record yet, because other records are being
-  /// read ahead or written; call it again later. If the read fails, `get` of the record returns the error.
+  /// Announces that `record` will be needed soon (prefetch): begins to read it, without waiting. It does nothing if the
+  /// record is in memory. Returns false if there is no memory for the record yet, because other records are being read
+  /// ahead or written; call it again later. If the read fails, `get` of the record returns the error.
   virtual bool fetch(std::int64_t record) = 0;
   /// Returns whether the record always stays in memory, and is never read. REQUIRES: 0 <= record < num_records.
   virtual bool stays_in_memory(std::int64_t record) const = 0;
-  /// Returns the record's memory, which is held until `put` or `release`. It waits until the record is in memory. For a
-  /// record that is already held, it returns the same memory again.
+  /// Returns the record's memory, which is held until `put` or `release`. It waits until the record is in memory. If
+  /// the record is already held, it returns the same memory again.
   virtual absl::StatusOr<std::span<std::byte>> get(std::int64_t record) = 0;
   /// Ends the caller's use of a record that the caller has changed. REQUIRES: it is held.
   virtual absl::Status put(std::int64_t record) = 0;

@@ -14,10 +14,11 @@ namespace tessera {
 
 /// A table of the current places of records, each of which has two places on disk (double buffering). So the values of
 /// a commit are never overwritten before the next commit. The first write of a record after a commit goes to the
-/// record's other place, as do further writes until the next commit.
+/// record's other place, and so does each further write until the next commit.
 ///
-/// `text` contains all that is needed to find the records again. For each record it has one byte (bit 0: the place, bit
-/// 1: whether the record was ever written). Then come the eight bytes of the checksum, the lowest byte first.
+/// `text` contains all that is needed to find the records again. It has nine bytes for each record. The first byte has
+/// the place in bit 0, and whether the record was ever written in bit 1. The other eight are the checksum, the lowest
+/// byte first.
 class TwoPlaces {
  public:
   static constexpr std::size_t kTextBytes = 9;  ///< number of bytes of the text for each record
@@ -34,8 +35,8 @@ class TwoPlaces {
   /// Makes a commit of the latest values.
   void commit();
 
-  /// Protects, until the next commit, the places of the commit from which `text` is. It does not change the latest
-  /// values.
+  /// Protects a commit's places until the next commit, and makes them the places of the latest values. `text`: the text
+  /// of that commit.
   absl::Status protect(std::string_view text);
   /// Returns the text of the latest values. `written`, `checksums`: [record].
   std::string text(const Table<std::uint8_t>& written, const Table<std::uint64_t>& checksums) const;

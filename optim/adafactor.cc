@@ -82,7 +82,7 @@ double sum_of_blocks(std::span<const float> values) {
   return joined(lanes);
 }
 
-/// One matrix of a tensor: its last two dimensions, at one index of its other dimensions.
+/// One matrix of a tensor: the elements that have the same index in all dimensions but the last two.
 struct Matrix {
   std::size_t rows, columns;
   std::span<float> gradient, row_var, col_var;

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Sizes in Adafactor's sums (adafactor.h): number of lanes, of values in a block of a tensor, and of rows in a block
-/// of a column.
+/// Sizes in Adafactor's sums (adafactor.h): the numbers of lanes, of values in a block of a tensor, and of rows in a
+/// block of a column.
 constexpr std::size_t kAdafactorLanes = 32, kAdafactorBlock = 4096, kAdafactorRows = 256;
 
 constexpr std::size_t adafactor_blocks(std::size_t count, std::size_t block) { return (count + block - 1) / block; }
@@ -24,7 +24,7 @@ AdafactorNumbers adafactor_numbers(const AdafactorConfig& config, const Adafacto
 
 /// The numbers of doubles that a GPU keeps between kernels, by kind.
 struct AdafactorSums {
-  std::size_t blocks;       ///< sums of blocks of the parameter; there are as many of the gradient
+  std::size_t blocks;       ///< sums of blocks of the parameter; the gradient has as many sums
   std::size_t column_sums;  ///< sums for columns that have more than one block of rows
   std::size_t means;        ///< means of `row_var`, one for each matrix
 
@@ -55,7 +55,7 @@ TESSERA_ALWAYS_INLINE void adafactor_move(float& mean, float value, float weight
 
 constexpr float kAdafactorEps = 0x1p-23F;
 
-/// Returns the mean of a matrix's `row_var`, from their sum.
+/// Returns the mean of a matrix's `row_var`, but at least kAdafactorEps. `sum`: the sum of `row_var`.
 TESSERA_ALWAYS_INLINE float adafactor_mean_of_rows(double sum, std::size_t rows) {
   return adafactor_larger(adafactor_mean(sum, rows), kAdafactorEps);
 }
@@ -65,7 +65,7 @@ TESSERA_ALWAYS_INLINE float adafactor_variance(float of_row, float of_column, fl
   return of_row * of_column / mean_of_rows;
 }
 
-/// Returns u = g / sqrt(v) for one element.
+/// Returns u = g / sqrt(max(v, eps^2)) for one element.
 TESSERA_ALWAYS_INLINE float adafactor_divided(float g, float v) {
   return g / ScalarLane::sqrt(adafactor_larger(v, kAdafactorEps * kAdafactorEps));
 }

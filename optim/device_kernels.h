@@ -38,10 +38,12 @@ class DeviceKernels {
                                const StepTables& tables) = 0;
   /// Does the work of LAMB and LARS between their passes: see optim/cuda/device_layers.h.
   virtual void adapt_rates(const StepRequest& request, const LayerTables& layers, const StepTables& tables) = 0;
-  /// These read the run's masters, and write new masters over them: see optim/cuda/device_step.h.
+  /// `read_weights` reads the run's masters, and `assign_weights` writes new masters over them: see
+  /// optim/cuda/device_step.h.
   virtual void read_weights(const DeviceRun& run, float* masters) = 0;
   virtual void assign_weights(const DeviceRun& run, const StepTables& tables) = 0;
-  /// These write masters over weights, and make one pass of an outer step: see optim/cuda/device_outer.h.
+  /// `write_weights` writes masters over weights, and `outer_pass` makes one pass of an outer step: see
+  /// optim/cuda/device_outer.h.
   virtual void write_weights(const StepArguments& to, const float* masters) = 0;
   virtual void outer_pass(const OuterRun& run) = 0;
   /// Does the work of step_adafactor (adafactor.h), with the same bits. `scratch` has adafactor_scratch(tensor)
@@ -63,8 +65,8 @@ class DeviceKernels {
   /// Makes a mark at the end of the current stream.
   virtual std::unique_ptr<Mark> mark() = 0;
 
-  /// Returns host memory from and to which the device copies by itself. It is filled with zeros and begins at a
-  /// multiple of 4096 bytes.
+  /// Returns pinned host memory, so the device can copy from it and to it by itself. It is filled with zeros and begins
+  /// at a multiple of 4096 bytes.
   virtual std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) = 0;
   struct UploadPiece {
     void* device;

@@ -164,7 +164,7 @@ std::span<const double> NormSums::sums() const {
 }
 
 bool NormSums::finite() const {
-  // A sum that includes a square that is not finite is never finite.
+  // A sum with a square that is not finite is never finite.
   return std::all_of(sums().begin(), sums().end(), [](double sum) { return std::isfinite(sum); });
 }
 

@@ -84,7 +84,8 @@ class NormTotals {
   /// the tensors' numbers. `sums[k]`: the sums that part k sent, aligned to 8 bytes.
   double add_up(std::span<const double* const> sums, std::span<double> squares) const;
 
-  /// Kernels use these functions. The links of tensor t are links()[k] for first_link()[t] <= k < first_link()[t + 1].
+  /// Kernels use the next two functions. The links of tensor t are links()[k] for first_link()[t] <= k < first_link()[t
+  /// + 1].
   std::span<const NormLink> links() const { return links_; }
   std::span<const std::uint32_t> first_link() const { return first_link_; }
 

@@ -27,7 +27,7 @@ class LayerwiseOptimizer final : public Optimizer {
   bool makes_directions() const { return makes_direction(elements_.rule()); }
 
   /// Makes the first pass. It calls `add(begin, weights, directions)` for the slice's elements in order: `weights` and
-  /// `directions` are fp32 [m] and belong to the elements from `begin` on. lamb updates the moments, and writes
+  /// `directions` have one fp32 number for each element from `begin` on. lamb updates the moments, and writes
   /// directions to `direction` [n], which may be the memory of the slice's gradient. lars changes nothing, and has no
   /// directions.
   template <class Add>
@@ -48,7 +48,7 @@ class LayerwiseOptimizer final : public Optimizer {
   double trust_ratio(double weights_norm, double update_norm) const;
 
   /// Makes the second pass, over a run of one tensor. `scalars.lr` is already multiplied by the tensor's trust ratio.
-  /// For lamb, `slice.gradient` has the directions, which are neither scaled nor clipped.
+  /// If the rule is lamb, `slice.gradient` has the directions, which are neither scaled nor clipped.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   /// Makes the second pass for the slice's elements [begin, begin + count), which belong to one tensor.
   void step(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count) const;

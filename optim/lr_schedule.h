@@ -10,12 +10,14 @@ namespace tessera {
 /// Returns the learning rate of update number `step`, counted from 0. `base_lr` is the strategy's optimizer.lr;
 /// `global_batch` is samples per update over all ranks and microbatches.
 ///
-/// The peak is base_lr. With base_batch_size > 0 it is base_lr times the ratio global_batch / base_batch_size (linear
-/// scaling rule, Goyal et al., arXiv 1706.02677, section 2.1). Or it is base_lr times the square root of the ratio
-/// (batch_scaling; Krizhevsky, arXiv 1404.5997, section 5). In the first w = warmup_steps updates the rate rises
-/// linearly, as peak * (step + 1) / (w + 1). No rate is zero, and update w is the first with the peak rate (arXiv
-/// 1706.02677, section 2.2). If f = warmup_from is above 0, the rate rises from peak * f, as peak * (f + (1 - f) * step
-/// / w). The formulas below follow, with r = min_ratio and x = (step - w) / (total_steps - w), at most 1:
+/// The peak is base_lr. If base_batch_size is above 0, the peak is base_lr times the ratio global_batch /
+/// base_batch_size (linear scaling rule, Goyal et al., arXiv 1706.02677, section 2.1), or times the square root of the
+/// ratio (BatchScaling::kSquareRoot; Krizhevsky, arXiv 1404.5997, section 5). The rate rises linearly in the first w =
+/// warmup_steps updates, as peak * (step + 1) / (w + 1). No rate of this rise is zero, and update w is the first with
+/// the peak rate (arXiv 1706.02677, section 2.2). If f = warmup_from is above 0, the rate rises from peak * f, as peak
+/// * (f + (1 - f)
+/// * step / w). After the rise, the formulas below give the rate, with r = min_ratio and x = (step - w) / (total_steps
+///   - w), at most 1:
 ///
 ///   constant      peak
 ///   manual        base_lr, always
@@ -27,10 +29,11 @@ namespace tessera {
 ///                 update (Smith and Topin, arXiv 1708.07120; two phases). The rise of one_cycle is its warm-up: it
 ///                 ends at update warmup_share * total_steps - 1, or at update warmup_steps if that is given.
 ///
-/// After total_steps the rate stays at its last value.
+/// After total_steps, the rate of linear, cosine, wsd and one_cycle stays at its last value.
 ///
-/// With warmup_samples or warmup_epochs, w is 0 in these formulas. The result is multiplied by a factor that rises with
-/// `seen`, the samples of all ranks in the updates before this one (warm_up_ratio). Goyal et al. use 5 epochs.
+/// If warmup_samples or warmup_epochs is given, w is 0 in these formulas. The result is multiplied by a factor that
+/// rises with `seen`, the samples of all ranks in the updates before this one (warm_up_ratio). Goyal et al. use 5
+/// epochs.
 double lr_at(const LrScheduleConfig& config, double base_lr, std::int64_t step, std::int64_t global_batch,
              std::int64_t seen = 0);
 

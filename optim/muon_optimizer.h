@@ -18,8 +18,8 @@ class MuonOptimizer final : public Optimizer {
 
   /// Returns the momentum, followed by the average if weights are averaged.
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
-  /// Updates the momentum, and writes the values that will be made orthogonal to `direction` [n] (MuonMomentumRule).
-  /// `direction` may be the memory of the slice's gradient. Masters and parameters do not change.
+  /// Updates the momentum, and writes to `direction` [n] the values of the matrices before these are made orthogonal
+  /// (MuonMomentumRule). `direction` may be the memory of the slice's gradient. Masters and parameters do not change.
   void direction(const StepScalars& scalars, const OptimizerSlice& slice, std::span<float> direction) const;
   /// Updates masters by a step against `slice.gradient`, which is a part of an orthogonal matrix and is neither scaled
   /// nor clipped. Weight decay is decoupled.

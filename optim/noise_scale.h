@@ -21,8 +21,8 @@ class NoiseScale {
   /// whole batch, or if a number is not finite.
   bool add(const Step& step);
 
-  /// These return estimates of |G|^2, and of tr(Sigma) of one sample; 0 before the first step. Both estimates may be
-  /// below 0.
+  /// `square` returns the estimate of |G|^2, and `variance` that of tr(Sigma) for one sample; 0 before the first step.
+  /// Both estimates may be below 0.
   double square() const { return mean(state_.square); }
   double variance() const { return mean(state_.variance); }
   /// Returns tr(Sigma) / |G|^2 in samples; 0 if it is not known, because one of the two estimates is not above 0.

@@ -36,12 +36,13 @@ struct NormSpan {
 /// The tables in the form that kernels get; all pointers point to device memory.
 struct NormTables {
   const NormTileNode* nodes = nullptr;        ///< ordered by tile
-  const std::uint32_t* first_node = nullptr;  ///< [tiles + 1]
+  const std::uint32_t* first_node = nullptr;  ///< [tiles + 1]: index of each tile's first node
   const NormSpan* spans = nullptr;            ///< [span_count]
   std::uint32_t tiles = 0, span_count = 0;
   std::ptrdiff_t shift = 0;  ///< number of elements that is added to the address of each node's values
-  // These are set if values are masters split in two (WeightFormat::kSplitBF16). `high` and `low` are the addresses of
-  // the first master's two halves, and `at` is the address that nodes have for this master. Otherwise they are null.
+  // The next three members are set if values are masters split in two (WeightFormat::kSplitBF16). `high` and `low` are
+  // the addresses of the first master's two halves, and `at` is the address that nodes have for this master. Otherwise
+  // they are null.
   const std::uint16_t* high = nullptr;
   const std::int16_t* low = nullptr;
   const float* at = nullptr;

@@ -43,7 +43,7 @@ struct OptimizerSlice {
 
   MasterKind master_kind = MasterKind::kF32;
   std::span<float> master = {};  ///< kF32: [n] fp32, updated in place; else empty
-  /// kSplitBF16: [n], the low halves of the masters, which the parameters lack (rounding.h); else empty
+  /// kSplitBF16: [n], the low halves of the masters; the parameters are the high halves (rounding.h); else empty
   std::span<std::int16_t> low = {};
   /// kF32: [n] of parameter_dtype, to which the master is written, rounded to nearest even; null if the master *is* the
   /// parameter. kSplitBF16: [n] bf16, the master's high half, updated in place: the nearest bf16, ties away from zero.
@@ -54,22 +54,22 @@ struct OptimizerSlice {
                                                     ///< are empty
 
   /// The position of the run: the index of its first element in the group, and the number of the group. Stochastic
-  /// rounding may depend only on these and on the step. With k8Bit, first_element is a multiple of 256, and no other
-  /// run has elements in this run's last block, since the elements of a block share a scale.
+  /// rounding may depend only on these numbers and on the step. If states are k8Bit, first_element is a multiple of
+  /// 256, and no other run has elements in this run's last block, since the elements of a block share a scale.
   std::uint64_t first_element = 0;
   std::uint64_t stream = 0;
 };
 
 /// Updates a flat run of parameters in one pass. It scales the gradient, updates state and master, and rounds to the
 /// parameter's dtype. The result for an element depends only on that element's values, on its index in the group (by
-/// stochastic rounding), and on the scalars. With 8-bit states it also depends on the element's block of 256. It does
-/// not depend on the beginning of the run, on the instruction set, or on threads. So shards may be cut anywhere; with
-/// 8-bit states, at block boundaries.
+/// stochastic rounding), and on the scalars. If states have 8 bits, it also depends on the element's block of 256. It
+/// does not depend on the beginning of the run, on the instruction set, or on threads. So shards may be cut anywhere,
+/// or at block boundaries if states have 8 bits.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// Returns the states that are kept in addition to the master, at most kMostStates. All begin with zeros. If there is
-  /// an average of the weights, it is the last state.
+  /// Returns the states that are kept in addition to the master, at most kMostStates. All states begin with zeros. If
+  /// there is an average of the weights, it is the last state.
   virtual const std::vector<StateInfo>& states() const = 0;
   /// Returns the dtypes of `states`.
   StateFormats state_formats() const;
@@ -82,15 +82,16 @@ class Optimizer {
   /// no bit, except that all NaNs of split masters become the same NaN. REQUIRES: there are averages. Throws as `step`
   /// does.
   virtual void swap_average(const OptimizerSlice& slice) const = 0;
-  /// From the next step on, uses the numbers of `config`, such as another decay or other betas. The optimizer keeps all
+  /// Uses the numbers of `config`, such as another decay or other betas, from the next step on. The optimizer keeps all
   /// its states, even a state that `config` does not use, such as the momentum buffer when momentum is 0. REQUIRES: no
   /// call is under way; `config` needs no further state.
   virtual void set_numbers(const OptimizerConfig& config) = 0;
 };
 
-/// Makes the optimizer that updates elements one by one; under muon and own_matrix, these are the elements of
-/// parameters that are not matrices. Under lamb and lars it only describes the states, since LayerwiseOptimizer makes
-/// those updates. Throws `std::invalid_argument` for kOwn and kAdafactor, which do not update elements one by one.
+/// Makes the optimizer that updates elements one by one. If the type is muon or own_matrix, it is for the parameters
+/// that are not updated as matrices. If the type is lamb or lars, it only describes the states, since
+/// LayerwiseOptimizer makes the updates. Throws `std::invalid_argument` for kOwn and kAdafactor, which do not update
+/// elements one by one.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema = {});
 
 /// Returns `optimizer` with the numbers of a group, except the group's rate.

@@ -5,7 +5,7 @@
 namespace tessera {
 
 /// Makes one pass of an outer step over memory of the host. OuterSteps calls it through OuterPlace
-/// (engine/step/outer_place.h). On a GPU, DeviceKernels::outer_pass does the same, with the same bits.
+/// (engine/step/outer_place.h). DeviceKernels::outer_pass does the same on a GPU, with the same bits.
 void outer_pass(const OuterRun& run);
 
 }  // namespace tessera

@@ -63,11 +63,11 @@ struct DeviceDecision {
   std::int32_t gathers_differ;   ///< ranks gathered units in different orders
   std::int32_t numbers_differ;   ///< the first rank whose rates or options differ from those of rank 0; 0: none
   SpikeVerdict spike;            ///< the verdict on the loss
-  std::int32_t is_skipped;       ///< overflow, a difference or a spike: this step makes no further changes
+  std::int32_t is_skipped;       ///< overflow, a difference, a spike or a negative loss: the step changes nothing more
   /// If units are updated in backward: number, from 1, of the unit whose gradients on this rank are not all finite; 0
   /// if there is none.
   std::int32_t not_finite_unit;
-  StepsSoFar so_far;       ///< this step included
+  StepsSoFar so_far;       ///< counts of steps, this step included
   LossScalerState scaler;  ///< state after this step; its scale is that of the next backward
   SpikeState spikes;       ///< state after this step
   NoiseState noise;        ///< state after this step
@@ -131,21 +131,21 @@ struct GroupNumbers {
   bool adapts_layers = true;     ///< lamb and lars only: whether rates are multiplied by trust ratios
 };
 
-/// Where the messages of a step lie, and what lies where in each of them. Offsets are in bytes.
+/// The place of a step's messages, and the offsets of the parts of each message, in bytes.
 struct StepMessages {
   const std::byte* of_all = nullptr;  ///< device memory, `bytes` for each rank; written for each step
   std::size_t bytes = 0, sums_offset = 0;
   std::size_t losses_offset = 0;  ///< offset of the MicrobatchLossThere, if StepTables::rounds is not 0
 };
 
-/// The squared norms of gradients, and what adds them up from messages (NormTotals). All pointers are to device memory;
-/// [n] is a length. Ranks and links are written once.
+/// The squared norms of gradients, and the data with which they are added up from messages (NormTotals). All pointers
+/// are to device memory; [n] is a length. Ranks and links are written once.
 struct StepNorms {
-  int tensors = 0;                           ///< all parameters of the module, in order of registration
+  int tensors = 0;                           ///< number of tensors: all parameters, in order of registration
   const std::int32_t* part_ranks = nullptr;  ///< the ranks whose parts make up the whole gradient, in the parts' order
   const NormLink* links = nullptr;
   const std::uint32_t* first_link = nullptr;  ///< [tensors + 1]
-  double* link_scratch = nullptr;             ///< one for each link
+  double* link_scratch = nullptr;             ///< scratch: one number for each link
   double* squares = nullptr;                  ///< [tensors]: squared norm of the summed, unscaled gradient
   double* sum_of_squares = nullptr;           ///< [1]
 };
@@ -156,8 +156,8 @@ struct StepTables {
   /// Whether units are updated in backward. If so, the steps of a parameter are counted when its unit is updated
   /// (UnitRequest), and not at the step's end. The run ends with its first skipped step.
   bool updates_in_backward = false;
-  /// Number of a step's microbatches on each rank, under "reproducible"; they are neighbours in the tree of sums.
-  /// Otherwise 0. Loss and weight are then sums in that tree.
+  /// Under "reproducible", number of a step's microbatches on each rank, which are neighbours in the tree of sums; loss
+  /// and weight are then sums in that tree. 0 otherwise.
   int rounds = 0;
   StepMessages messages;
   StepNorms norm;
@@ -184,8 +184,8 @@ struct StepTables {
 /// to the parameters of one unit. The fields are like those of StepNorms, but are about optimizer parts (the elements
 /// that each rank updates).
 struct LayerTables {
-  /// Number of kinds of norms: those of weights, and those of updates if the rule computes directions. In backward lars
-  /// also has a second kind: the norms of gradients, since no rank knows the step's norms yet.
+  /// Number of kinds of norms: those of weights, and those of updates if the rule computes directions. lars has a
+  /// second kind only in backward: the norms of gradients, since no rank knows the step's norms yet.
   int kinds = 1;
   std::size_t most_sums = 0;                          ///< largest number of sums of one kind that a rank sends
   std::uint32_t first_parameter = 0, parameters = 0;  ///< the parameters in StepTables to which these norms belong

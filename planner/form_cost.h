@@ -9,7 +9,7 @@ namespace tessera {
 
 /// Returns the number of bytes of `numel` elements on the wire, with the codec `form`, or unchanged in `dtype`. Lossy
 /// codecs (runtime/comm/sum/wire_codec.h) send an fp32 scale for every 256 elements, and a byte or half a byte for each
-/// element, rounded up to a multiple of 4. For the lossless codec (lossless.h), the size is the one for normally
+/// element, rounded up to a multiple of 4. The size with the lossless codec (lossless.h) is that of normally
 /// distributed values: 0.853 of fp32's bytes, and 0.70 of bf16's. The model ignores that short messages are not
 /// compressed.
 std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel);

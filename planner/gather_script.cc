@@ -24,8 +24,8 @@ void GatherScript::use(int index, ScriptWriter& writer) {
   prefetch(writer);
 }
 
-/// The last operation of a backward may not read its unit's parameters (an embedding's does not). The first use in the
-/// next forward is therefore counted as a new use, even if the same unit was used last.
+/// The last operation of a backward does not always read its unit's parameters (that of an embedding does not). The
+/// first use in the next forward is therefore counted as a new use, even if the same unit was used last.
 void GatherScript::end_round() {
   last_ = -1;
   schedule_.end_round();

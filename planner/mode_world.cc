@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// Returns the seconds that a rank computes in a step, in which each piece of work varies by itself.
+/// Returns the seconds that a rank computes in a step. The time of each piece of work varies separately.
 double jittery_seconds(const ModeCost& cost, const RankSpeeds& speeds, int rank, std::int64_t step) {
   double seconds = cost.rest_s * speeds.of_work(rank);
   std::size_t piece = 0;
@@ -39,7 +39,7 @@ std::string trace_of(const ModeTimeline& timeline, const ModeRule& rule, const s
 
 absl::StatusOr<ModeWorld> simulate_mode(const ModeCost& cost, int ranks, const WorldOptions& options) {
   TESSERA_RETURN_IF_ERROR(check_world(options, ranks));
-  constexpr std::int64_t kLeastPieces = 64;  // a step of a rank costs about as much
+  constexpr std::int64_t kLeastPieces = 64;  // simulating a rank's step costs about as much as this many pieces
   const std::int64_t pieces = options.jitter > 0 ? cost.microbatches * std::ssize(cost.pieces_s) : 1;
   if (options.steps * ranks > kMostModePieces / std::max(pieces, kLeastPieces))
     return make_error(ExitCode::kUsage,

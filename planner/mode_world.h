@@ -12,21 +12,21 @@
 
 namespace tessera {
 
-/// A run of ranks of which each has its own clock, or of replicas that meet only in outer steps.
+/// A simulated run of ranks that each have their own clock, or of replicas that meet only in outer steps.
 struct ModeWorld {
   /// Seconds from the start to the end of the last step. If parameter servers are busier than the ranks, the run takes
   /// longer (ModeCost::served_s).
   double seconds = 0;
   std::vector<std::int64_t> steps = {};  ///< [rank]: number of the rank's gradients that counted
   std::int64_t dropped = 0;              ///< number of gradients that came too late to count
-  double staleness_mean = 0;             ///< age of gradients (StepResult::staleness_mean), where they are not summed
+  double staleness_mean = 0;             ///< mean age of gradients that are not summed (StepResult::staleness_mean)
   std::int64_t staleness_max = 0;
   bool waits_for_servers = false;  ///< whether servers are busier than the ranks
   std::string trace = {};          ///< events of a rank's pulls, compute, waits and pushes (SimulatedWorld::trace)
 };
 
-/// The most pieces of work (ModeCost::pieces_s) of all steps of all ranks that are simulated. A step counts as at least
-/// 64 pieces.
+/// The largest number of pieces of work (ModeCost::pieces_s) that are simulated, over all steps of all ranks. A step
+/// counts as at least 64 pieces.
 constexpr std::int64_t kMostModePieces = 1 << 27;
 
 /// Simulates a run of as many gradients as `options.steps` synchronous steps have (play_mode); backups drop some of

@@ -11,17 +11,17 @@ namespace tessera {
 
 /// The cost of outer steps (SyncConfig), as a mean over the steps between them.
 struct OuterCost {
-  double exposed_s = 0;                  ///< waiting for other replicas, and for the other ranks of this replica
+  double exposed_s = 0;                  ///< seconds of waiting for other replicas and other ranks of this replica
   PredictedWire shard, replicate;        ///< calls and bytes for each step, rounded up
-  std::vector<FragmentCosts> fragments;  ///< the meetings of `every` steps; empty if there is one replica
-  std::int64_t delay = 0;                ///< steps behind which a fragment's sum is hidden
+  std::vector<FragmentCosts> fragments;  ///< costs of the meetings in `every` steps; empty if there is one replica
+  std::int64_t delay = 0;                ///< number of steps during which a fragment is summed
 };
 
-/// Returns the cost for a plan with outer steps. With local_sgd and diloco, ranks wait for all sums of an outer step.
-/// With streaming_diloco, they wait for what remains of a fragment's sum after `delay` steps of `step_s` seconds. A
-/// transport that does not reduce in the background, such as shared memory, hides nothing. Outer gradients are sent in
-/// fewer bits if "compression" requires this and the transport reduces in the background, as over a network.
-/// `links.replicate`: links between ranks of different replicas.
+/// Returns the cost for a plan with outer steps. Ranks wait for all sums of an outer step if the type is local_sgd or
+/// diloco. If it is streaming_diloco, they wait only for what remains of a fragment's sum after `delay` steps of
+/// `step_s` seconds. A transport that does not reduce in the background, such as shared memory, hides nothing. Outer
+/// gradients are sent in fewer bits if "compression" requires this and the transport reduces in the background, as over
+/// a network. `links.replicate`: links between ranks of different replicas.
 OuterCost outer_cost(const MemoryPlan& plan, double step_s, const MeshLinks& links);
 
 }  // namespace tessera

@@ -28,7 +28,7 @@ struct PredictedWire {
   double transfer_s = 0;        ///< sum of the transfer times of all calls, each as if no other call used the wire
 };
 
-/// The time of a training step and how it is spent, for steps from the second one on.
+/// The time of a training step, and its parts. It is the time of each step from the second step on.
 ///
 /// `seconds` is the sum of the parts, except for rounding. Exposed seconds are those in which the rank neither computes
 /// nor updates.
@@ -55,8 +55,8 @@ struct PredictedStep {
   double communication_s() const {
     return exposed_gather_s + exposed_reduction_s + exposed_publish_s + agreement_s + exposed_outer_s;
   }
-  /// Returns T_comm / (T_comp + T_comm), which is s in tessera/scaling.h, where a speed-up is computed from it. It is 0
-  /// for an empty step.
+  /// Returns T_comm / (T_comp + T_comm), the fraction s from which tessera/scaling.h computes a speed-up. It is 0 for
+  /// an empty step.
   double communication_share() const { return seconds > 0 ? communication_s() / seconds : 0.0; }
   /// Returns the seconds of compute, update and rest, without the time that transport takes from them.
   double work_s() const { return compute_s + update_s + rest_s; }
@@ -71,7 +71,7 @@ struct PredictedStep {
 /// * reductions in the background, in shared memory or in the call, with the plan's lags;
 /// * a wire that gathers and reductions share equally, and a second axis;
 /// * microbatches, updates in backward, and all-gathers of updated values while the update proceeds;
-/// * the bytes of fewer bits, of PowerSGD and of top-k;
+/// * the bytes of codecs with fewer bits, of PowerSGD and of top-k;
 /// * one copy in shared memory;
 /// * outer steps (outer_cost.h), as they are after sync.start_step.
 ///

@@ -17,13 +17,13 @@ struct WorldOptions {
   /// rank; 0 to 10.
   double jitter = 0;
   std::uint64_t seed = 1;  ///< seed of the random factors; the same options and seed give the same result
-  /// The factor by which all of a rank's work takes longer, by rank; above 0 to 1e6; ranks that are not in the map have
-  /// 1.
+  /// [rank]: the factor by which all work of the rank takes longer, above 0 to 1e6. Ranks that are not in the map have
+  /// the factor 1.
   std::map<int, double> stragglers = {};
   double stall_share = 0;        ///< share of a rank's steps in which the rank stands still, 0 to 1; the seed chooses
                                  ///< these steps
-  double stall_s = 0;            ///< the seconds for which it does so, 0 to 1e6
-  std::int64_t steps = 10;       ///< 1 to 100000
+  double stall_s = 0;            ///< the seconds for which the rank stands still in such a step, 0 to 1e6
+  std::int64_t steps = 10;       ///< number of steps that are simulated, 1 to 100000
   std::vector<int> traced = {};  ///< the ranks that a trace shows
 };
 

@@ -40,9 +40,9 @@ CallCost reduction_cost(const Links& links, int ranks, std::int64_t numel, bool 
 
 /// Returns the cost, over an axis of `ranks` ranks, of a group's sums under "reproducible" if a rank sends several sums
 /// (BlockSums). It is the cost of an all-to-all over the world, and of an all-gather unless each rank keeps exactly the
-/// blocks that it joins. Data for other hosts is sent through the rank at the same position on that host. `gathered`:
-/// the number of parts that a rank has when the all-gather over this axis begins. An all-to-all costs as much as a
-/// reduce-scatter of the same bytes, but sums inside a host do not reduce its bytes.
+/// blocks that it joins. Data for another host is sent through the rank that has the same position on that host.
+/// `gathered`: the number of parts that a rank has when the all-gather over this axis begins. An all-to-all costs as
+/// much as a reduce-scatter of the same bytes, but sums inside a host do not reduce its bytes.
 CallCost blocks_cost(const MemoryPlan& plan, const GroupShape& group, const Links& links, int ranks, int gathered) {
   const int world = plan.placement().mesh.world_size();
   const std::int64_t part = kF32Bytes * part_of(group.layout.numel(), world);

@@ -55,11 +55,11 @@ class WorkFactors {
   const StepScript& script_;
   const RankSpeeds& speeds_;
   std::vector<double> of_deal_;  ///< [rank]; empty: 1
-  std::size_t first_ = 0;        ///< the first instruction that computes
+  std::size_t first_ = 0;        ///< index of the first instruction that computes
 };
 
-/// Returns the smallest of the numbers that a share `p` of all numbers do not exceed. REQUIRES: `sorted` is sorted and
-/// not empty.
+/// Returns the smallest number in `sorted` for which at least a share `p` of all numbers are not larger. REQUIRES:
+/// `sorted` is sorted and not empty.
 double quantile(const std::vector<double>& sorted, double p) {
   const auto count = static_cast<double>(sorted.size());
   return sorted[static_cast<std::size_t>(std::max(std::ceil(p * count) - 1, 0.0))];

@@ -21,18 +21,18 @@ struct SimulatedWorld {
   double mean_s = 0;
   /// The number of seconds that 10 % of the steps do not exceed, and the number that 90 % do not exceed.
   double p10_s = 0, p90_s = 0;
-  /// [rank]: the microbatches of a step that each rank computes, as they are once they are dealt by the ranks' speeds
-  /// ("deal"). It is empty elsewhere.
+  /// [rank]: the number of a step's microbatches that the rank computes after they are dealt by the ranks' speeds
+  /// ("deal"). It is empty if no microbatches are dealt.
   std::vector<std::int64_t> dealt;
   std::string trace;  ///< result of StepTrace::events_as_json for the traced ranks
 };
 
 /// Simulates the steps of predict_step, but for each rank of the plan's mesh separately. A call begins when the last of
-/// its ranks has joined it, and ends for all of them at the same time. In shared memory a rank computes its share of a
-/// sum when all ranks have started the sum. A rank that has ended a step begins the next step without waiting for other
-/// ranks. If ranks do not differ, the seconds of a step are exactly those of predict_step. Dealing by speed deals
-/// microbatches by the ranks' speeds from the first step on. A rank that stands still does so before it first computes
-/// in the step.
+/// its ranks has joined it, and ends for all of them at the same time. If a sum is made in shared memory, a rank
+/// computes its share when all ranks have started the sum. A rank that has ended a step begins the next step without
+/// waiting for other ranks. If ranks do not differ, the seconds of a step are exactly those of predict_step. If
+/// microbatches are dealt by speed, they are dealt by the ranks' speeds from the first step on. A rank that stands
+/// still does so before it first computes in the step.
 ///
 /// The cost of a step is proportional to ranks x entries x log(ranks).
 ///

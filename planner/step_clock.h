@@ -43,8 +43,8 @@ struct RankTimes {
 /// (WireCall::drag), and a latency is that of CallCost::busy_latency_s.
 ///
 /// **More time for a part can shorten a step.** A gather and a reduction that are on a wire at the same time slow each
-/// other. So a delay of a gather for which no rank waits yet can make a reduction faster for which ranks wait, and
-/// thereby shorten the step (R. Graham, "Bounds on Multiprocessing Timing Anomalies", 1969). A delay can also move a
+/// other. So if a gather for which no rank waits yet is delayed, a reduction for which ranks wait can become faster,
+/// and the step shorter (R. Graham, "Bounds on Multiprocessing Timing Anomalies", 1969). A delay can also move a
 /// transfer to a time at which it takes no cores from work. Such cases are rare in the sweep of
 /// tests/planner/step_sweep_test.cc, and shorten the step by less than 5%. If neither a wire nor cores are shared, more
 /// work and slower links never shorten a step.

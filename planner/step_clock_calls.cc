@@ -12,8 +12,8 @@ std::size_t index_of(int number) { return static_cast<std::size_t>(number); }
 
 }  // namespace
 
-/// Returns the speed at which a latency passes: 1 while some rank works. While no rank works it is higher, if the
-/// latency is longer while ranks work.
+/// Returns the speed at which the latency of a Line's call passes. The speed is 1 while a rank of the wire works. While
+/// no rank works it is higher, if the call has a longer latency while ranks work (CallCost::busy_latency_s).
 double StepClock::latency_speed(const Line& line) const {
   constexpr double kAtOnce = 1e12;
   const CallCost& cost = call_of(line).cost;
@@ -106,8 +106,8 @@ void StepClock::settle_line(int number, double speed) {
   push_line(number);
 }
 
-/// Counts a rank that begins or stops working. A rank that begins the next piece of work at once is still counted as
-/// working.
+/// Counts, on both wires of a rank, that the rank begins or stops working. Between two pieces of work that follow each
+/// other at once, the rank is counted as working.
 void StepClock::count_working(int number, bool works) {
   Rank& rank = ranks_[index_of(number)];
   if (std::exchange(rank.is_counted, works) == works) return;

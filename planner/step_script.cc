@@ -56,8 +56,8 @@ std::vector<Visit> updates_of(const StepProgram& program) {
 }
 
 /// Writes the instructions of a step according to its program (StepProgram). The script begins with the step's first
-/// microbatch, and ends before the first microbatch of the next step. But if values are published behind the update (in
-/// backward or after it), the script begins with the update, and ends before the next step's update.
+/// microbatch, and ends before the first microbatch of the next step. But if values are published behind the update,
+/// the script begins with the first update (in backward or after it), and ends before the next step's first update.
 class WholeStep {
  public:
   WholeStep(const MemoryPlan& plan, const StepProfile& profile, const std::vector<int>& units, const MeshLinks& links)
@@ -126,7 +126,7 @@ class WholeStep {
       case StepOpKind::kDecide:
       case StepOpKind::kExchange:
       case StepOpKind::kEndPass:
-        return;  // what_is_left_out names such parts
+        return;  // no time is predicted for these operations
     }
   }
 

@@ -12,8 +12,8 @@ namespace tessera {
 
 /// A recorder that shows the steps of some ranks as a trace: elements of "traceEvents" in Chrome's trace format, as
 /// Trace::events_as_json (include/tessera/span.h) returns them for a real run. Each rank is a process. Its thread 0 is
-/// the rank's program, 1 the gathers of its group, 2 the reductions, 3 the replicate axis, and 6 the agreement. The
-/// name of a span contains the action and the unit: "forward blocks.3".
+/// the rank's program, 1 the gathers of its group, 2 the reductions, 3 the replicate axis, 4 and 5 the barriers of the
+/// two axes, and 6 the agreement. The name of a span contains the action and the unit: "forward blocks.3".
 class StepTrace final : public PlayRecorder {
  public:
   /// `units`: names of the units.

@@ -15,8 +15,8 @@ UpdateScript::UpdateScript(const MemoryPlan& plan, const StepProfile& profile, b
   for_each_trainable(plan.units(), [&](const GroupShape& group) { groups_.push_back(&group); });
 }
 
-/// Returns the approximate number of bytes of an agreement: the numbers in engine/step/agree/step_agreement.cc, and a
-/// flag and a sum of squares for each trainable parameter.
+/// Returns the approximate number of bytes in a rank's message of an agreement (engine/step/agree/step_agreement.cc):
+/// 72 bytes of numbers, and a flag and a sum of squares for each trainable parameter.
 std::int64_t UpdateScript::agreement_bytes() const {
   constexpr std::int64_t kHeader = 72, kEach = 9;
   std::int64_t parameters = 0;
@@ -24,8 +24,8 @@ std::int64_t UpdateScript::agreement_bytes() const {
   return kHeader + kEach * parameters;
 }
 
-/// Returns the cost of a call over two axes. It first sends the messages among ranks at the same position in all shard
-/// groups, then all messages inside a shard group.
+/// Returns the cost of a call over two axes. The call first sends messages among the ranks that have the same position
+/// in their shard groups. Then it sends all messages inside each shard group.
 CallCost UpdateScript::world_cost(std::int64_t message_bytes) const {
   const std::int64_t shards = writer_.ranks(Axis::kShard), replicas = writer_.ranks(Axis::kReplicate);
   const Links &inside = writer_.links(Axis::kShard), &across = writer_.links(Axis::kReplicate);
@@ -38,7 +38,7 @@ void UpdateScript::agree() {
   writer_.call(Channel::kWorld, world_cost(agreement_bytes()), Spending::kAgreement, "agree");
 }
 
-/// The message (engine/step/rules/layer_norms.cc) has about two sums of squares for each parameter.
+/// A rank's message (engine/step/rules/layer_norms.cc) has about two sums of squares for each trainable parameter.
 void UpdateScript::agree_on_norms(int unit) {
   constexpr std::int64_t kEach = 16;
   if (plan_.placement().mesh.world_size() == 1) return;

@@ -21,7 +21,7 @@ def tessera_version() -> str:
 
 
 def torch_version() -> tuple[int, int]:
-    """Returns (major, minor) of the torch that the build uses, which CMake finds in the same place.
+    """Returns (major, minor) of the torch that the build uses. CMake finds this torch in the same place.
 
     Pip builds in a separate environment, where torch cannot be imported. But torch lies in the folder into which the
     wheel will be installed.

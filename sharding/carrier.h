@@ -19,8 +19,8 @@ enum class LeaseUse : std::uint8_t {
 
 /// A record that is where its holder can use it, until the lease ends. The destructor ends the lease and gives the
 /// record back, changed or not. If that fails, the destructor logs the error, and the carrier's next call throws. If an
-/// exception that began after the lease destroys it, the destructor drops the record. All leases must end before their
-/// carrier is destroyed.
+/// exception that was thrown during the lease ends it, the destructor drops the record. All leases must end before
+/// their carrier is destroyed.
 class Lease {
  public:
   Lease() = default;
@@ -34,7 +34,7 @@ class Lease {
   /// Returns the record's memory. It is empty if the carrier has no memory for the record.
   std::span<std::byte> bytes() const { return bytes_; }
 
-  /// Call it if the holder changes the record although it acquired the record for reading.
+  /// Call it if the holder changes a record that it acquired for reading.
   void change() { changes_ = true; }
   /// Gives the record back now, unless that was done before. Throws what Carrier::acquire throws.
   void give_back();
@@ -75,7 +75,7 @@ class Carrier {
 
   /// Returns the number of bytes that were copied to a GPU so far.
   virtual std::int64_t uploaded_bytes() const { return 0; }
-  /// Returns the bytes of pinned host memory that the carrier has for copies to a GPU.
+  /// Returns the number of bytes of pinned host memory that the carrier has for copies to a GPU.
   virtual std::int64_t pinned_bytes() const { return 0; }
 
  protected:

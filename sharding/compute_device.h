@@ -19,7 +19,7 @@ struct ComputeDevice {
 /// Measures the time between two points of a queue, by the device's clock.
 class QueueClock {
  public:
-  /// Marks the begin and the end of an interval of the queue.
+  /// Marks the beginning and the end of an interval of the queue.
   virtual void begin() = 0;
   virtual void end() = 0;
 

@@ -15,7 +15,7 @@ struct MemoryPlace {
   MemoryPlace(c10::Device device_given, bool in_record_given = false)  // NOLINT: a device is a place
       : device(device_given), in_record(in_record_given) {}
   c10::Device device;      ///< the device that trains
-  bool in_record = false;  ///< whether it is host memory, whatever device trains (FlatGroup::states_below)
+  bool in_record = false;  ///< whether the memory is the host's, whatever device trains (FlatGroup::states_below)
 };
 
 /// Gives host code access to memory of training state: the memory itself if it is host memory, else a copy. A copy
@@ -58,7 +58,8 @@ void fetch_state(void* to, void* memory, std::int64_t bytes, MemoryPlace place);
 void write_state(void* memory, const void* from, std::int64_t bytes, MemoryPlace place);
 
 /// Only tests call this: from now on, host memory is treated as device memory, so views of it are copies. `is_hosts`
-/// returns whether memory is treated as host memory. A view that confuses the two is an error. With null this ends.
+/// returns whether memory is treated as host memory. A view throws if its MemoryPlace says otherwise. A call with null
+/// ends this.
 void let_host_memory_be_a_devices(std::function<bool(const void*)> is_hosts);
 
 }  // namespace tessera

@@ -9,7 +9,7 @@ namespace tessera {
 
 class Unit;
 
-/// With these functions, storages and units implement tessera/observe_pointers.h.
+/// Storages and units use these functions to implement tessera/observe_pointers.h.
 ///
 /// Returns the pointer to `bytes` bytes that a storage on the CPU returns instead of a pointer to its memory. It is
 /// null while pointers are not observed; the storage then throws.

@@ -35,7 +35,7 @@ struct FlatParameter {
   std::vector<std::int64_t> sizes, strides;  ///< strides as the module made them, if dense
   std::int64_t numel = 0;
   std::uint64_t hash = 0;        ///< hash of this rank's part, under "check.values"; 0: not computed
-  std::uint32_t version = 0;     ///< version of `tensor` when the Engine last left it
+  std::uint32_t version = 0;     ///< version of `tensor` that the Engine noted last
   std::size_t group = kNoGroup;  ///< index among OptimizerConfig::groups
   bool is_embedding = false;     ///< whether the parameter belongs to an Embedding or EmbeddingBag
   /// Number of the parameter among all parameters of the module, in the order of registration. It does not depend on
@@ -73,7 +73,7 @@ struct TensorStateMemory {
 /// same way. A field says where this rank's part of each kind of state lies:
 ///
 ///   full     [numel]              dtype   gathered; the parameters are views of it. Null while released
-///   shard    [parameter_part]     dtype   this rank's part (inside `full` where that is permanent)
+///   shard    [parameter_part]     dtype   this rank's part (inside `full` if `full` is permanent)
 ///   master   [optimizer_part]     fp32    what the optimizer updates; null where dtype is fp32 and `shard` is the
 ///                                         master, or split into `shard` and `master_low` where master_kind says so
 ///   state    [optimizer_part]     fp32, bf16 or 8 bits with scales    what the optimizer keeps
@@ -196,8 +196,9 @@ class Unit {
   }
   int guards = 0;  ///< number of open Gathered guards that have pinned the unit
 
-  /// While it lives, the pins of operators that are running now do not let code of the program read the unit, since
-  /// such code may keep a pointer for longer than the operator's pin lasts. Guards and later operators let it read.
+  /// While a HiddenPins lives, the pins of operators that ran when it was made do not let code of the program read the
+  /// unit. Such code may keep a pointer for longer than the operator's pin lasts. Guards and later operators let the
+  /// code read.
   class HiddenPins {
    public:
     explicit HiddenPins(Unit& unit) : unit_(unit), before_(unit.hidden_pins_) {

@@ -29,7 +29,7 @@ class ValueHash {
 std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device);
 
 /// Returns a hash of the gathered values of parameter `i`. REQUIRES: the unit is gathered. A GPU adds up the values'
-/// words, so that nothing but their sum is copied to the host; a change of order alone is not seen there.
+/// words, so that nothing but their sum is copied to the host. The sum does not show a change of order alone.
 std::uint64_t hash_of_gathered(const FlatGroup& group, std::size_t i);
 
 /// Returns the hash of the portion of this rank's part of parameter `i` that lies on `device`. If the rank has no part

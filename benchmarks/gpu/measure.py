@@ -21,7 +21,7 @@ Sections of the results:
     tests        [{name, status, seconds, message}]
 
 and the GPU: gpu {...} or null. device_bytes: the GPU's memory in use at the peak, minus the memory that was in use
-before.
+before the contender started.
 """
 
 import dataclasses

@@ -28,8 +28,8 @@ _SHARING = ("With ranks of one host sharing one copy of the parameters nothing i
 
 
 def _family_of(contender):
-    """Returns the family of a contender in charts other than those of training steps. All contenders except those of
-    DeepSpeed are drawn as those of PyTorch."""
+    """Returns the family of a contender in charts other than those of training steps. Contenders that are
+    neither Tessera's nor DeepSpeed's are drawn as those of PyTorch."""
     return next((family for family in ("tessera", "deepspeed") if contender.startswith(family)), "torch")
 
 

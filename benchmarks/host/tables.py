@@ -20,9 +20,9 @@ class HostResults(Results):
         return self.samples("steps", work=work, contender=contender)
 
     def alone_seconds(self, work, contender):
-        """Returns the median time of a step without communication. It is Tessera's own step for Tessera, and PyTorch's
-        for the others (DeepSpeed and Python run on PyTorch). Returns None if that step was not run, or if the contender
-        is that step itself."""
+        """Returns the median time of a step without communication. It is Tessera's own step for Tessera's contenders,
+        and PyTorch's step for the others (DeepSpeed and Python run on PyTorch). Returns None if that step was not run,
+        or if the contender is that step itself."""
         if self.is_alone(contender):
             return None
         family = self.contenders[contender]["family"]

@@ -159,8 +159,8 @@ class LabLauncher(Launcher):
             return (folder / "profile.0").read_text()
 
     def predicted(self, contender, links, profile):
-        """Returns the seconds of a step that `tessera plan` predicts. `links`: the result of the method of that
-        name."""
+        """Returns the seconds of a step that `tessera plan` predicts. `links`: the result of the method
+        `links`."""
         return self._plan(contender, "no prediction", {"profile": profile} | links)["step"]["seconds"]
 
     def planned_bytes(self, contender):

@@ -9,8 +9,9 @@ DIR/rank.N.json, written when it has ended:
 
     {"code", "ended", "link": {"sent", "received"} or null}
 
-link: bytes of the host's link, all its ranks together and with all headers, between the ends of steps A and B (from 1)
-of DIR/metrics.0.jsonl, which rank 0 writes. Only a host's first rank writes this field. All hosts see the files of this machine.
+link: bytes of the host's link, all its ranks together and with all headers, between the ends of steps A and B. Steps
+are counted from 1, in DIR/metrics.0.jsonl, which rank 0 writes. Only a host's first rank writes this field. All hosts
+see the files of this machine.
 """
 
 import argparse

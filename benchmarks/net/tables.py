@@ -93,7 +93,7 @@ def table(results):
 
 def judged(results):
     """Returns every target as {"measure", "bits_per_s", "ours", "peer", "target", "ratio", "met"}. `ratio` and `met`
-    are None if it was not measured."""
+    are None if the target was not measured."""
     found = []
     measured = {bits_per_s(rate): rate for rate in results.rates}
     for measure, all_targets, seconds in (("step", targets.NET_STEPS, results.seconds), ("exposed", targets.NET_EXPOSED, results.exposed)):

@@ -26,7 +26,8 @@ BATCH = 10  # calls between two looks at the clock, which decides whether there 
 
 
 class Collectives:
-    """Buffers of the largest size, of which a part of the wanted size is used. Each method returns the call to time."""
+    """Buffers of the largest size. A call uses a part of them that has the wanted size. Each method returns the call to
+    time."""
 
     def __init__(self, ranks, most_bytes):
         numel = max(most_bytes // 4, ranks.count)

@@ -23,7 +23,7 @@ contenders compute blocks again in backward. Nothing is compiled (torch.compile)
 Each rank writes a metrics file in the form of `tessera train --metrics`. The file has a header {"event": "start",
 "parameters"}, and a line {"step", "loss", "seconds"} per step, which is written on the CPU when the step ends. The last
 line is {"event": "end", "peak_bytes"?, "allocated_peak_bytes"?}. step: from 1. seconds: the time since the end of the
-step before; for the first step and the first timed step, the time since their own beginning. peak_bytes: as
+previous step; for the first step and the first timed step, the time since the step's own beginning. peak_bytes: as
 benchmarks/memory.py measures it over the timed steps, only with --memory. allocated_peak_bytes: the peak of tensors in
 the timed steps, on a GPU.
 """

@@ -62,8 +62,8 @@ class ActivationTier {
   virtual ActivationCounts counts() const = 0;
   /// Returns the bytes of host memory that the tier took when it was made, as the plan counts them.
   virtual std::int64_t memory_bytes() const = 0;
-  /// It is called before the Engine is destroyed, and with it the kernels that move bytes of a GPU. The values stay on
-  /// the tier; later calls of `get` bring them back without those kernels.
+  /// It is called before the Engine is destroyed. The Engine's kernels, which move bytes of a GPU, are destroyed with
+  /// it. The values stay on the tier; later calls of `get` bring them back without those kernels.
   virtual void close() {}
 };
 
@@ -99,8 +99,8 @@ ActivationCounts with_disk(ActivationCounts counts, const TierCounters& disk);
 ///
 /// **Out.** The tensor's storage is held until the copy out has been joined (DeviceKernels::Mark::join). After that,
 /// later work in the freed memory is ordered after the copy. No more than `queue_depth` copies are on their way out;
-/// the next `put` joins the oldest. **Back.** `get` joins the copy back, and begins those of the `queue_depth` values
-/// that were put before it. Each copy back takes device memory when it begins.
+/// the next `put` joins the oldest. **Back.** `get` joins the copy that brings the value back. It begins to bring back
+/// the `queue_depth` values that were put before this value. Each copy back takes device memory when it begins.
 std::unique_ptr<ActivationTier> host_activations(const Accelerator& accelerator, const OffloadConfig& offload,
                                                  int rank);
 
@@ -109,10 +109,10 @@ std::unique_ptr<ActivationTier> host_activations(const Accelerator& accelerator,
 ///
 /// **Out.** A copy to the host begins immediately, and holds the tensor's storage. Once `queue_depth` further copies
 /// have begun, the host waits for this copy, frees the storage, and puts the value into the spill, which writes it in
-/// the background. **Back.** `get` takes the value from the spill, which reads ahead, and queues its copy to the
-/// device. `get` then takes and queues the value that was put just before in the same way. That earlier value arrives
-/// while the device computes with the first one. **Host memory**: the spill's slots, which the plan counts, beside the
-/// pinned memory.
+/// the background. **Back.** `get` takes the value from the spill (which reads ahead), and queues the value's copy to
+/// the device. `get` then does the same with the value that was put just before this one. That earlier value arrives
+/// while the device computes with this one. **Host memory**: the spill's slots, which the plan counts, and the pinned
+/// memory.
 std::unique_ptr<ActivationTier> device_nvme_activations(const Accelerator& accelerator, const OffloadConfig& offload,
                                                         int rank);
 

@@ -273,8 +273,8 @@ class DeviceNvmeActivations final : public DeviceActivations {
     idle_.give_back(std::move(block));
   }
 
-  /// Throws if the value is not in the spill. That is so if putting it there failed; this error was reported at that
-  /// time.
+  /// Throws if the value is not in the spill because putting it there failed. That failure was reported when it
+  /// happened.
   static void expect_spilled(const Value& value) {
     if (!value.spilled)
       throw Error(ExitCode::kIo, "an activation could not be put on disk. [T0087] hint: an earlier message says why");

@@ -62,7 +62,7 @@ std::unique_ptr<Spill> activation_spill(const OffloadConfig& offload, int rank) 
   options.piece_bytes = static_cast<std::size_t>(offload.record_bytes);
   options.queue_depth = static_cast<int>(offload.queue_depth.value_or(kQueueDepth));
   options.verify = offload.verify;
-  options.io.any_thread = true;  // any thread may destroy a graph and so call the spill, whose transfers go on
+  options.io.any_thread = true;  // any thread may destroy a graph and so call the spill while it transfers
   std::unique_ptr<Spill> spill = value_or_throw(Spill::create(std::move(options)));
   log_info("rank " + std::to_string(rank) + ": activations over " + spill->describe());
   return spill;

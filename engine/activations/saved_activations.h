@@ -52,7 +52,7 @@ class SavedActivations final : public SavedTensorHooks {
   ~SavedActivations() override;
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> make() override;
-  /// It is called in a process that was forked from the training process, and so shares the transfers of that process.
+  /// It is called in a process that was forked from the training process. The transfers belong to the training process.
   /// Nothing is put or dropped after that, and a backward that needs a tensor from the tier gets a c10::Error.
   void enter_forked_process();
   ActivationCounts counts() const;

@@ -16,8 +16,8 @@ namespace tessera {
 class PulledParameters;
 struct LocalStep;
 
-/// The ages of a step's gradients. A shard is updated separately, and so has an age; with Hogwild all parameters have
-/// one age. An age is the number of updates by other ranks since this rank read the values.
+/// The ages of a step's gradients. Each shard is updated separately and has its own age. With Hogwild all parameters
+/// have one age. An age is the number of updates by other ranks since this rank read the values.
 struct GradientAges {
   double mean() const { return count > 0 ? static_cast<double>(sum) / static_cast<double>(count) : 0.0; }
   void add(std::int64_t age) {
@@ -50,7 +50,7 @@ struct PushRates {
 /// | OwnedShards    | asynchronous  | a copy of its own, pulled    | one rank's, applied under a lock, shard by shard |
 /// | ServedShards   | the same      | a copy of its own, pulled    | one rank's, which a server applies likewise    |
 /// | HogwildValues  | hogwild       | the values that all write to | one rank's, merged into them, without a lock   |
-/// | FirstGradients | backups       | a copy of its own, pulled    | that of the ranks that came first, in their sum |
+/// | FirstGradients | backups       | a copy of its own, pulled    | one with the sum of the first ranks' gradients |
 class CommonParameters {
  public:
   /// Keeps a reference to `board`.

@@ -4,8 +4,9 @@
 
 namespace tessera {
 
-/// Numbers that compensate a gradient g for its delay: g + lambda * g * g * (now - pulled), element by element, after a
-/// Taylor expansion whose Hessian is approximated by g g (DC-ASGD, arXiv 1609.08326, equation 10).
+/// Numbers that compensate a gradient g for its delay (DC-ASGD, arXiv 1609.08326, equation 10). The compensated
+/// gradient is g + lambda * g * g * (now - pulled), element by element. It is a Taylor expansion with g * g in place of
+/// the Hessian.
 struct DelayCompensation {
   const float* now;     ///< [n] values that the gradient is applied to
   const float* pulled;  ///< [n] values with which the gradient was made

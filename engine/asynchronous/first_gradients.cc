@@ -29,9 +29,9 @@ struct alignas(128) FirstGradients::Control {
   std::atomic<std::int64_t> dropped, applied, samples;
 };
 
-/// `joined`, `summed` and `updated` are the latest steps that the rank has joined, in which it has summed its shards,
-/// and in which it has updated its shards. A rank writes the other fields before one of these numbers; other ranks of
-/// the step read this number before the other fields.
+/// `joined` is the latest step that the rank has joined. `summed` and `updated` are the latest steps in which it has
+/// summed and updated its shards. A rank writes the other fields before one of these numbers. Other ranks of the step
+/// read this number before the other fields.
 struct alignas(128) FirstGradients::Entry {
   std::atomic<std::int64_t> joined, summed, updated;
   double loss, weight;
@@ -229,7 +229,7 @@ void FirstGradients::end(const Counts& counts) {
   shards_.end_step();
 }
 
-/// Each rank that has seen the step's end tries to open the next one, and the first rank succeeds.
+/// Each rank that has seen the step's end tries to open the next step, and the first rank succeeds.
 void FirstGradients::open_next() {
   std::uint64_t now = turn_of(known_, needed_);
   control().turn.compare_exchange_strong(now, turn_of(known_ + 1, 0));

@@ -27,7 +27,7 @@ namespace tessera {
 /// | call     | what it does                                                                                     |
 /// |----------|--------------------------------------------------------------------------------------------------|
 /// | `offer`  | this rank takes part if too few offered before it, and waits until enough ranks take part        |
-/// | `sum`    | the shards are dealt out over these ranks; each sums the gradients of its shards and the squares |
+/// | `sum`    | the shards are dealt to these ranks; each sums its shards' gradients, and the sums' squares      |
 /// | `update` | each of these ranks applies the rule to its shards                                               |
 /// | `end`    | waits until all of these ranks have updated their shards, and opens the next step                |
 /// | `miss`   | replaces the last three calls if this rank comes too late                                        |
@@ -38,7 +38,7 @@ namespace tessera {
 ///     previous step had ended.
 ///  2. Sums are made in the pairwise tree over the ranks that take part, in rank order. A step in which all ranks take
 ///     part has the same bits as an ordinary step, in which all ranks wait for each other.
-///  3. A rank that takes part sees in `done` the Counts after the step before, from its offer to the end of its step.
+///  3. A rank that takes part sees in `done` the Counts after the previous step, from its offer to the end of its step.
 ///
 /// The thread that trains calls all of it. Throws tessera::Error: 75 if a rank for which this rank waits ends, or does
 /// not come within comm.timeout_s; 64 if ranks were given different learning rates or options.
@@ -57,9 +57,9 @@ class FirstGradients final : public CommonParameters {
 
   /// Returns how many ranks take part in a step.
   std::int64_t ranks_of_a_step() const { return needed_; }
-  /// Offers this rank's gradients to the step after the latest one that this rank knows; error messages name this step
-  /// by the number `step`. `used`: [trainable parameter] whether the parameter has a gradient of this rank. Returns
-  /// false if the gradients come too late. If not, returns true once enough ranks take part.
+  /// Offers this rank's gradients to the step that follows the latest step that this rank knows. `step`: the number of
+  /// this step in error messages. `used`: [trainable parameter] whether the parameter has a gradient of this rank.
+  /// Returns false if the gradients come too late. If not, returns true once enough ranks take part.
   bool offer(std::int64_t step, const LocalStep& own, std::span<const char> used);
   /// Adds up the data of the step's ranks. The result is the same on all of these ranks, and valid until the next call.
   const AgreedStep& sum(const LocalStep& own);
@@ -73,8 +73,8 @@ class FirstGradients final : public CommonParameters {
   };
   /// Waits until all ranks of the step have updated their shards, and opens the next step. `counts` includes this step.
   void end(const Counts& counts);
-  /// Drops this rank's gradients. Waits until the step for which the gradients came too late is over, and returns the
-  /// number of steps that others have made since this rank's last one, including the step that was missed.
+  /// Drops this rank's gradients, and waits until the step for which they came too late is over. Returns the number of
+  /// steps that others have made since this rank's last step, including the missed step.
   std::int64_t miss();
 
   /// Returns the number of times that ranks have dropped their gradients so far, summed over all ranks.
@@ -83,7 +83,7 @@ class FirstGradients final : public CommonParameters {
   /// about to end.
   const Counts& done() const { return done_; }
   void set_done(const Counts& counts);
-  /// Returns the steps that this rank has skipped in `bring_together` since the last call.
+  /// Returns the number of steps that this rank has skipped in `bring_together` since the last call.
   std::int64_t take_skipped() { return std::exchange(skipped_, 0); }
 
  private:
@@ -103,7 +103,7 @@ class FirstGradients final : public CommonParameters {
   std::int64_t step_under_way() const { return known_ + 1; }
   std::int64_t completed() const;
   bool try_to_join();
-  /// Returns whether a rank takes part in the step under way, or in a later one that this rank does not know yet.
+  /// Returns whether a rank takes part in the step under way, or in a later step that this rank does not know yet.
   bool has_joined(int rank) const;
   bool is_member(int rank) const;
   bool is_full() const;
@@ -121,7 +121,7 @@ class FirstGradients final : public CommonParameters {
 
   OwnedShards shards_;
   const std::int64_t backups_, needed_;
-  const std::int64_t gradient_bytes_;  ///< distance in bytes from one rank's gradients to those of the next
+  const std::int64_t gradient_bytes_;  ///< distance in bytes from a rank's gradients to those of the next rank
   NormTotals totals_;
   std::vector<std::vector<Part>> parts_;  ///< [owner]: the owner's parts, in the order of groups
   std::size_t parameters_ = 0;            ///< number of trainable parameters

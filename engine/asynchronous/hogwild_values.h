@@ -26,7 +26,7 @@ namespace tessera {
 /// | FlatGroup::full, all values             | all ranks'            | whoever computes  | `push` (merge_words)     |
 /// | states, StateSharing::kShared           | all ranks'            | `push`            | `push` (write_words)     |
 /// | states and counts, StateSharing::kOwn   | each has all of them  | `push`            | that rank's `push`       |
-/// | counts of updates, StateSharing::kShared| a set with each part  | `push`            | `push`, counted atomically |
+/// | counts of updates, StateSharing::kShared| one set for each part | `push`            | `push`, counted atomically |
 ///
 /// A push takes one block of elements after another. It copies the block's values, lets the rule update the copy, and
 /// merges the changes into the common values. So an update by another rank is lost only if it falls between the load
@@ -43,7 +43,7 @@ class HogwildValues final : public PushedParameters {
 
   /// Returns the bytes of this rank's states, or of its part of the shared states.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
-  /// The age is the number of steps that other ranks have made since this rank's last one.
+  /// The age is the number of steps that other ranks have made since this rank's last step.
   GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
   void skip() override;
   /// All ranks have the values already. If each rank has its own states, it copies each other rank's part of the states

@@ -321,7 +321,7 @@ void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
     const auto played = static_cast<std::size_t>(there.played.load());
     return played < turns.size() ? turns[played].rank : -1;
   };
-  // Other ranks may play meanwhile, but not this rank's turns.
+  // Other ranks may take their own turns meanwhile, but not this rank's turns.
   const auto left = std::span(turns).subspan(std::min(turns.size(), static_cast<std::size_t>(there.played.load())));
   if (std::ranges::find(left, board_.rank(), &ShardTurn::rank) == left.end())
     throw_if_error(end_of_turns(operation(), board_.rank()));

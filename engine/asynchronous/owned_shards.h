@@ -23,7 +23,8 @@ namespace tessera {
 /// SHARD_OPTIMIZER cuts them. Rank q owns the q-th part of each flat group: the part is in rank q's plan, and rank q
 /// writes it to checkpoints. All parts lie in memory that all ranks map, so whoever pushes a gradient does the owner's
 /// work itself, in the owner's memory: it applies the rule while it holds the shard's lock. A rank that computes, or is
-/// stopped while it computes, delays no other rank. Nothing is sent, and gradients are read where backward left them.
+/// stopped while it computes, delays no other rank, unless max_staleness is set. Nothing is sent, and gradients are
+/// read where backward left them.
 ///
 /// | memory                                     | whose                | changed by                        |
 /// |--------------------------------------------|----------------------|-----------------------------------|

@@ -31,7 +31,7 @@ class PeerBoard {
   /// The ranks' knowledge of each other. kNothing: servers own the shards. The board then only counts this rank's steps
   /// and lets ranks meet, and `look` and `wait` are not called.
   enum class Sees { kOthers, kNothing };
-  /// `group`: a group of all ranks that only this object uses; its ranks share memory if they see each other.
+  /// `group`: a group of all ranks. Only this object uses the group. Its ranks share memory if `sees` is kOthers.
   /// `timeout_s`: the longest wait. It is collective.
   PeerBoard(std::shared_ptr<Collectives> group, double timeout_s, Sees sees = Sees::kOthers);
   /// Tells the other ranks that this rank has left. If an exception destroys this object, tells them that this rank has
@@ -55,8 +55,8 @@ class PeerBoard {
 
   /// A function that says whether a rank has reached the point for which this rank waits.
   using Arrived = absl::FunctionRef<bool(int rank)>;
-  /// Makes the unit and operation for a message, such as "blocks.0 pull". Only a wait that fails calls it, so a step
-  /// makes no text.
+  /// Makes a text with the unit and the operation for a message, such as "blocks.0 pull". Only a wait that fails calls
+  /// it, so a step makes no text.
   using What = absl::FunctionRef<std::string()>;
   /// Waits until all ranks have arrived. At first it spins; later it sleeps, at most a millisecond at a time. Throws
   /// tessera::Error (75) if a rank that has not arrived has ended, or does not come in time. The message says what the

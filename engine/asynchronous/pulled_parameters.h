@@ -23,7 +23,7 @@ class PulledParameters : public PushedParameters {
   PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board, const AsynchronousConfig& config);
 
   /// Copies the newest values of a unit to this rank, unless this step has pulled them already. A rank that is
-  /// max_staleness steps ahead waits first. Returns false if there was nothing to pull.
+  /// more than max_staleness steps ahead of another rank waits first. Returns false if there was nothing to pull.
   bool pull(const Unit& unit);
   /// Copies the newest values of all units to this rank, for a module that outlives its Engine. This is not counted as
   /// a pull: recorded orders leave it out, and it does not wait for slow ranks. Other ranks may push during this call.
@@ -37,7 +37,7 @@ class PulledParameters : public PushedParameters {
   /// Returns pull_seconds() plus the seconds in which pushes waited.
   double communication_seconds() const override { return pull_seconds_ + push_wait_seconds_; }
   PulledParameters* pulled() override { return this; }
-  /// Counts, from now on, how long each unit's pulls take. `latencies` [unit] must outlive this object.
+  /// Measures, from now on, how long each unit's pulls take. `latencies` [unit] must outlive this object.
   void time_pulls(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
  protected:
@@ -45,10 +45,10 @@ class PulledParameters : public PushedParameters {
   virtual void pull_unit(const Unit& unit) = 0;
   void take_as_fresh(std::size_t unit) { is_fresh_[unit] = 1; }
   bool is_fresh(std::size_t unit) const { return is_fresh_[unit] != 0; }
-  /// Counts this rank's step, and writes the order that is recorded: the next step pulls units anew.
+  /// Counts this rank's step, and writes the order if it is recorded. The next step pulls units anew.
   void end_step_of_copies();
-  /// Returns whether a rank waits for ranks that are max_staleness steps behind. No wait is needed if a recorded order
-  /// is replayed: that order already contains the effect of such waits.
+  /// Returns whether a rank waits for ranks that are more than max_staleness steps behind. No wait is needed if a
+  /// recorded order is replayed: that order already contains the effect of such waits.
   bool bounds_staleness() const { return config_.max_staleness && !order_.is_played(); }
 
   const AsynchronousConfig& config_;

@@ -12,8 +12,9 @@
 
 namespace tessera {
 
-/// Pulls a unit of asynchronous training when an operator of a step or a Gathered guard first reads its parameters,
-/// where a sharded unit would be gathered. ReplicaSync owns one while an Engine's operators are watched.
+/// Pulls a unit of asynchronous training at the times at which a sharded unit would be gathered: when an operator of a
+/// step, or a Gathered guard, first reads its parameters. ReplicaSync owns a Pulls while an Engine's operators are
+/// watched.
 class Pulls final : public UnitKeeper {
  public:
   /// `on_pulled` is called with a unit whose values have changed. It keeps a reference to `shards`.

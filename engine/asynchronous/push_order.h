@@ -22,7 +22,7 @@ namespace tessera {
 struct ShardName {
   std::string unit;
   std::size_t group = 0;  ///< number among the unit's groups
-  int owner = 0;          ///< the rank that owns the shard
+  int owner = 0;          ///< the rank or server that owns the shard
 };
 
 /// An action of a rank on a shard.
@@ -50,7 +50,7 @@ struct OrderParties {
 ///     {"event":12,"rank":0,"step":3,"op":"push","unit":"layers.0","group":0,"shard":1,"version":5}
 ///
 /// Each rank appends its own lines, many at a time, so the file mixes the lines of several ranks; "event" gives the
-/// order of all events. A rank that is killed loses its latest lines. PushOrder owns one.
+/// order of all events. A rank that is killed loses its latest lines. PushOrder owns an OrderWriter.
 class OrderWriter {
  public:
   /// Creates the file, or replaces it, if `is_first`. One rank does this before the other ranks open the file. The
@@ -94,7 +94,7 @@ absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string
                                                                std::span<const ShardName> shards);
 
 /// The order of the pulls and pushes of one rank, as "sync" says: it is recorded ("record_order"), replayed
-/// ("play_order"), or free. PulledParameters owns one.
+/// ("play_order"), or free. PulledParameters owns a PushOrder.
 class PushOrder {
  public:
   /// Adds a shard; shards are numbered in the order of these calls. REQUIRES: `open` was not called.

@@ -20,8 +20,7 @@ struct PushedShard {
 };
 
 /// Applies a rank's gradients to a shard, with the corrections for age and delay that "sync" names. Whoever holds the
-/// shard's lock
-/// calls it: a rank (OwnedShards) or a server (ServedJob). One thread at a time uses a ShardUpdate.
+/// shard's lock calls it: a rank (OwnedShards) or a server (ServedJob). One thread at a time uses a ShardUpdate.
 class ShardUpdate {
  public:
   /// Keeps a reference to `config`.

@@ -30,7 +30,7 @@ InnerBackward::InnerBackward() { ++inner_backwards; }
 
 InnerBackward::~InnerBackward() {
   if (--inner_backwards > 0) return;
-  // An exception in the inner backward ends the outer one too, so the outer one's callbacks are dropped.
+  // An exception in the inner backward ends the outer backward too, so the callbacks of the outer one are dropped.
   for (auto& callback : std::exchange(waiting, {})) {
     if (std::uncaught_exceptions() == 0) queue(std::move(callback));
   }

@@ -9,7 +9,7 @@ namespace tessera {
 /// backward is running, and put_engine_in_place (engine/autograd/saved_tensor_hooks.h) was called before it began.
 void at_end_of_backward(std::function<void()> callback);
 
-/// Lives while a backward runs inside another one on this thread; HookingEngine makes it. The callbacks of
+/// Lives while a backward runs inside another backward on this thread; HookingEngine makes it. The callbacks of
 /// at_end_of_backward wait until it is destroyed.
 class InnerBackward {
  public:

@@ -21,7 +21,7 @@ namespace autograd = torch::autograd;
 thread_local std::vector<std::weak_ptr<SavedTensorHooks>> hooks_of_thread;
 thread_local std::vector<SavedTensorHooks*> scopes_of_thread;
 
-/// Returns the hooks of this thread that were given last and still live, or null.
+/// Returns the hooks that were given to this thread last and still live, or null.
 std::shared_ptr<SavedTensorHooks> current_hooks() {
   while (!hooks_of_thread.empty()) {
     if (auto hooks = hooks_of_thread.back().lock()) return hooks;
@@ -30,8 +30,9 @@ std::shared_ptr<SavedTensorHooks> current_hooks() {
   return nullptr;
 }
 
-/// Hooks of a Python program. Autograd calls them inside the operator that saves a tensor, which has pinned the unit of
-/// the tensor. What they return is kept for longer, so while they pack they read a parameter with operators only.
+/// Hooks of a Python program. Autograd calls them inside the operator that saves a tensor. This operator has pinned the
+/// tensor's unit. What the hooks return is kept after the operator has ended. So hooks that pack a tensor may read a
+/// parameter only with operators.
 class HooksOfProgram final : public autograd::SavedVariableHooks {
  public:
   explicit HooksOfProgram(std::unique_ptr<autograd::SavedVariableHooks> inner) : inner_(std::move(inner)) {}

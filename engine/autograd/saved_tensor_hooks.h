@@ -35,11 +35,11 @@ class SavedTensorScope {
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 };
 
-/// Replaces the present autograd engine, which is LibTorch's own or that of the Python package torch, by one of
-/// Tessera's. Only the first call in a process does anything. Any thread may call it. Tessera's engine passes all calls
-/// on, with three additions. hook_saved_tensors can give the hooks for saved tensors. Hooks of a Python program get no
-/// pointer into a unit that only a running operator has pinned (Unit::HiddenPins). A backward that C++ runs inside
-/// another one is an InnerBackward (engine/autograd/end_of_backward.h).
+/// Replaces the present autograd engine, which is LibTorch's own or that of the Python package torch, by
+/// Tessera's own engine. Only the first call in a process does anything. Any thread may call it. Tessera's engine
+/// passes all calls on, with three additions. hook_saved_tensors can give the hooks for saved tensors. Hooks of a
+/// Python program get no pointer into a unit that only a running operator has pinned (Unit::HiddenPins). A backward
+/// that C++ runs inside another one is an InnerBackward (engine/autograd/end_of_backward.h).
 void put_engine_in_place();
 
 }  // namespace tessera

@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// Each function returns the line in LoadedCheckpoint::inexact for something that a run cannot continue exactly from a
-// checkpoint or a commit. It returns nothing if the run continues exactly, or does not need that thing. The loads of
-// checkpoints and of commits call these functions.
+// Each function returns a line for LoadedCheckpoint::inexact. The line says what a run cannot continue exactly from a
+// checkpoint or a commit. A function returns nothing if the run continues exactly, or does not need what is missing.
+// The loads of checkpoints and of commits call these functions.
 
 /// Returns the line for a run that was saved by a program whose noise had the version `saved_version` (kNoiseVersion).
 /// The line is there only if the strategy draws noise.

@@ -35,13 +35,14 @@ void add_frozen(const FrozenStates& frozen, const std::vector<std::unique_ptr<Un
 /// Engine's optimizer has no such state. `stored` are the Engine's states.
 std::optional<StateDType> kept_format(const SavedState& state, const SavedParameter& saved, const StoredStates& stored);
 
-/// Reads this rank's shares of the checkpoint's states and master of a parameter of `group`, which is frozen. REQUIRES:
+/// Reads this rank's shares of the states and the master that the checkpoint has for the parameter `saved`. The
+/// parameter belongs to `group`, which is frozen. REQUIRES:
 /// match_checkpoint found that the formats can be converted. Errors: those of SavedCheckpoint::read.
 absl::StatusOr<FrozenParameter> read_frozen(SavedCheckpoint& checkpoint, const SavedParameter& saved,
                                             const FlatGroup& group, const StoredStates& stored, int rank, int ranks);
 
-/// Returns all shares of this rank as bytes of a durable commit, which names parameters by their numbers. It is empty
-/// if there are none.
+/// Returns all shares of this rank as bytes for a durable commit. The bytes name parameters by their numbers. They are
+/// empty if there are no shares.
 std::string write_frozen(const FrozenStates& frozen, const std::vector<std::unique_ptr<Unit>>& units);
 /// Fills `frozen` from the bytes that write_frozen returned, for the same units. Returns false if write_frozen cannot
 /// have returned these bytes.

@@ -33,8 +33,8 @@ class ResidualReader {
       : checkpoint_(checkpoint), kept_(kept), rank_(rank), ranks_(ranks), wanted_(wanted) {}
 
   /// Returns whether the checkpoint has as many ranks, as many microbatches and the same momentum as this run, and
-  /// holds exactly the residuals that this rank keeps. Ranks may read residuals as their own only where this is true on
-  /// all of them.
+  /// holds exactly the residuals that this rank keeps. Ranks may read residuals as their own only if this is true on
+  /// all ranks.
   bool has_own() const;
   /// Reads the residuals. If `own`, these are this rank's residuals; if not, they are this rank's share of the mean.
   /// REQUIRES: Manifest::residuals is set, and `kept` holds zeros. `own` may be true only if has_own() was true on

@@ -15,7 +15,7 @@ bool can_convert(const std::string& from, const std::string& to);
 bool is_exact(const std::string& from, const std::string& to);
 
 /// Converts the numbers of `from` to the format of `to`; bf16 is rounded to nearest. REQUIRES: can_convert is true, and
-/// both spans hold as many numbers.
+/// both spans hold equally many numbers.
 void convert_state(const std::string& from_format, std::span<const std::byte> from, const std::string& to_format,
                    std::span<std::byte> to);
 

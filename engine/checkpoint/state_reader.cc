@@ -24,7 +24,7 @@ constexpr std::int64_t kConverted = std::int64_t{1} << 16;
 /// into host memory and copied.
 constexpr std::int64_t kInPlace = std::int64_t{1} << 22;
 
-/// Calls `visit(portion)` for the portions of `run`. Each but the last has `most` elements.
+/// Calls `visit(portion)` for the portions of `run`. Each portion but the last has `most` elements.
 template <class Visit>
 absl::Status for_each_portion(Extent run, std::int64_t most, const Visit& visit) {
   static_assert(kConverted % kStateBlock == 0 && kInPlace % kStateBlock == 0);

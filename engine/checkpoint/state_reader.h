@@ -23,7 +23,7 @@ class StateReader {
               int ranks)
       : checkpoint_(checkpoint), matched_(matched), states_(states), rank_(rank), ranks_(ranks) {}
 
-  /// Reads the values and states of all parameters, and returns the states of those that are frozen. Errors: those of
+  /// Reads the values and states of all parameters, and returns the states of frozen parameters. Errors: those of
   /// SavedCheckpoint::read. After an error some values come from the checkpoint and others do not.
   absl::StatusOr<FrozenStates> read();
 

@@ -41,7 +41,7 @@ absl::Status append_bytes(std::span<const std::byte> bytes, const Sink& sink) {
   return absl::OkStatus();
 }
 
-/// Joins split masters, bf16 parameters and the low halves, to fp32 numbers.
+/// Joins split masters (the bf16 parameters and the low halves) to fp32 numbers.
 template <class Append>
 void append_joined(std::span<const std::uint16_t> high, std::span<const std::int16_t> low, const Append& append) {
   std::array<float, kJoinedAtOnce> joined;

@@ -52,8 +52,8 @@ class StateWriter {
   absl::Status hold(std::span<std::byte> room);
 
   /// Writes everything to the file `folder`/`name`. State on disk is read once for each kind of state. Before each
-  /// portion is written, `wrote` is called with its bytes, on the calling thread; an error that it returns ends the
-  /// writing. `who` is the prefix of messages. Errors: those of ShardWriter.
+  /// portion is written, `wrote` is called with the number of its bytes, on the calling thread; an error that it
+  /// returns ends the writing. `who` is the prefix of messages. Errors: those of ShardWriter.
   absl::StatusOr<SavedFile> write(const std::string& folder, const std::string& name, const std::string& who,
                                   const std::function<absl::Status(std::size_t bytes)>& wrote);
   /// Returns the bytes of all data that was added, without the file's header.

@@ -14,10 +14,10 @@ namespace tessera {
 
 /// Bytes that LibTorch's allocator has given out on a device.
 struct AllocatedBytes {
-  std::int64_t now = 0, peak = 0;  ///< peak: the most since Accelerator::forget_peak was last called
+  std::int64_t now = 0, peak = 0;  ///< peak: the largest number since the last call of Accelerator::forget_peak
 };
 
-/// The device on which an Engine trains, and the objects that a step needs there. The Engine makes one and owns it.
+/// The device on which an Engine trains, and the objects that a step needs there. The Engine makes it and owns it.
 /// Steps of the CPU need no kernels: every member but `device` is null on the CPU.
 struct Accelerator {
   ComputeDevice device;

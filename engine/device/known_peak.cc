@@ -23,7 +23,7 @@ bool has_words(std::string_view name, std::string_view part) {
   return (at == 0 || !is_of_word(name[at - 1])) && (end == name.size() || !is_of_word(name[end]));
 }
 
-/// If one name begins with another one, the longer name comes first.
+/// If a name begins with another name of the table, the longer name comes first.
 constexpr KnownPeak kPeaks[] = {
     {"B200", 2250, 75},   {"H100 PCIe", 756, 51}, {"H100 NVL", 835, 60}, {"H100", 989.4, 67}, {"H200", 989.4, 67},
     {"GH200", 989.4, 67}, {"A100", 312, 19.5},    {"A800", 312, 19.5},   {"H800", 989.4, 67}, {"A30", 165, 10.3},

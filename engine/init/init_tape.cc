@@ -261,7 +261,7 @@ void InitTape::note_outputs(Node& node, const Stack& stack) {
   });
 }
 
-/// Moves the generator on as the operator would have, and keeps in `node` the state that it had before.
+/// Moves the generator on as the operator would have, and keeps in `node` the state that the generator had before.
 void InitTape::draw(Node& node) const {
   const c10::IValue* const given = node.argument("generator");
   const bool is_given = given && !given->isNone();
@@ -299,8 +299,8 @@ void InitTape::check_has_values() const {
               "make it with deferred_init to train it, or to read a value");
 }
 
-/// Goes from the last node back and follows the storages in `wanted`, and those on which they depend. It looks at no
-/// other node of the tape.
+/// Goes from the last node back and follows the storages in `wanted`, and the storages on which they depend. It looks
+/// only at nodes that touch these storages.
 InitTape::Needs InitTape::needed_for(std::unordered_set<StorageId> wanted) const {
   check_has_values();
   Needs needs;
@@ -350,7 +350,7 @@ bool InitTape::shares_generator(const Node& node) {
 }
 
 /// Splits the needed nodes into parts that are independent of each other, each in the order of the tape. The part that
-/// makes most bytes comes first.
+/// makes the most bytes comes first.
 std::vector<InitTape::Part> InitTape::parts_of(const Needs& needs) const {
   static constexpr StorageId kSharedGenerators = 0;  // no real storage has this number
   std::unordered_map<StorageId, StorageId> parent;

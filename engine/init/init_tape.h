@@ -86,8 +86,8 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
   /// that is possible. This function and needed_for throw c10::Error if the tape has only shapes.
   Storages replay(const std::unordered_set<StorageId>& wanted) const;
 
-  /// Finds the nodes that `wanted` depend on. It goes back from the last node and looks at no node that it does not
-  /// need.
+  /// Finds the nodes that `wanted` depend on. It goes back from the last node, and looks only at nodes that create or
+  /// write storages that it needs.
   Needs needed_for(std::unordered_set<StorageId> wanted) const;
   const Node& node(std::size_t number) const { return nodes_[number]; }
 

@@ -25,14 +25,14 @@ struct KnownDraw {
   static constexpr std::int64_t kGroup = 16;
 
   /// Returns the number of words that are drawn for `count` elements: one word for each element. A normal fill draws 16
-  /// more if `count` is not a multiple of kGroup, since it draws the last group again. REQUIRES: count >= kGroup;
+  /// more words if `count` is not a multiple of kGroup, since it draws the last group again. REQUIRES: count >= kGroup;
   /// smaller normal fills draw in another way.
   std::uint64_t words(std::int64_t count) const;
   /// Runs this operator on `tensor` instead of its own tensor.
   void fill(at::Tensor tensor, at::Generator generator) const;
 };
 
-/// Returns the draw of `node` where it is a known one: aten::uniform_ and rand, aten::normal_ and randn.
+/// Returns the draw of `node` if it is a known draw: that of aten::uniform_, rand, aten::normal_ or randn.
 std::optional<KnownDraw> known_draw(const InitTape::Node& node);
 
 /// Advances `generator`, a generator of the CPU, as if `words` words had been drawn from it. This takes a few
@@ -44,8 +44,8 @@ void skip_words(at::Generator& generator, std::uint64_t words);
 bool skip_draw(const KnownDraw& draw, at::Generator& generator);
 
 /// Makes any elements of one KnownDraw, with the bits that the whole draw would have given them. A call for elements
-/// behind those of the last call also draws the elements between. A call for earlier elements makes the generator jump.
-/// One thread at a time may use it.
+/// behind those of the last call skips the words of the elements between. A call for earlier elements begins again at
+/// the state before the draw. One thread at a time may use it.
 class DrawPieces {
  public:
   /// `state`: the state of the CPU generator before the draw.

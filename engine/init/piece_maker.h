@@ -33,7 +33,7 @@ std::uint64_t digest_of_arithmetic();
 /// `add`, `clamp_`, `to`, ...), if an element gets the same bits wherever it stands. Values equal those of
 /// `materialize` bit for bit.
 ///
-/// One thread at a time uses it; `another` makes one for another thread.
+/// One thread at a time uses a PieceMaker; `another` makes a PieceMaker for another thread.
 class PieceMaker {
  public:
   /// Returns nothing if the tensor needs other operators, or is not deferred.
@@ -46,7 +46,7 @@ class PieceMaker {
 
   /// Makes elements [begin, begin + count), in the order of memory (that of the tensor's strides). Returns [count] of
   /// the tensor's dtype, valid until the next call. A call is fastest if it begins where the last call ended, and if
-  /// that is a multiple of 16.
+  /// `begin` is a multiple of 16.
   at::Tensor make(std::int64_t begin, std::int64_t count);
 
   /// Returns the generators' states before each draw, one after another, as bytes. Ranks that have the same recipe and

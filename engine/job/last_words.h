@@ -23,17 +23,18 @@ absl::Status status_of(const std::exception_ptr& failure);
 /// `told_by_peer`: the report is about another rank's failure (is_told_by_peer), and `tessera launch` looks for that
 /// rank's report instead. `code`: the exit code with which Tessera ends the process; it has no value if the program
 /// chose its own code. Nothing happens if $TORCHELASTIC_ERROR_FILE is not set or cannot be written; a further error
-/// would hide the one that is being reported.
+/// would hide the error that is being reported.
 void write_error_file(const std::string& message, const std::string& call_stack, bool told_by_peer,
                       std::optional<ExitCode> code);
 
-/// Lets `tessera launch` know that this worker, one of those that come and go, is the one that writes the results: it
-/// makes the file "$TORCHELASTIC_ERROR_FILE.results", with the word "written" once they are written (`are_left` false).
-/// Nothing happens in a process that is no worker of that launcher.
+/// Lets `tessera launch` know that this worker of an elastic run writes the results. It makes the file
+/// "$TORCHELASTIC_ERROR_FILE.results". The file has the text "to write" if `are_left`, and "written" once the results
+/// are written. Nothing happens in a process that is no worker of that launcher.
 void note_results_to_write(bool are_left);
 
-/// Lets `tessera launch --servers` know that this rank trains with parameter servers: it makes the file
-/// "$TORCHELASTIC_ERROR_FILE.joined". A rank that ends later ends no other; one that ends earlier is waited for by all.
+/// Lets `tessera launch --servers` know that this rank has joined the parameter servers: it makes the file
+/// "$TORCHELASTIC_ERROR_FILE.joined". If the rank ends after that, the other ranks go on. If it ends before that, the
+/// other ranks cannot begin, since all ranks must join first.
 /// Nothing happens in a process that this launcher has not started.
 void note_joined();
 

@@ -18,7 +18,8 @@ std::string shapes_that_fit(int world_size) {
   return text;
 }
 
-/// Returns a remedy: the largest shard group that divides every host, or no groups at all.
+/// Returns the text of a remedy: the largest shard group that divides every host or, if there is none, equally many
+/// ranks on every host.
 std::string mesh_that_fits(const Topology& topology) {
   int shard = topology.world_size;
   for (const int ranks : topology.ranks_of_hosts) shard = std::gcd(shard, ranks);
@@ -38,8 +39,8 @@ void expect_equal_hosts(const Strategy& strategy, const Topology& topology) {
                                      ". [T0978] hint: take \"FULL_SHARD\" without \"mesh\"" + mesh_that_fits(topology));
 }
 
-/// Throws unless every shard group, on unequal hosts, is the whole world or lies on one host. Groups of other shapes
-/// would share memory on some hosts and not on others.
+/// Throws if hosts have different numbers of ranks, unless each shard group is the whole world or lies on one host.
+/// Groups of other shapes would share memory on some hosts and not on others.
 void expect_groups_on_hosts(int shard, const Topology& topology) {
   if (topology.has_equal_hosts() || shard == topology.world_size || topology.hosts_hold_whole_groups_of(shard)) return;
   throw Error(ExitCode::kConfig,

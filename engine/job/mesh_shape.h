@@ -22,7 +22,7 @@ struct MeshShape {
 MeshShape mesh_shape(const Strategy& strategy, const Topology& topology);
 
 /// Returns the position of a rank in the mesh for which memory is planned. If replicas train by themselves
-/// (SyncConfig), that mesh has only the ranks of its replica.
+/// (SyncConfig), that mesh has only the ranks of the rank's replica.
 MeshPosition planned_position(const SyncConfig& sync, const MeshPosition& mesh);
 
 /// Returns the number of parts into which the strategy cuts a flat buffer on that mesh.

@@ -12,7 +12,8 @@
 namespace tessera {
 
 /// Chooses the algorithms of a job's collectives over gloo and mpi, if comm.network_fit names a file of costs. Rank 0
-/// reads the file, so that all ranks make the same choice. tessera::init makes one, calls `choose`, then `agree`.
+/// reads the file, so that all ranks make the same choice. tessera::init makes a NetworkChoice, calls `choose`, then
+/// `agree`.
 class NetworkChoice {
  public:
   explicit NetworkChoice(const CommConfig& comm);

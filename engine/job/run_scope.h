@@ -21,7 +21,7 @@ struct RunScope {
 
   /// Waits in a barrier until all ranks have come here. Without this barrier a rank might look lost to the others.
   /// Examples are a rank that still writes a file, and the rank that serves the store, if it ended first. Ranks that
-  /// still need this rank for a step get an error that says that it leaves, and end with that error. This rank waits
+  /// still need this rank for a step get the error that this rank leaves, and end with this error. This rank waits
   /// for no other rank if the mesh has failed and the program handled the error. Throws the tessera::Error of the
   /// barrier, and late_failure.
   void leave_together() const;
@@ -37,8 +37,8 @@ struct RunScope {
 
   static inline thread_local RunScope* current = nullptr;
   std::optional<Mesh> mesh;
-  /// An explanation of the memory of an Engine that an exception destroyed, for an error that says that memory was
-  /// short (explain_out_of_memory).
+  /// If an exception has destroyed an Engine: the explanation of that Engine's memory. An error that reports too little
+  /// memory shows this explanation (explain_out_of_memory).
   std::string memory_story;
   /// A failure in the background that was noticed when no call could report it. leave_together throws it.
   absl::Status late_failure;

@@ -126,7 +126,7 @@ struct DataParallel::State {
   std::vector<std::string> names;      ///< one for each parameter
   std::vector<at::Tensor> hooked;
   std::vector<GradientBucket> buckets;
-  at::Tensor memory;  ///< [numel of the largest bucket], fp32, in the group's memory
+  at::Tensor memory;  ///< [numel of the largest fp32 bucket], in the group's memory
   std::unique_ptr<CommBuffer> buffer;
   int open_no_syncs = 0;
   double weight = 1;  ///< this rank's weight in the next averaging

@@ -62,10 +62,10 @@ class DealtSamples {
   SamplerOptions options_;
   DistributedSampler sampler_;
   std::vector<std::int64_t> samples_;  ///< [batch]: the samples of the microbatch that was given last
-  std::int64_t steps_given_ = 0;       ///< number of steps, since the last `deal`, whose microbatches of this rank were
-                                       ///< all given
+  std::int64_t steps_given_ = 0;       ///< number of steps since the last `deal` in which all microbatches of this rank
+                                       ///< were given
   bool has_begun_ = false;             ///< whether the first epoch has begun
-  bool goes_on_ = false;               ///< whether no sample was given since `resume`
+  bool goes_on_ = false;               ///< whether `resume` was called, and no sample was given since then
 };
 
 }  // namespace tessera

@@ -4,7 +4,7 @@ namespace tessera {
 
 /// A Recomputing object lives on a thread while checkpoint() runs a forward there for the second time, because backward
 /// needs the forward's tensors. Modules that count something in forward (such as running statistics of a batch norm)
-/// call `now`, and do not count again if it is true.
+/// call `now`, and do not count again if it returns true.
 class Recomputing {
  public:
   Recomputing() { ++depth_; }

@@ -37,7 +37,8 @@ void expect_same_buffers(const std::vector<at::Tensor>& buffers, const Mesh& mes
       c10::str("sync_buffers of ", buffers.size(), " buffers, digest ", std::hash<std::string>{}(words), ":", words));
 }
 
-/// Cuts the list into runs of neighbours with one dtype and device. Each run is sent as one tensor.
+/// Cuts the list into runs of neighbours with one dtype and device, of at most kBytesTogether (or of one larger
+/// buffer). Each run is sent as one tensor.
 std::vector<std::vector<at::Tensor>> cut_into_loads(const std::vector<at::Tensor>& buffers) {
   std::vector<std::vector<at::Tensor>> loads;
   std::size_t bytes = 0;

@@ -32,9 +32,9 @@ class CarriedStates {
   CarriedStates(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshPosition& mesh,
                 const TrainingMemory& memory, const MeshAxes& axes);
 
-  /// Writes this rank's parts of the states into `units`; it finds parameters by their names. Each state is first
-  /// joined from the parts of all ranks, one group at a time.
-  /// - A parameter that trains in `units` and lacked one of its states begins anew: its states are zeros, and its
+  /// Writes this rank's parts of the states into `units`. Parameters are the same tensors in the old and new units.
+  /// Each state is first joined from the parts of all ranks, one group at a time.
+  /// - A parameter that trains in `units` and lacked one of its states begins anew: missing states stay zeros, and its
   /// `updates` are erased.
   /// - The states of a parameter that no longer trains go to `frozen`, if `updates` says that some step updated the
   ///   parameter.

@@ -23,11 +23,11 @@ namespace tessera {
 namespace {
 
 // This file works as follows. `take_memory` lists the pieces of training state that lie in memory and makes one file
-// for them, the image, which is cut into records. `begin` waits for the writes of records that lie in files anyway,
-// notes their positions, and starts a thread (`write`). The thread copies the image record by record, syncs all files,
-// writes the bytes of `keep`, and at last writes the log's entry. `end` waits for the thread; then all ranks call
-// `committed`, or all call `take_back`. When a run starts, `look`, `choose` and `forget_later` find the last commit
-// that all ranks have, and `bring_back` reads it.
+// for them, the image, which is cut into records. `begin` waits for the writes of records that lie in files anyway. It
+// notes where these records lie, and starts a thread (`write`). The thread copies the image record by record, syncs all
+// files, writes the bytes of `keep`, and at last writes the log's entry. `end` waits for the thread; then all ranks
+// call `committed`, or all call `take_back`. When a run starts, `look`, `choose` and `forget_later` find the last
+// commit that all ranks have, and `bring_back` reads it.
 
 constexpr const char* kImage = "memory";
 constexpr const char* kWeights = "weights";
@@ -265,8 +265,8 @@ absl::Status DurableFiles::write_image() {
     TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> record, image_.files->get_to_overwrite(i));
     const absl::Status copied = copy_to(record, i);
     const absl::Status put =
-        copied.ok() ? image_.files->put_if_changed(i) : image_.files->put(i);  // if `put` fails, a later commit tries
-                                                                               // again
+        copied.ok() ? image_.files->put_if_changed(i) : image_.files->put(i);  // after a failed copy, `put` ends the
+                                                                               // use; a later commit copies again
     TESSERA_RETURN_IF_ERROR(copied);
     TESSERA_RETURN_IF_ERROR(put);
   }

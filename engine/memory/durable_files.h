@@ -79,7 +79,7 @@ class DurableFiles {
   std::optional<std::vector<double>> weights() const;
   /// Sets the weights of offload.paths that the next commits record (see the function `weights`).
   void use_weights(const std::vector<double>& weights);
-  /// Protects those records of a kind to which the last commit refers from being overwritten. It is called before any
+  /// Makes sure that records of a kind are not overwritten if the last commit holds them. It is called before any
   /// record is put.
   void protect(TierCarrier& records, const std::string& kind) const;
 
@@ -91,8 +91,9 @@ class DurableFiles {
     return image_.files ? static_cast<std::int64_t>(image_.files->record_memory_bytes()) : 0;
   }
 
-  /// Sets bytes that commits hold in addition to training state and parts, from the next commit on until this function
-  /// is called again. Empty bytes mean that commits hold none. The bytes are written once, not with each commit.
+  /// Sets bytes that commits hold in addition to training state and parts. The next commit and all later ones hold
+  /// them, until this function is called again. Empty bytes mean that commits hold none. The bytes are written once,
+  /// not with each commit.
   void keep(std::string bytes);
   /// Returns the bytes that `keep` was given, as the last commit of the run before holds them. Errors: those of
   /// CommitLog::kept.

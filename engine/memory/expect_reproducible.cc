@@ -18,9 +18,10 @@ template <class... Text>
   throw Error(ExitCode::kConfig, c10::str("/reproducible: ", text...));
 }
 
-/// Throws if ranks sum each microbatch (each_microbatch) and a sum would not be that of a whole subtree. The
-/// microbatches that ranks have in one round are a whole subtree if the number of ranks is a power of two. With
-/// last_microbatch ranks send the sums of several subtrees (BlockSums), so any number of ranks is allowed.
+/// Throws if ranks sum each microbatch (each_microbatch) and a sum would not be that of a whole subtree of the tree
+/// over all microbatches. The microbatches of one round are a whole subtree if the number of ranks is a power of two.
+/// If ranks sum only after the last microbatch (last_microbatch), they send the sums of several subtrees (BlockSums),
+/// so any number of ranks is allowed.
 void expect_subtrees(const Strategy& strategy, std::int64_t ranks) {
   const std::int64_t each = strategy.gradient_accumulation;
   if (each == 1 || is_power_of_two(ranks) || strategy.gradient_sync == GradientSync::kLastMicrobatch) return;
@@ -50,8 +51,9 @@ void expect_plain_blocks(const Strategy& strategy) {
       "\"cuda_host\"}, for GPUs of one host, or train on the CPU (\"host\" or \"gloo\")");
 }
 
-/// Throws if a GPU cannot make the sums. A GPU joins whole gradients when a microbatch's backward ends. If ranks sum
-/// every microbatch, the sums are queued, and the host does not see their pieces (SumVisitor).
+/// Throws if a GPU cannot make the sums, or if hashes are to be recorded, which only the CPU can do. A GPU joins whole
+/// gradients when a microbatch's backward ends. If ranks sum every microbatch, the sums are queued, and the host does
+/// not see their pieces (SumVisitor).
 void expect_built_for_gpu(const Strategy& strategy, std::int64_t ranks) {
   if (strategy.gradient_sync != GradientSync::kLastMicrobatch && strategy.gradient_accumulation > 1 && ranks > 1)
     refuse(

@@ -20,7 +20,7 @@ void expect_reproducible(const Strategy& strategy, const PlanScene& scene);
 /// Checks that the transport adds in the pairwise tree over ranks, whatever hosts the ranks are on.
 void expect_pairwise_transport(const Strategy& strategy, const MeshAxes& axes, const Topology& topology);
 
-/// Checks that forward does not change buffers: running statistics depend on which microbatches a rank had.
+/// Checks that forward keeps no running statistics, since these depend on which microbatches a rank had.
 void expect_no_running_statistics(const Strategy& strategy, const torch::nn::Module& module);
 
 }  // namespace tessera

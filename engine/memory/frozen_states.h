@@ -26,7 +26,7 @@ namespace tessera {
 /// Returns the name of a group's element-wise state number `state`, as in Optimizer::states.
 using NameOfState = c10::function_ref<const std::string&(const FlatGroup& group, std::size_t state)>;
 
-/// A state of a frozen parameter, or its fp32 masters, with this rank's share of it: the elements of
+/// A state of a frozen parameter, or the parameter's fp32 masters. A rank has its share, which is the elements of
 /// FrozenStates::share_of.
 struct FrozenState {
   std::string name;  ///< the name that the optimizer has for the state; empty for masters
@@ -48,8 +48,8 @@ struct FrozenParameter {
 /// Keeps optimizer states and masters of parameters that trained and are frozen now, until they train again. (An
 /// optimizer of PyTorch, too, keeps the states of a parameter that gets no gradients.) They come from
 /// Engine::set_trainable or from a checkpoint. The Engine owns the object, and only its thread changes it. Each rank
-/// has an equal share of each state in memory of its host, which the plan does not count. So the layout and placement
-/// from which the states came do not matter.
+/// has an equal share of each state in its host's memory. The plan does not count this memory. So the layout and
+/// placement from which the states came do not matter.
 class FrozenStates {
  public:
   bool empty() const { return kept_.empty(); }
@@ -59,8 +59,8 @@ class FrozenStates {
   const FrozenParameter* find(const at::Tensor& parameter) const;
   /// Keeps `kept` for a parameter, in place of earlier states and masters.
   void put(const at::Tensor& parameter, FrozenParameter kept);
-  /// Returns the elements that a rank keeps of a state of `numel` elements. Each share ends at the end of a block of an
-  /// 8-bit state, since each block has one scale.
+  /// Returns the elements that a rank keeps of a state of `numel` elements. No share ends inside a block of an 8-bit
+  /// state, since each block has one scale.
   static Extent share_of(std::int64_t numel, int rank, int ranks);
 
   /// Takes this rank's shares of the fp32 masters of parameters that train in `units` in a narrower dtype and do not
@@ -69,18 +69,18 @@ class FrozenStates {
   void keep_masters(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement placement, const MeshPosition& mesh,
                     Collectives& control);
 
-  /// Takes this rank's share of a state of `parameter`, which is at `place` in `joined`.
+  /// Takes this rank's share of a state of `parameter`. The state lies at `place` in `joined`.
   void keep(const at::Tensor& parameter, const std::string& name, StateDType dtype, const JoinedState& joined,
             Extent place, const Collectives& control);
-  /// Takes this rank's share of a state of the whole tensor, whose values are `values`.
+  /// Takes this rank's share of a state of the whole tensor. `values`: the values of the whole state.
   void keep_tensor_state(const at::Tensor& parameter, const TensorState& state, std::span<const float> values,
                          const Collectives& control);
 
   /// Gives the trainable parameters of `units` the states and masters that are kept for them, and no longer keeps them.
-  /// It writes this rank's parts of the states, and of the masters if the parameter still equals the rounded master
-  /// (otherwise the program has written the parameter). It writes into `updates` the number of steps in which each of
-  /// these parameters took part. A parameter that lacks a state begins anew, with zeros. It is collective over
-  /// `control`.
+  /// It writes this rank's parts of the states and of the masters. Where the program has written a value of the
+  /// parameter meanwhile, that value becomes the master (masters_of_frozen). It writes into `updates` the number of
+  /// steps in which each of these parameters took part. A parameter that lacks a state begins anew: the missing state
+  /// stays zeros, and the number is 0. It is collective over `control`.
   void give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                  std::map<const c10::TensorImpl*, std::int64_t>& updates);
   /// Notes from `updates` in how many steps the kept parameters took part.

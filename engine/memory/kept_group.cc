@@ -72,9 +72,9 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
   kept->placement = plan.placement();
   kept->mesh = mesh;
   kept->group = group.without_module();
-  is_readable = is_readable && group.full != nullptr;  // values of other ranks may not be gathered
+  is_readable = is_readable && group.full != nullptr;  // else the values of other ranks are not gathered
   std::byte* values = is_readable ? group.full : nullptr;
-  // The program may not write memory that other ranks read, or that holds the halves of split masters. In these cases
+  // The program must not write memory that other ranks read, or that holds the halves of split masters. In these cases
   // it gets a copy.
   const bool is_split = group.master_kind == MasterKind::kSplitBF16 && group.device.is_cpu();
   if (is_readable && (kept->placement.shared || is_split)) {

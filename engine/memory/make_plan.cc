@@ -52,7 +52,8 @@ void expect_step_on_host(const MemoryPlan& plan) {
               "tier \"host\" and one fraction, or take \"gpu\"");
 }
 
-/// Throws if "noise_scale" has no batch smaller than a whole step's, whose gradient it could compare with the step's.
+/// Throws if "noise_scale" is set and a step has one microbatch on one rank. It needs the gradient of a batch that is
+/// smaller than the whole step's.
 void expect_small_batches(const Strategy& strategy, const PlanScene& scene) {
   if (strategy.noise_scale.every == 0) return;
   if (scene.mesh.world_size() * strategy.gradient_accumulation > 1) return;
@@ -84,7 +85,7 @@ void expect_enough_ranks(const PlanScene& scene) {
                                           " are backups. [T0899] hint: give a count below the number of ranks"));
 }
 
-/// Throws if the ranks are no whole number of replicas of several ranks.
+/// Throws if the number of ranks is no multiple of the number of ranks of a replica (sync.replica_ranks).
 void expect_whole_replicas(const PlanScene& scene) {
   const std::int64_t group = scene.mesh.world_size(), ranks = scene.sync.asynchronous.replica_ranks;
   if (group % ranks == 0) return;
@@ -118,7 +119,8 @@ SecondaryCopy secondary_on(const Strategy& strategy, const PlanScene& scene, con
                "out; with one rank a host, SHARD_GRAD_OP keeps units gathered"));
 }
 
-/// Throws if "deal" by speed has nothing to distribute, or would give ranks different numbers of gathers.
+/// Throws if "deal" by speed has nothing to distribute, does not fit deal.longest or the device, or would give ranks
+/// different numbers of gathers.
 void expect_dealable(const MemoryPlan& plan, const DealConfig& deal) {
   const bool is_dealt = plan.wire().longest_run > 0;
   if (is_dealt && plan.wire().accumulation == 1)

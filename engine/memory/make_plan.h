@@ -31,13 +31,12 @@ struct PlanScene {
   std::optional<OffloadedStep> offloaded_step = {};  ///< the result of the measurement for OffloadConfig::step "auto"
 };
 
-/// Returns whether gradients go over a network in another form than they have (by a codec or a compressor).
+/// Returns whether gradients are packed for a network, by a codec or a compressor.
 bool compresses(const CompressionConfig& compression);
 
 /// Makes the memory plan of one rank, exact to the byte. It allocates nothing; an Engine calls it before it allocates,
-/// and `tessera plan` calls it for jobs that do not run. It chooses the tiers that are "auto" so that the plan stays
-/// within memory.limit, if that is possible. Throws tessera::Error (78) if strategy, mesh and device do not fit
-/// together.
+/// and `tessera plan` calls it for jobs that do not run. For "auto" it chooses tiers with which the plan stays within
+/// memory.limit, if there are any. Throws tessera::Error (78) if strategy, mesh and device do not fit together.
 MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy, const PlanScene& scene,
                      const Optimizer& optimizer);
 
@@ -55,8 +54,9 @@ std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool 
 std::string explain_out_of_memory(const std::string& what, const MemoryPlan& plan, const Strategy& strategy,
                                   bool shares_memory, std::optional<std::int64_t> activation_bytes);
 
-/// Throws tessera::Error (78) if the strategy wants something that does not exist for the device that trains, which is
-/// a GPU or the CPU. The error names the key and says what to do. make_plan calls it first.
+/// Throws tessera::Error (78) if the strategy wants something that does not exist for the device that trains. `is_gpu`:
+/// true if this device is a GPU, false if it is the CPU. The error names the key and says what to do. make_plan calls
+/// it first.
 void expect_built_for_device(const Strategy& strategy, bool is_gpu);
 
 }  // namespace tessera

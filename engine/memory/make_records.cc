@@ -20,9 +20,10 @@ namespace tessera {
 namespace {
 
 // This file works as follows. There is one function for each kind of state: parameters, masters and states, tensor
-// states, gradients. It numbers the records of all groups (NewRecords), makes the tier that holds them
-// (`make_state_tier`: files, or pinned memory of a GPU's host), and gives groups their records. All kinds use the same
-// directories, which get records in proportion to the bandwidth of their disks (`stripe_paths`).
+// states, gradients. Such a function numbers the records of all groups (NewRecords). It makes the tier that holds them:
+// files, or pinned memory of a GPU's host (`make_state_tier`, except for gradients). Then it gives groups their
+// records. All kinds use the same directories, which get records in proportion to the bandwidth of their disks
+// (`stripe_paths`).
 
 /// Returns the name of a piece of a group for messages: the name of the first parameter of which the piece holds a
 /// part.

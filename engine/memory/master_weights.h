@@ -6,10 +6,10 @@
 
 namespace tessera {
 
-/// Writes this rank's parts of parameters and masters from `values` [at.numel], the elements `at` of the group's flat
-/// buffer. `values` is in host memory: masters in fp32 if the group trains, else values of the group's dtype. Every
-/// rank passes the same values, so that all copies of a parameter get the same rounded values. Several threads may call
-/// it at once for pieces that do not overlap. Throws what for_each_state throws.
+/// Writes this rank's parts of parameters and masters from `values` [at.numel], which are the elements `at` of the
+/// group's flat buffer. `values` is in host memory: masters in fp32 if the group trains, else values of the group's
+/// dtype. Every rank passes the same values, so that all copies of a parameter get the same rounded values. Several
+/// threads may call it at once for pieces that do not overlap. Throws what for_each_state throws.
 void write_values(FlatGroup& group, const at::Tensor& values, Extent at);
 
 /// Returns the dtype of a group's values in a flat tensor: fp32 for parameters that train, else the group's dtype.

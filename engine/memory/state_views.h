@@ -35,16 +35,17 @@ enum class StateUse : std::uint8_t {
 };
 enum class Direction : std::uint8_t { kForward, kBackward };
 
-/// The state of a run that is visited. A view has state of other kinds only if that state is in memory.
+/// The kind of state that a visit needs. A view has state of other kinds only if that state is in memory.
 enum class StateKind : std::uint8_t {
   kParameters,        ///< runs lie in the group's parameter part
   kMastersAndStates,  ///< runs lie in the group's optimizer part
   kAll,               ///< runs lie in the group's optimizer part
 };
 
-/// Calls `visit(view)` for the state `kind` of `run`: once for the state in memory, and once for each record of the
-/// offloaded state. Several threads may call it at once for runs that do not overlap. Throws tessera::Error: 74 if a
-/// record cannot be read or written; 65 if a record that is read has other bytes than were written.
+/// Calls `visit(view)` for the state `kind` of `run`, piece by piece. All parameters of a piece lie in memory or in one
+/// record, and so do its masters and states. Several threads may call it at once for runs that do not overlap. Throws
+/// tessera::Error: 74 if a record cannot be read or written; 65 if a record that is read has other bytes than were
+/// written.
 void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse use,
                     c10::function_ref<void(const StateView&)> visit, Direction direction = Direction::kForward);
 
@@ -68,11 +69,11 @@ void append_records(const FlatGroup& group, StateKind kind, Extent run, Directio
 /// Returns the view's run in the form that the optimizer takes.
 OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view);
 
-/// Returns the gradients of the slice, which its optimizer may overwrite.
+/// Returns the gradients of the slice. The optimizer may overwrite them.
 std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slice);
 
-/// Returns the first elements of a group's optimizer part, whose masters and states lie in memory. If the group has no
-/// records, these are all elements.
+/// Returns the elements of a group's optimizer part whose masters and states lie in memory. They are the first elements
+/// of the part, or all of them if the group has no records.
 Extent run_in_memory(const FlatGroup& group);
 /// Returns the view of `run`, which is a part of run_in_memory(group).
 StateView states_in_memory(const FlatGroup& group, Extent run);

@@ -10,10 +10,10 @@ namespace tessera {
 /// bug 14581). If tensors come from malloc, a step's tensors lie where those of the last step lay.
 ///
 /// Memory that a step freed also stays with the process for the next step. Otherwise malloc would give the end of the
-/// heap back to the system whenever more than some 32 MiB there are free. The system would then clear these pages one
-/// by one when they are used again. Clearing them took about 20 ms of a step of 510 ms (benchmarks/README.md, over a
-/// network). Settings of malloc in the environment (MALLOC_*, GLIBC_TUNABLES) are respected. Each block above 32 MiB is
-/// still a separate mapping.
+/// heap back to the system whenever more than some tens of MiB are free there. The system would then clear these pages
+/// one by one when they are used again. Clearing them took about 20 ms of a step of 510 ms (benchmarks/README.md, over
+/// a network). Settings of malloc in the environment (MALLOC_*, GLIBC_TUNABLES) are respected. Each block above 32 MiB
+/// is still a separate mapping.
 ///
 /// Tensors that were made before are freed by the allocator that made them. The Engine calls this function. A program
 /// that calls it before it makes the model gains more: memory that was freed while the model was made is then used

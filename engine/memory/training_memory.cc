@@ -24,10 +24,10 @@ namespace tessera {
 namespace {
 
 // This file works as follows. TrainingMemory::allocate makes each arena with the plan's bytes. It then gives each group
-// of the units memory from the arenas for its parameters, gradients, masters and states (the place_… functions). At the
-// end it checks that the arenas that groups share are given out completely. Offloaded records and durable files take
-// their memory last (`make_records`, DurableFiles). The functions store_parameters and load_whole_tensors, at the end
-// of the file, give every rank the values of rank 0.
+// of the units memory from the arenas for its parameters, gradients, masters and states (the place_… functions).
+// Offloaded records and durable files get their memory after that (`make_records`, DurableFiles). At the end it checks
+// that the arenas that groups share are given out completely. The functions store_parameters and load_whole_tensors, at
+// the end of the file, give every rank the values of rank 0.
 
 void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
   group.make_storage();
@@ -88,8 +88,8 @@ void place_tensor_states(const MemoryPlan& plan, const std::vector<std::unique_p
   });
 }
 
-/// Copies all of a group's values to one flat tensor: fp32 if they are trainable, so that no bits of the masters are
-/// lost.
+/// Copies all of a group's values to one flat tensor. It is fp32 if the group's dtype can be trained, so that no bits
+/// of the masters are lost.
 at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values) {
   const DType dtype = is_trainable(group.dtype) ? DType::kF32 : group.dtype;
   const at::Tensor flat = at::zeros({group.layout.numel()}, at::TensorOptions(scalar_type_of(dtype)));
@@ -130,8 +130,8 @@ at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
                        ". [T0238] hint: give a value of the parameter's sizes; a file of another model has others"));
 }
 
-/// If a program has given a parameter other memory, makes it a view of its buffer again, with the value that it was
-/// given.
+/// If a program has given a parameter other memory, makes the parameter a view of its buffer again. The buffer gets the
+/// value that the program has given.
 void put_back(FlatGroup& group, std::size_t i) {
   if (is_in_place(group, i)) return;
   FlatParameter& parameter = group.parameters[i];

@@ -259,7 +259,8 @@ void FirstValues::Sources::make_parts(FlatGroup& group) {
   // Records must be written in order, each once, so one thread makes the elements that lie in records.
   const bool in_records = group.parameters_below.carrier || group.states_below.carrier;
   const bool several = !in_records && numel >= kTask;
-  // Each thread has its own current stream. All threads use the stream of this thread, since it has cleared the memory.
+  // Each thread has its own current stream. All threads use the stream of this thread, since the memory was cleared on
+  // that stream.
   std::optional<c10::Stream> stream;
   if (!group.device.is_cpu()) stream = c10::impl::VirtualGuardImpl(group.device.type()).getStream(group.device);
   on_threads(tasks.size(), several ? static_cast<std::size_t>(at::get_num_threads()) : 1, [&](std::size_t t) {

@@ -32,7 +32,8 @@ namespace tessera {
 /// over `control` (MeshAxes), which must outlive it.
 class FirstValues {
  public:
-  /// Compares how ranks make values, in two small exchanges. The memory of `units` need not be allocated yet.
+  /// Compares how ranks make values, in one small exchange, or in three if operators differ. The memory of `units` need
+  /// not be allocated yet.
   FirstValues(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control);
   ~FirstValues();
   FirstValues(const FirstValues&) = delete;

@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-/// The number of things that are compared for each parameter: its values; its masters and optimizer states.
+/// The number of hashes for each parameter: one is of its values, the other of its masters and optimizer states.
 constexpr std::size_t kKinds = 2;
 using Hashes = std::array<std::uint64_t, kKinds>;
 constexpr const char* kNames[kKinds] = {"values", "master or optimizer state"};
@@ -60,7 +60,7 @@ int part_of_rank(AxisPlacement axes, const MeshPosition& mesh) {
   return (axes.replicate ? mesh.replicate_index : 0) * mesh.shard_size + (axes.shard ? mesh.shard_index : 0);
 }
 
-/// The hashes of every rank: one hash for each parameter, or one for all parameters together.
+/// The hashes of every rank: those of each parameter, or those of all parameters together.
 class Comparison {
  public:
   Comparison(const MemoryPlan& plan, Collectives& control, std::span<const Hashes> own)
@@ -112,7 +112,7 @@ void expect_equal_replicas(const std::vector<std::unique_ptr<Unit>>& units, cons
     names.push_back(group.parameters[i].name);
   });
   if (own.empty()) return;
-  // Ranks first compare one hash of all parameters together. Only if these hashes differ do they look for the
+  // Ranks first compare the hashes of all parameters together. Only if these hashes differ do they look for the
   // parameter.
   Hashes together{};
   for (std::size_t kind = 0; kind < kKinds; ++kind) {

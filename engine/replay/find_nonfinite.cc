@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-/// The results that were seen so far, in this microbatch and in the run.
+/// The results that were seen so far in this microbatch.
 struct FindNonfinite::Seen {
   std::optional<NonfiniteResult> first;           ///< the first result with NaN or +infinity
   std::optional<NonfiniteResult> first_negative;  ///< the first result with -infinity
@@ -146,8 +146,8 @@ std::vector<InputUse> uses_of(const at::RecordFunction& function) {
   return uses;
 }
 
-/// The inputs of an operator. LibTorch shows inputs only before the operator runs, and drops its references to them
-/// then.
+/// The inputs of an operator. LibTorch shows inputs only before the operator runs, and then drops its references to
+/// them.
 struct OperatorContext final : at::ObserverContext {
   const Unit* unit = nullptr;
   std::vector<c10::IValue> read;       ///< inputs with InputUse::kRead

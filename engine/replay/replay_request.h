@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-/// The request in TESSERA_REPLAY, as JSON: to make steps of a run with "reproducible" again, with any number of ranks
-/// that fits. A user sets the variable when starting a program (docs/reproducible.md).
+/// The request in TESSERA_REPLAY, as JSON. It makes a program repeat steps of a run that had "reproducible", with any
+/// number of ranks that can share the microbatches. A user sets the variable when starting the program
+/// (docs/reproducible.md).
 ///
 ///   TESSERA_REPLAY='{"step": 120, "hashes": "runs/a/hashes.jsonl", "find": "nonfinite"}'
 struct ReplayRequest {
@@ -23,8 +24,8 @@ struct ReplayRequest {
 
   std::int64_t step = 0;  ///< the last step that is looked at
   std::string hashes;     ///< file that "record_hashes" wrote; empty: nothing is compared
-  /// The number of microbatches of all ranks in a step. 0: the number that the file `hashes` has for `step`; if it
-  /// lacks that step, for the next step that it has, or for its last step.
+  /// The number of microbatches of all ranks in a step. 0: the file `hashes` gives the number, in its line for `step`.
+  /// If the file lacks that line, the line of the next step counts, or else the last line.
   std::int64_t microbatches = 0;
   Find find = Find::kNothing;
 
@@ -35,9 +36,9 @@ struct ReplayRequest {
 };
 
 /// Returns the strategy with which `ranks` ranks compute the microbatches of the run that is replayed:
-/// gradient_accumulation is set for these ranks, and "mesh" is left out. Returns `strategy` unchanged if there is no
-/// TESSERA_REPLAY. Throws tessera::Error (78) if these ranks cannot compute the microbatches, and the errors of
-/// read_step_records.
+/// gradient_accumulation is set for these ranks, and "mesh" and "deal" are left out. Returns `strategy` unchanged if
+/// there is no TESSERA_REPLAY. Throws tessera::Error (78) if these ranks cannot share the microbatches evenly, or if
+/// the strategy has no "reproducible" or has "durable". Throws the errors of read_step_records too.
 Strategy as_replayed(Strategy strategy, int ranks);
 
 /// Throws tessera::Error (78) if TESSERA_REPLAY is set, since a GPU cannot make steps again. Training calls it if a GPU

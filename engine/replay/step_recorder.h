@@ -27,10 +27,10 @@ struct OwnersOfParts {
 /// Records a step's hashes ("record_hashes"), or makes steps again and compares them (TESSERA_REPLAY). CpuStep owns a
 /// StepRecorder and calls it from the thread that trains.
 ///
-/// A step that is recorded reads this rank's gradients and masters once more, in two separate passes. The pass of the
-/// norm cannot be used: it sees the sums of every round, and only the last sums are recorded. New masters are complete
-/// only when the step has ended. By then the step's own exchange has ended too, so there is one more all-gather, in
-/// which each rank sends 16 bytes for each unit. Steps that are not recorded cost nothing.
+/// A step that is recorded reads this rank's gradients and masters once more, in two separate passes. The pass that
+/// computes the norm cannot do this: it sees the sums of every round, and only the last sums are recorded. New masters
+/// are complete only when the step has ended. By then the step's own exchange has ended too, so there is one more
+/// all-gather, in which each rank sends 16 bytes for each unit. Steps that are not recorded cost nothing.
 ///
 /// In a replay, rank 0 prints a line for each step, up to the last step of the request.
 class StepRecorder {
@@ -53,8 +53,8 @@ class StepRecorder {
   /// are not finite, it is collective up to the last step of the request. Throws tessera::Error (65), on one rank, if a
   /// result is not finite.
   void begin_update(std::int64_t step);
-  /// It is called at the end of a step. It is collective if the step is recorded. Throws tessera::Error (65) if a
-  /// replayed step differs from its record.
+  /// It is called at the end of a step. It is collective if the step is recorded. Throws tessera::Error: 65 if a
+  /// replayed step differs from its record; 64 if a search for a divergence compared no step.
   void end_step(const StepResult& result);
 
  private:

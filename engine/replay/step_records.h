@@ -32,8 +32,8 @@ std::string to_line(const StepRecord& record);
 absl::StatusOr<std::vector<StepRecord>> read_step_records(const std::string& path, const std::string& who);
 
 /// The file `hashes.jsonl`, while a run writes it. A run that continues from a checkpoint makes some recorded steps
-/// again. The lines of this first step and of later steps are therefore removed before it writes. The file of an
-/// interrupted run thus becomes equal to that of an uninterrupted run.
+/// again. Its first write therefore removes the lines of the step that it writes, and of all later steps. The file of
+/// an interrupted run thus becomes equal to that of an uninterrupted run.
 class StepRecordsFile {
  public:
   /// Makes missing folders, and the file where there is none. Errors: 73, 77, 71, 74 if the file cannot be made or

@@ -17,10 +17,10 @@ enum class HashedKind : std::uint64_t {
   kMasters = 2,    ///< the fp32 values that the optimizer updates, from which parameters are rounded
 };
 
-/// Returns the hash of a run of a parameter's elements: the sum, modulo 2^64, over the elements of mix(kind, parameter,
-/// element, bits). So the hashes of runs add up to the hash of the whole parameter, however the parameter is cut into
-/// shards. `number`: FlatParameter::number. `first`: index of the run's first element in the parameter, in memory
-/// order. All NaN count as equal: their bits depend on which operand a processor took them from.
+/// Returns the hash of a run of a parameter's elements. It is a sum over the elements, modulo 2^64, of mix(kind,
+/// parameter, element, bits). So the hashes of runs add up to the hash of the whole parameter, however the parameter is
+/// cut into shards. `number`: FlatParameter::number. `first`: index of the run's first element in the parameter, in
+/// memory order. All NaN count as equal: their bits depend on which operand a processor took them from.
 std::uint64_t hash_of_run(HashedKind kind, std::int64_t number, std::int64_t first, std::span<const float> values);
 
 /// Adds the hash of this rank's part of each unit's gradients to `hashes` [unit]: trainable parameters, without

@@ -23,8 +23,8 @@ namespace tessera {
 namespace {
 
 // This file works as follows. `begin` fills the manifest (`describe_engine`), copies buffers and items to host memory,
-// and makes the folder on rank 0. All ranks then get the folder's path and the hashes of every rank's buffers. A buffer
-// that differs from that of rank 0 is written by each rank that has it. StateWriter collects what this rank writes.
+// and makes the folder on rank 0. All ranks then get the folder's path and the hashes of every rank's buffers. A rank
+// other than rank 0 writes only those buffers that differ from rank 0's. StateWriter collects what this rank writes.
 // `hold` copies it; `end` writes one file on each rank, and rank 0 commits the manifest that names them all.
 
 using Buffers = CheckpointSave::Buffers;

@@ -39,7 +39,7 @@ using nlohmann::json;
 // writes them in the background. `end_commit` makes the commit valid on all ranks, or takes it back on all ranks.
 // `Resume` does the reverse: `apply` makes all reads, which may fail, and `finish` sets the rest, which cannot fail.
 
-// The names of the parts of a commit that are not records; and the names of the program's items.
+// The names of the parts of a commit that are not records; and (kTexts, kTensors) of the parts of the program's items.
 constexpr const char* kEngine = "engine";
 constexpr const char* kOwnGenerator = "generator";
 constexpr const char* kOwnGpuGenerator = "generator of the GPU";

@@ -31,17 +31,17 @@
 namespace tessera {
 namespace {
 
-// This file works as follows. Loading has two phases. `examine` changes nothing. In it rank 0 finds the folder. Every
-// rank opens the checkpoint, matches it with the Engine, and verifies its share of the chunks. Then ranks compare
-// hashes. `run` changes the Engine. First `apply` reads masters, states, residuals, buffers, items and generators. This
-// may still fail; the error then says that the Engine is partly loaded. `apply` waits for no other rank, since a rank
-// that has failed would never answer. `finish` sets the rest, which cannot fail. A run that goes back to an earlier
-// checkpoint after a spike uses the same two phases.
+// This file works as follows. Loading has two phases. The first, `examine`, changes nothing. Rank 0 finds the folder.
+// Every rank opens the checkpoint, matches it with the Engine, and verifies its share of the chunks. Then ranks compare
+// the hashes of the manifest. The second phase, `run`, changes the Engine. First `apply` reads masters, states,
+// residuals, buffers, items and generators. This may still fail; the error then says that the Engine is partly loaded.
+// `apply` waits for no other rank, since a rank that has failed would never answer. `finish` sets the rest, which
+// cannot fail. A run that goes back to an earlier checkpoint after a spike uses the same two phases.
 
 /// The values that are loaded.
 enum class LoadKind : std::uint8_t {
   kAll,
-  kBackInTime,  ///< the run continues with older values; steps, generators and rates set by hand stay
+  kBackInTime,  ///< the run continues with older values; step numbers, generators, rates and options set by hand stay
 };
 
 /// A rank appends this text to the checkpoint's hash if the checkpoint has the rank's own residuals.
@@ -378,8 +378,8 @@ LoadedCheckpoint EngineCheckpoints::load(Engine& engine, const std::string& path
     EngineCheckpoints(engine).finish();
   }
   auto [load, step] = examined(path);
-  // Outer steps may begin or end at the checkpoint's number of steps. In that case another Engine::State was made,
-  // which must examine the checkpoint again.
+  // Outer steps may begin or end at the checkpoint's number of steps. If they do, follow_sync makes another
+  // Engine::State, and the checkpoint must be examined again for that State.
   const std::string found = load->path();
   if (Engine::State::follow_sync(engine.state_, step)) load = examined(found).first;
   LoadedCheckpoint loaded = value_or_throw(engine.state_->job.or_abort("load_checkpoint", [&] { return load->run(); }));

@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-// Numbers of a CPU's step that follow from the agreement of its ranks. These are all ranks (CpuStep), the ranks whose
-// gradients came first ("sync" backups), or one rank alone (LoneStep).
+// Numbers of a CPU's step that follow from the agreement of its ranks. The ranks that agree are all ranks (CpuStep),
+// those whose gradients came first ("sync" backups), or one rank alone (LoneStep).
 
 /// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. `microbatches`: number of
 /// microbatches of a step on all these ranks. Returns the factor by which the sum of gradients becomes the mean

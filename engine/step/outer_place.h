@@ -13,7 +13,7 @@ namespace tessera {
 
 /// Does the computations of outer steps where this rank's part of masters lies: on the CPU, or on a GPU. On a GPU all
 /// computations are queued on the current stream. OuterSteps owns an OuterPlace, decides the order, and calls it from
-/// the thread that trains. Results have the same bits on both. All pointers are to memory of `device`.
+/// the thread that trains. Results have the same bits on the CPU and on a GPU. All pointers are to memory of `device`.
 class OuterPlace {
  public:
   virtual ~OuterPlace() = default;

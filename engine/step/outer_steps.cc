@@ -144,8 +144,8 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
     Work work;
     if (part.numel > 0) {
       ReduceOptions beside = options();
-      // A sum in shared memory is too fast to be worth hiding, and only a few such sums may be under way. A GPU makes
-      // each of its sums while work that is queued later runs.
+      // A sum in shared memory is so fast that it need not run in the background, and only a few such sums may be under
+      // way. A GPU makes each of its sums while work that is queued later runs.
       if (replicate_->reduces_in_background()) beside.waits = Waits::kLater;
       work = sum_over_replicas(outer.group->unit->name, at, part.numel, beside);
     }
@@ -254,8 +254,9 @@ void OuterSteps::meet(Step& inner) {
 
 /// Gives all replicas the largest of each count. Replicas that skipped a step, or did not use a parameter, have smaller
 /// counts. Returns, for each count, a factor for this replica's states. It turns the mean over all replicas into the
-/// mean over the replicas that made updates: the number of all replicas divided by the number of these. The factor is 0
-/// if this replica made no update, since its states mean nothing without updates. It is 1 if no replica made an update.
+/// mean over the replicas that made updates: the number of all replicas divided by the number of replicas that made
+/// updates. The factor is 0 if this replica made no update, since its states mean nothing without updates. It is 1 if
+/// no replica made an update.
 std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> counts) {
   std::vector<std::int64_t> own;
   for (const std::int64_t* count : counts) own.push_back(*count);

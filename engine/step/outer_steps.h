@@ -32,10 +32,10 @@ namespace tessera {
 /// | diloco           | outer weights w, moved by SGD with Nesterov momentum along w - mean of their masters |
 /// | streaming_diloco | as diloco, if `step` makes the outer step of all fragments at once                   |
 ///
-/// Fragment f of F (streaming_diloco) has unit i if i modulo F is f. Its outer gradients are sent in steps whose number
-/// modulo `every` is (f + 1) * every / F. If the group reduces in the background, computation continues meanwhile.
-/// `delay` steps later each replica has mix * its own weights + (1 - mix) * outer weights. A fragment is applied before
-/// the next fragment is sent.
+/// Fragment f of F (streaming_diloco) has unit i if i modulo F is f. Its outer gradients are sent after step (f + 1) *
+/// every / F, and then after each further `every` steps. If the group reduces in the background, computation continues
+/// meanwhile. `delay` steps later each replica has mix * its own weights + (1 - mix) * outer weights. A fragment is
+/// applied before the next fragment is sent.
 ///
 /// Outer gradients go over a network in the forms that CompressionConfig says.
 ///
@@ -108,8 +108,7 @@ class OuterSteps {
   void apply_sent();
   void drop_sent();
   void write_gradients(const Outer& outer, const float* own, float* gradients);
-  /// Returns a pass over this rank's part of a group, whose `values` [optimizer part] lie on the device of the
-  /// OuterPlace.
+  /// Returns a pass over this rank's part of a group. `values` [optimizer part] lie on the device of the OuterPlace.
   OuterRun run_of(const Outer& outer, OuterWork work, float* values) const;
   /// Reads a group's masters, and returns where this rank's part of them begins in `flat_`.
   float* read_own(const FlatGroup& group);

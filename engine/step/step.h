@@ -104,8 +104,9 @@ class Step {
   /// Drops the losses added since the last `run`.
   virtual void forget_losses() = 0;
 
-  /// Returns, for each [trainable parameter, in unit, group, layout order], whether some rank used it in the latest
-  /// step for which this rank knows it. It is null before the first such step. All ranks get the same result.
+  /// Returns, for each [trainable parameter, in unit, group, layout order], whether some rank used the parameter. The
+  /// answer is for the latest step whose answer this rank knows; it is null before the first such step. All ranks get
+  /// the same result.
   virtual const std::vector<char>* known_used() const = 0;
 
   /// Returns the loss scale of the next backward.

@@ -20,8 +20,8 @@ namespace tessera {
 
 /// Makes steps in the order of the plan's programs (StepProgram), from a step's last backward on. It announces records,
 /// goes from visit to visit, and opens and closes offloaded sums of gradients. It makes exchanges between ranks, and
-/// makes new values known to the ranks that hold copies of them. Two programs alternate; only this class knows which
-/// one comes next.
+/// makes new values known to the ranks that hold copies of them. If there are two programs, they alternate; only this
+/// class knows which one comes next.
 ///
 /// A derived class does the work of a visit: Update on the CPU, or DeviceUpdate on a GPU, where all work is queued. The
 /// thread that trains makes all calls. Calls that exchange data are collective. They throw tessera::Error if a
@@ -32,7 +32,7 @@ namespace tessera {
 /// | `expect`      | a step's last backward begins             | the first announcement               |
 /// | `update_unit` | in backward, a unit's gradients are there | the unit's operations                |
 /// | `finish`      | all units are updated in backward         | what follows the decision            |
-/// | `update_all`  | after backward, the step is decided       | the whole program, but for training  |
+/// | `update_all`  | after backward, the step is decided       | the program's visits and exchanges   |
 /// | `swap`        | between two steps                         | the program that exchanges averages  |
 class StepWalk {
  public:
@@ -50,11 +50,11 @@ class StepWalk {
   /// Drops the sums that are still held after a failure, since they are not needed.
   ~StepWalk() { sums_.drop(); }
 
-  /// Makes a step that is decided. After that, the other program is used.
+  /// Makes a step that is decided. The next step uses the other program, if there are two.
   void update_all();
   /// Updates one unit in backward. REQUIRES: the unit's sums stay in memory until this returns.
   void update_unit(Unit& unit);
-  /// Exchanges parameters and averages. After that, the other program is used.
+  /// Exchanges parameters and averages. The next call or step uses the other program, if there are two.
   void swap();
 
   /// Returns StepProgram::ends_when_skipped: whether the decision must be known before `update_all`. `update_all` is
@@ -71,14 +71,14 @@ class StepWalk {
   double publication_seconds() const { return publisher_.seconds(); }
 
  private:
-  /// Begins a pass, whose records are read ahead. If `is_decided` is false, the step is not decided yet. In this case
-  /// transfers other than those of records begin too, and all parameters are assumed to be used, as they nearly always
+  /// Begins a pass, whose records are read ahead. If `is_decided` is false, the step is not decided yet. Other
+  /// transfers than those of records then begin too, and all parameters are assumed to be used, as they nearly always
   /// are.
   virtual void announce(std::span<const Visit> visits, bool is_decided) = 0;
   /// It is called when no record is in use any more.
   virtual void end_pass() = 0;
-  /// Returns whether a group's visit needs its gradients. The gradients are then opened before the visit, if
-  /// Visit::needs_gradients.
+  /// Returns whether a visit updates its group. If it does and Visit::needs_gradients is set, the group's gradients are
+  /// opened before the visit.
   virtual bool is_updated(const Visit& visit) const = 0;
   /// Does the work of a visit. After it, the updated values are published.
   virtual void make(const Visit& visit) = 0;
@@ -108,7 +108,7 @@ class StepWalk {
   const std::vector<StepProgram> programs_, averages_;
   const bool in_backward_;
   std::optional<std::int32_t> unit_;  ///< the value of unit_under_way()
-  std::size_t turn_ = 0;              ///< index of the program that is used next; the two programs alternate
+  std::size_t turn_ = 0;              ///< index of the program that is used next; if there are two, they alternate
   std::vector<Visit> expected_;       ///< visits in backward, in the order given to `expect`
   std::vector<int> order_;            ///< units that announce their records (StepProgram::announces_units), in order
   std::size_t announced_ = 0;         ///< number of these units that have announced their records

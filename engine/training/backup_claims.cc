@@ -47,7 +47,7 @@ class CountersInStore final : public BackupClaims::Counters {
  public:
   CountersInStore(Collectives& group, const BackupClaims::Store& store)
       : own_(store.store.connected_anew()), store_(store) {
-    std::int64_t number = 0;  // number of earlier Engines and plans of the job that have claims
+    std::int64_t number = 0;  // number of Engines and plans of the job with claims, this one included
     if (group.rank() == 0) number = value_or_throw(store_.store.add("claims", 1));
     throw_if_error(group.broadcast(kClaimsLabel, &number, sizeof number, 0).wait());
     prefix_ = "claims/" + std::to_string(number) + "/";
@@ -143,7 +143,7 @@ bool BackupClaims::end() {
     if (counts) made_again_.push_back(ended);
   } else {
     claimed_ = add(group_->rank(), 1).claimed;
-    if (ended >= own_run().end - claimed_) counts = make(ended);  // otherwise a claim would come too late
+    if (ended >= own_run().end - claimed_) counts = make(ended);  // else it is too late for a claim
   }
   choose(/*run_goes_on=*/counts && !turn_);
   return counts;

@@ -20,16 +20,17 @@ namespace tessera {
 /// sends nothing. Otherwise they are in the job's store, and a claim costs a request and an answer.
 ///
 /// A rank computes the microbatches of its own run from the first to the last. It then claims microbatches of the
-/// slowest rank: each time the last microbatch of that rank's run that no rank has claimed. The rank that first
-/// completes a claimed microbatch has made it, and the other result is not used. Both results belong to the same leaf
-/// of the step's tree. If another rank has completed a rank's next microbatch, that rank leaves the rest of its run to
-/// the ranks that have claimed it. So the microbatches that are computed twice are at the ends of runs.
+/// slowest rank: each time the last unclaimed microbatch of that rank's run. The rank that first completes a claimed
+/// microbatch has made it, and the other result is not used. Both results belong to the same leaf of the step's tree.
+/// If another rank has already completed the microbatch that a slow rank would compute next, the slow rank leaves the
+/// rest of its run to the ranks that have claimed it. So the microbatches that are computed twice are at the ends of
+/// runs.
 ///
 /// A rank has one counter for both ends of its run: the number of microbatches that it has completed, and the number
 /// that were claimed. One addition changes one of these numbers and returns both, so a rank that completes a microbatch
-/// knows whether another rank computes it too. Each microbatch also has a counter of its completions, which only these
-/// two ranks use. Steps alternate between two sets of counters. Ranks meet between steps, so each rank sets its own
-/// counters of the last step to 0 during the next step.
+/// knows whether another rank computes it too. Each microbatch also has a counter of its completions. Only its own rank
+/// and the rank that claimed it add to this counter. Steps alternate between two sets of counters. Ranks meet between
+/// steps, so each rank sets its own counters of the last step to 0 during the next step.
 ///
 /// Training owns a BackupClaims and calls it from the thread that trains.
 class BackupClaims {

@@ -128,7 +128,7 @@ void Training::expect_nothing() const {
          "backward_nothing before this rank's first microbatch under this plan: it does not know yet in which order "
          "ranks gather units. [T0132] hint: loop over uneven(loader, engine) on all ranks, where those with a batch "
          "tell it; or run forward and backward of any batch, with weight 0 if it must not count");
-  // The others gather each unit's values from all ranks of the replica in a step's first forward (ServedShards).
+  // The other ranks gather each unit's values from all ranks of the replica in a step's first forward (ServedShards).
   expect(sync.config().asynchronous.replica_ranks == 1 || window.microbatch > 0,
          "backward_nothing before a step's first microbatch, where several ranks are one replica (sync.replica_ranks): "
          "the others wait for the values that this rank would pull. [T1063] hint: give the ranks of a replica as many "
@@ -143,7 +143,8 @@ void Training::expect_nothing() const {
 void Training::warn_of_factor(const at::Tensor& loss) {
   const std::int64_t microbatches = job.strategy.gradient_accumulation;
   if (std::exchange(window.has_looked_at_loss, true) || activations || job.mesh.rank() != 0) return;
-  // A program that adds losses up, as the integrations' loops do, multiplies the loss by the number of microbatches.
+  // A program that adds losses up, as the loops of Tessera's integrations do, multiplies the loss by the number of
+  // microbatches.
   const double factor = scaler_factor_of(loss);
   if (factor > 0 && factor != static_cast<double>(microbatches))
     log_warning(c10::str(

@@ -28,8 +28,8 @@ class FlopCounter {
   /// Sets the count to 0.
   void clear();
 
-  /// While a Pause lives, `counter` counts nothing, since an evaluation does not belong to a step. `counter` may be
-  /// null; nothing happens then.
+  /// The end of a Pause sets `counter` to the count that it had at the beginning, since an evaluation does not belong
+  /// to a step. `counter` may be null; nothing happens then.
   class Pause {
    public:
     explicit Pause(FlopCounter* counter);
@@ -51,9 +51,9 @@ class FlopCounter {
 /// multiplication and an addition count as two operations. FlopCounter is the caller.
 using FlopFormula = std::int64_t (*)(c10::ArrayRef<c10::IValue> inputs);
 
-/// Returns the formula of an operator such as "aten::mm", or null where it is not counted. It counts the same operators
-/// as torch.utils.flop_counter: products of matrices, convolutions, scaled dot-product attention, and the backward of
-/// these. All else (elementwise operators, norms, embeddings, products with a vector) counts as nothing.
+/// Returns the formula of an operator such as "aten::mm", or null if the operator is not counted. The counted operators
+/// are those of torch.utils.flop_counter: products of matrices, convolutions, scaled dot-product attention, and the
+/// backward of these. All else (elementwise operators, norms, embeddings, products with a vector) counts as nothing.
 FlopFormula flop_formula_of(std::string_view operation);
 
 }  // namespace tessera

@@ -27,7 +27,7 @@ std::int64_t of_matrices(Inputs inputs) {
   return of_product(sizes_of(inputs, kA), sizes_of(inputs, kA + 1));
 }
 
-/// Returns the spatial sizes of a convolution's result. The whole filter is applied at each position of the result.
+/// Returns the spatial sizes of a tensor [batch, channels, ...] of a convolution.
 Sizes places(Sizes sizes) { return sizes.slice(2); }
 
 std::int64_t of_convolution(Sizes where, std::int64_t batch, Sizes weight) {

@@ -14,7 +14,7 @@ namespace tessera {
 /// allows, so that all ranks finish together. Speeds are measured over a window of steps: the median of the seconds for
 /// which a rank was busy (LocalStep::busy_seconds), divided by its number of microbatches. At the end of a step,
 /// Training gives it the seconds on which ranks agreed. So all ranks decide in the same way, and no collective is
-/// needed. Runs do not change if that would make the step less than 3 % shorter. One thread at a time uses it; all
+/// needed. Runs do not change if new runs would shorten the step by less than 3 %. One thread at a time uses it; all
 /// memory is allocated at construction.
 class MicrobatchDealer {
  public:
@@ -24,7 +24,8 @@ class MicrobatchDealer {
   /// Returns the runs of the next step.
   const MicrobatchOrder& order() const { return order_; }
   /// Adds a step with its `busy_seconds` [rank]. Returns whether `order` has changed. `computed` [rank]: the number of
-  /// microbatches on which the seconds were spent ("deal.backups"); if it is empty, the number of the rank's run.
+  /// microbatches on which the seconds were spent ("deal.backups"); if it is empty, the seconds were spent on the
+  /// rank's run.
   bool add(std::span<const double> busy_seconds, std::span<const std::int64_t> computed = {});
 
  private:

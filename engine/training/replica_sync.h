@@ -55,8 +55,8 @@ class ReplicaSync {
   /// are not on servers, and ranks cannot share memory, or if the launcher has started servers and the strategy has
   /// none.
   MeshAxes axes(const Mesh& mesh, const MeshAxes& whole);
-  /// REQUIRES: units have their first values. Adds the memory that is needed in addition to TrainingMemory to `use`. It
-  /// keeps references to the other arguments.
+  /// Adds to `use` the memory that is needed beyond TrainingMemory. It keeps references to the other arguments.
+  /// REQUIRES: units have their first values.
   void begin(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
              const MeshAxes& whole, const Accelerator& accelerator, MemoryUse& use);
   /// Makes the step of a rank with common parameters; null if ranks have no common parameters. Call it after `begin`.
@@ -76,7 +76,7 @@ class ReplicaSync {
     if (PulledParameters* const shards = pulled()) shards->take_newest();
   }
 
-  // The next functions call those of OuterSteps or of CommonParameters.
+  // The next functions pass their calls on to OuterSteps or to CommonParameters.
   void after(std::int64_t step) {
     if (outer_) outer_->after(step);
   }

@@ -1,6 +1,7 @@
 // Sets up a Training, and destroys it. The work that needs no other rank comes first (look_at_module). The plan
-// follows, which is the same on all ranks. Then come the memory, whose size the plan gives, its values, and the objects
-// that move gradients and values. All ranks do this work in the same order, and wait for each other at each part of it.
+// follows, which is the same on all ranks. Then come the memory (the plan gives its size), the values in it, and the
+// objects that move gradients and values. All ranks do this work in the same order, and wait for each other at each
+// part of it.
 
 #include <torch/nn/modules/embedding.h>
 
@@ -125,7 +126,7 @@ std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& sha
   return shard.bytes() + replicate.bytes();
 }
 
-/// Makes those all-gathers run on the hosts of GPUs that send values in a form other than plain (WireForm). These
+/// Makes all-gathers run on the hosts of GPUs if they send values in a form other than plain (WireForm). Such
 /// all-gathers have separate groups. Returns the bytes of pinned memory. It is collective.
 std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& job) {
   const MemoryPlan::SlotsOnHost shard = plan.gathers_on_host(), replicate = plan.replica_gathers_on_host();

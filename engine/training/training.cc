@@ -181,7 +181,7 @@ StepResult Training::take_step() {
   return result;
 }
 
-/// Decides who computes which microbatches from the next step on. All ranks have the same numbers of how long each was
+/// Decides who computes which microbatches from the next step on. All ranks have the same times for which each rank was
 /// busy.
 void Training::deal_next_step() {
   if (!dealer || step->busy_seconds().empty()) return;
@@ -199,8 +199,8 @@ void Training::deal_next_step() {
   warn_of_data_not_dealt();
 }
 
-/// Warns if the program does not use the deal. If it divides samples evenly instead, some would be used twice or left
-/// out, without an error.
+/// Warns if the program does not use the deal. If it divides samples evenly instead, some samples would be used twice
+/// or left out, without an error.
 void Training::warn_of_data_not_dealt() {
   if (std::exchange(window.knows_microbatches, true)) return;
   log_warning(

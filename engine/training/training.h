@@ -146,12 +146,12 @@ struct Training {
   /// If parameters are copies that this rank pulls ("sync"), gives them the newest values. The module keeps these
   /// values when its Engine is destroyed. A failure is logged.
   void take_newest_values();
-  /// Detaches parameters from the Engine. Parameters that were gathered refuse access from now on, and their shards are
-  /// kept for the next Engine. Other parameters stay readable, in their memory or, if ranks shared that memory, in a
-  /// private copy.
+  /// Detaches parameters from the Engine. Sharded parameters refuse access from now on, and their shards are kept for
+  /// the next Engine. Other parameters stay readable, in their memory or, if ranks shared that memory, in a private
+  /// copy.
   void detach_parameters();
   enum class When : std::uint8_t { kNow, kAtMost };  ///< kAtMost: the largest amount since the last step
-  /// Returns the bytes of the plan, and the bytes that were needed beyond it.
+  /// Returns the allocated bytes: those of the plan, and those that were needed beyond it.
   MemoryUse allocated(When when) const;
 
   // These functions check that a program may make a call now (expect.cc). They throw tessera::Error (64) if it may not.
@@ -165,8 +165,8 @@ struct Training {
   void expect_weights(const char* what) const;
   void warn_of_factor(const at::Tensor& loss);
   /// Throws if a program changed parameters in a way that is not allowed (ParameterChecks). A program may change them
-  /// under Gathered(kWrite). It waits for values that are still being brought. `may_unfreeze`: the call makes memory
-  /// for frozen parameters.
+  /// under Gathered(kWrite). This function waits for values that are still being brought. `may_unfreeze`: the call
+  /// makes memory for frozen parameters.
   void expect_parameters(bool may_unfreeze = false);
 
   bool updates_in_backward() const { return plan.update().in_backward; }
@@ -183,12 +183,13 @@ struct Training {
   // The next functions seed microbatches under "reproducible", and otherwise do nothing (microbatch_seed.cc).
   /// Takes the run's seed from LibTorch's generator: all ranks take the seed of rank 0. It is collective.
   void agree_on_seed();
-  /// Takes the seed from LibTorch's generator, which all ranks have as a checkpoint keeps it (generator_to_keep).
+  /// Takes the seed from LibTorch's generator. On all ranks the generator has the state that a checkpoint keeps
+  /// (generator_to_keep).
   void take_seed();
   /// Sets LibTorch's generator for the microbatch that comes next.
   void seed_microbatch() const;
-  /// Returns the state of LibTorch's generator that checkpoints and commits hold: under "reproducible", the state that
-  /// follows from the run's seed, which is the same on all ranks.
+  /// Returns the state of LibTorch's generator for checkpoints and commits. Under "reproducible" this state follows
+  /// from the run's seed, so it is the same on all ranks.
   at::Tensor generator_to_keep() const;
   bool step_is_due() const { return claims ? !claims->next() : window.microbatch == microbatches(); }
   /// Releases all units that this rank has gathered, since their values will change.

@@ -147,7 +147,8 @@ class Search {
   std::string name_;
 };
 
-/// Returns the path from the root towards the tensors, up to the first node with several children.
+/// Returns the path from the root towards the tensors. It ends at a module, or at a node that has tensors in several
+/// entries or directly.
 std::vector<const WeightsNode*> only_way(const WeightsNode& root) {
   std::vector<const WeightsNode*> way = {&root};
   for (;;) {

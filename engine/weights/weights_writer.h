@@ -21,7 +21,7 @@ namespace tessera {
 /// Writes a module's weights in a format of PyTorch, one tensor at a time, so that no two tensors need to be in memory
 /// together. save_weights uses a WeightsWriter on rank 0. A file of either form is a zip archive. It has records with
 /// the values of tensors, in any order, and a pickle, which names the record of each tensor. A file of kArchive also
-/// has code: the classes of a TorchScript program without methods, from which C++ reads modules.
+/// has code, which C++ needs to read modules: the classes of a TorchScript program, without methods.
 ///
 /// `finish` returns the first error of the file; tensors added after an error are dropped.
 class WeightsWriter {

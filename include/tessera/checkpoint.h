@@ -27,7 +27,7 @@ struct CheckpointItems {
   std::optional<SamplerCursor> data;
 };
 
-/// The options of save_checkpoint for the other checkpoints in the folder.
+/// The options of save_checkpoint for the checkpoints in the folder.
 struct SaveOptions {
   /// The number of checkpoints that stay in the folder; the oldest ones are removed. 0 keeps all. Files are removed
   /// while training continues, at the latest by the next save or finish_checkpoint.

@@ -27,8 +27,8 @@ class Collectives;
 ///   tessera::Engine engine(model, strategy, mesh, std::make_shared<InBf16>());
 ///
 /// The Engine calls `sum` for each bucket of gradients as soon as backward has completed that bucket, in the same order
-/// on every rank. Over a network, a communication thread makes the call while backward continues; otherwise the thread
-/// of backward makes it. The call therefore overlaps with backward, as all reductions do. One call runs at a time.
+/// on every rank. Over a network, a communication thread makes the call, which therefore overlaps with backward, as all
+/// reductions do. Otherwise the thread of backward makes the call. One call runs at a time.
 ///
 /// A hook needs a strategy under which a rank has all gradients of a unit in one place: NO_SHARD, SHARD_OPTIMIZER or
 /// SHARD_GRADIENTS, with units or `units.bucket_cap_mb` as buckets. If GPUs train, their hosts make these sums, so a

@@ -8,13 +8,13 @@
 namespace tessera {
 
 // Methods of compression (CompressionConfig::method), each with its numbers. They sum gradients of which only a part is
-// sent. A method that keeps gradients adds the part that a rank did not send to the rank's next contribution (error
+// sent. If a method keeps gradients, the part that a rank did not send is added to its next contribution (error
 // feedback).
 
 /// "none": all gradients are sent, in the forms of CompressionConfig::gradients and sums.
 struct NoMethodConfig {
-  /// Whether the method adds the part of gradients that a rank did not send to the rank's next contribution. Each
-  /// method has this constant.
+  /// Whether a rank keeps the part of its gradients that it did not send, and adds this part to its next contribution.
+  /// Each method has this constant.
   static constexpr bool kKeepsGradients = false;
 };
 

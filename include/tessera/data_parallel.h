@@ -39,8 +39,8 @@ struct DataParallelOptions {
 ///
 /// * A parameter that only some ranks used gets a mean in which the other ranks count as zero. A parameter that no rank
 ///   used keeps an undefined `.grad`, and optimizers leave it alone.
-/// * If the losses of ranks are means over different numbers of samples or tokens, call `set_weight` with that number
-///   before backward. Gradients are then means over all samples or tokens. A rank without a batch calls
+/// * If the losses of ranks are means over different numbers of samples or tokens, call `set_weight` with this rank's
+///   number before backward. Gradients are then means over all samples or tokens. A rank without a batch calls
 ///   `backward_nothing`.
 /// * Accumulation: each backward under a NoSync adds to `.grad` on its rank. The next backward without a NoSync
 ///   averages the sum.

@@ -33,8 +33,9 @@ class Engine;
 ///
 /// Each rank has separate files: rank-NNNNN.* in D, and `tessera-durable-*` in the directories of offload.paths.
 
-/// Starts a commit after each `every`-th step (StepResult::step), and returns true; otherwise does nothing and returns
-/// false. The `items` of rank 0 are stored, and resume_durable gives them to every rank.
+/// Starts a commit after each `every`-th step (StepResult::step), and returns true. After another step it returns
+/// false, and at most completes the commit under way. The `items` of rank 0 are stored, and resume_durable gives them
+/// to every rank.
 ///
 /// A thread writes the commit directly from the memory of training, during the next forward and backward. Before the
 /// next update, or any other change of training state, ranks wait until the commit is on the disks of all ranks. With
@@ -53,8 +54,8 @@ bool commit_durable(Engine& engine, const CheckpointItems& items = {});
 /// collective and is made between steps.
 void finish_commit(Engine& engine);
 
-/// Continues from the last commit in D. It restores parameters, optimizer states, step counts and the loss scale; rates
-/// and options set by hand; buffers; LibTorch's generator (also that of the GPU); and the items. LoadedCheckpoint::path
+/// Continues from the last commit in D. It restores parameters, optimizer states, step counts, the loss scale, rates
+/// and options set by hand, buffers, LibTorch's generator (also that of the GPU), and the items. LoadedCheckpoint::path
 /// is D. Returns nothing if D never held a commit. If all commits of D are damaged or lost, the Engine's constructor
 /// throws Error (65) instead.
 ///

@@ -39,9 +39,10 @@ class StepOutcome;
 
 /// The result of one optimizer step. All ranks have the same values, unless a field says otherwise.
 ///
-/// `step` does not wait for a GPU, unless the program defines a rule or the host's CPU makes updates. Until `wait`,
-/// fields that only the device can tell (loss, grad_norm, lr, overflow, loss_scale, tokens, communication_seconds) are
-/// NaN, false or 0. Look at results one step late to see every step without slowing training down.
+/// `step` does not wait for a GPU, unless the program defines a rule, the optimizer is adafactor, or the host's CPU
+/// makes updates. Until `wait`, fields that only the device can tell (loss, grad_norm, lr, overflow, loss_scale,
+/// tokens, communication_seconds) are NaN, false or 0. Look at results one step late to see every step without slowing
+/// training down.
 ///
 /// Between outer steps (Strategy::sync) "ranks" means the ranks of this rank's replica.
 struct StepResult {
@@ -92,8 +93,8 @@ struct StepResult {
   double tokens_per_second = 0.0;  ///< tokens of all ranks divided by `seconds`
   /// The rank for which the other ranks waited. From the end of the previous step to the agreement on this step, it was
   /// busy longest with its data, its forward and its backward. If replicas train apart ("sync" local_sgd or diloco), it
-  /// is a rank of this rank's replica. It is -1 if the rank is not known. That is so with one rank; on a GPU, since the
-  /// host does not wait for its steps; and with "sync" asynchronous, hogwild or backups.
+  /// is a rank of this rank's replica. It is -1 if there is one rank, if a GPU trains (since the host does not wait for
+  /// its steps), or with "sync" asynchronous, hogwild or backups.
   int waited_for_rank = -1;
   /// Mean of the seconds for which the other ranks waited for waited_for_rank, since they were busy for less time. It
   /// is 0 if waited_for_rank is -1.
@@ -106,9 +107,9 @@ struct StepResult {
   /// wherever the program called them. Neither counts work that other threads do ahead.
   double batch_seconds = 0.0, upload_seconds = 0.0;
   /// Floating-point operations of this rank's operators in a step: of forward, backward and recomputation, as
-  /// torch.utils.flop_counter counts them. Products inside an operator that has no formula there are counted too
-  /// (bilinear and recurrent layers, grouped products on the CPU). Operations are counted once, in the first step of an
-  /// Engine or after set_trainable. Operations of `evaluate` are not counted.
+  /// torch.utils.flop_counter counts them. Products inside an operator for which flop_counter has no formula are
+  /// counted too (bilinear and recurrent layers, grouped products on the CPU). Operations are counted once, in the
+  /// first step of an Engine or after set_trainable. Operations of `evaluate` are not counted.
   std::int64_t flop = 0;
   double peak_tflops = 0.0;  ///< the device's peak (Engine::set_peak_tflops); 0 if it is not known
   MemoryUse planned;         ///< planned bytes by category
@@ -195,9 +196,9 @@ struct CallLatency {
 ///
 /// The constructor is collective: all ranks call it with equal modules and strategies. It moves the module's parameters
 /// into flat buffers on `device()` (each parameter keeps its TensorImpl, so references of optimizers and programs stay
-/// valid). It materialises deferred parameters unit by unit, gives every rank rank 0's values of parameters and
-/// buffers, and shards them. After that, reading a parameter outside of an operator needs a `Gathered` guard. The
-/// Engine takes each `.grad` as soon as it is computed. The dtype of parameters is mixed_precision.param.
+/// valid). It materialises deferred parameters unit by unit, gives all ranks the parameters and buffers of rank 0, and
+/// shards the parameters. After that, reading a parameter outside of an operator needs a `Gathered` guard. The Engine
+/// takes each `.grad` as soon as it is computed. The dtype of parameters is mixed_precision.param.
 ///
 /// The module must outlive the Engine or die with it. After the Engine is destroyed, replicated parameters keep their
 /// values, and sharded parameters refuse access. In both cases the next Engine over the module starts with their
@@ -305,8 +306,8 @@ class Engine {
   /// Returns whether all steps are made, as the latest `take_step` has found.
   bool steps_are_over() const;
   /// Returns whether this process writes the results of a run: rank 0, or, where workers come and go, one of those that
-  /// are there at the end. A worker that asks after that one has left without note_results_written writes them too,
-  /// with the same values.
+  /// are there at the end. If that process leaves without note_results_written, a worker that asks later writes the
+  /// results too, with the same values.
   bool writes_results() const;
   /// Says that this process has written the results: where workers come and go, no worker that comes later is told to
   /// write them again. Without "sync.elastic" it does nothing. If server 0 is lost, this process still ends well,
@@ -383,12 +384,13 @@ class Engine {
   /// `?` as file names do, over the whole path: "layers.*.bias". A parameter that trains has gradients and optimizer
   /// states; a frozen one has none. Values, masters, the states of parameters that continue to train, and the
   /// schedule's position are kept. States of frozen parameters are kept too, as an optimizer of PyTorch keeps them, and
-  /// are used when the parameters train again. Meanwhile each rank has an equal share of these states in the host's
-  /// memory, which the plan does not count. Averages ("ema") of frozen parameters do not change. Checkpoints and
+  /// are used when the parameters train again. Meanwhile each rank has an equal share of these states in its host's
+  /// memory. The plan does not count this share. Averages ("ema") of frozen parameters do not change. Checkpoints and
   /// durable commits hold these states too.
   ///
   /// Call it between steps, with equal arguments on all ranks. It is collective. It needs the memory of both plans
-  /// while it runs, and waits for steps under way. Throws Error (64) if nothing matches or microbatches were begun.
+  /// while it runs, and waits for steps under way. Throws Error (64) if nothing matches or microbatches were begun,
+  /// under a guard, with "durable", or while replicas train apart ("sync").
   void set_trainable(const std::string& pattern, bool trainable);
   /// Makes the parameters that several patterns name trainable or frozen, with one new plan. Each pattern must match a
   /// parameter.
@@ -455,9 +457,9 @@ class Engine {
   /// "cuda_host" it is this rank's GPU, otherwise the CPU.
   at::Device device() const;
 
-  /// Starts to copy `host`, tensors on the CPU, to `device()` while the device computes. A program can so copy the next
-  /// batch while the present one trains. `host` may change or be freed when this returns, except pinned tensors, which
-  /// are read until the copy has ended.
+  /// Starts to copy `host`, tensors on the CPU, to `device()` while the device computes. A program can thus copy the
+  /// next batch while the present batch trains. `host` may change or be freed when this returns, except pinned tensors,
+  /// which are read until the copy has ended.
   Upload upload(const std::vector<at::Tensor>& host);
 
   /// Returns the strategy in use, with all defaults filled in.
@@ -581,7 +583,7 @@ class EmaWeights {
 /// Changes made under kWrite are kept: rank 0's values become every rank's parameters and master weights. Under kRead
 /// and kEma a change is an error when the guard ends, under every strategy alike; it ends the communication on all
 /// ranks. To notice writes through pointers, such a guard hashes its parameters when it begins and when it ends. A
-/// guard with kWrite may not begin under one that only reads.
+/// guard with kWrite may not begin under a guard that only reads.
 class Gathered {
  public:
   /// The use of the parameters under the guard: the program reads parameters, writes them, or reads averages.

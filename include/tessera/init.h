@@ -14,8 +14,8 @@ namespace tessera {
 /// within comm.init_timeout_s (the message names them).
 Mesh init(const CommConfig& comm = {});
 
-/// Does what the function above does, with both parts of a strategy that are needed before the model is made. These are
-/// `comm` and memory.tensor_heap, which helps more if it is applied earlier.
+/// Joins the job as the function above does. It uses the two parts of `strategy` that are needed before the model is
+/// made: `comm`, and memory.tensor_heap, which helps more if it is applied earlier.
 Mesh init(const Strategy& strategy);
 
 }  // namespace tessera

@@ -23,13 +23,13 @@ namespace tessera {
 ///   strategy.optimizer.type = tessera::OptimizerType::kOwnMatrix;  // "own_matrix" in the file
 ///   tessera::Engine engine(model, strategy, mesh, std::make_shared<RowScaledDescent>());
 ///
-/// The rule updates parameters of two dimensions, except those of Embedding modules; AdamW updates all others. Groups
-/// can change this (ParameterGroup::type). Each matrix is computed by one rank, to which the other ranks send their
-/// parts. All ranks get about the same amount of work. Parameters, gradients and states are sharded, saved in
-/// checkpoints and averaged (Strategy::ema) like those of the built-in rules, and results have the same bits under
-/// every strategy. If a GPU trains, all tensors lie on the GPU and the operators of `update` are queued. The host waits
-/// once in each step to find out which matrices are used. With optimizer.in_backward the rule is called during
-/// Engine::backward, unit by unit, and a GPU's host waits once for each unit.
+/// The rule updates parameters of two dimensions, except those of Embedding modules; AdamW updates all others. A group
+/// can choose another rule for its parameters (ParameterGroup::type). One rank updates a whole matrix, and the other
+/// ranks send it their parts. All ranks get about the same amount of work. Parameters, gradients and states are
+/// sharded, saved in checkpoints and averaged (Strategy::ema) like those of the built-in rules, and results have the
+/// same bits under every strategy. If a GPU trains, all tensors lie on the GPU and the operators of `update` are
+/// queued. The host waits once in each step to find out which matrices are used. If optimizer.in_backward is set,
+/// Engine::backward calls the rule, unit by unit, and the host of a GPU waits once for each unit.
 class MatrixOptimizer {
  public:
   /// Largest number of states that a rule may keep for a matrix.

@@ -11,22 +11,23 @@ namespace tessera {
 
 /// The uses of a rank's memory. Everything that Tessera allocates for training state belongs to one of these.
 enum class MemoryCategory {
-  /// this rank's part of the parameters, in the parameter dtype, and its part of a second copy ("secondary"). The part
-  /// is all parameters if they are replicated. If ranks of a host share one copy, it is this rank's share of the copy
+  /// this rank's part of the parameters, in the parameter dtype, and its part of a second copy ("secondary").
+  /// Replicated parameters count as a whole. If ranks of a host share one copy, only this rank's share of that copy
+  /// counts
   kParameters,
   kSlots,      ///< buffers for gathered units, and a buffer for the quantized values of a rounded second copy
   kGradients,  ///< this rank's part of the reduced gradients, fp32
   kBuckets,    ///< gradients that are not reduced yet, in the reduce dtype (in fp32 if they accumulate unsharded)
-  kMasters,    ///< the part of fp32 master weights that bf16 and fp16 parameters lack
+  kMasters,    ///< the bits of fp32 master weights that bf16 and fp16 parameters do not hold
   kOptimizer,  ///< optimizer states, such as moments and momentum
-  kStaging,    ///< scratch of the reducer
+  kStaging,    ///< scratch memory of reductions, of exchanged matrices and of outer steps
   /// records of offloaded state, while they are used or are copied to or from their tier; on the CPU also cached
   /// records
   kRecords,
   kCheckpoint,   ///< the copy from which an asynchronous save writes ("checkpoint.async"), in host memory
   kActivations,  ///< saved tensors of forward, while they are copied to and from their tier ("offload.activations"), on
                  ///< the CPU
-  kFeedback,     ///< rounding errors of gradients on the wire ("compression.error_feedback"), fp32
+  kFeedback,     ///< what compression leaves out of gradients ("compression"), and its factors, fp32
   /// host memory of a rank that trains on a GPU. Tier "host": all records, and copies of gradients and parameters if
   /// the CPU makes the updates. Tier "nvme": records that are cached or being copied to or from the disk, parameters
   /// that are being brought for gathers, and slots of activations. "durable": slots of commits
@@ -76,14 +77,14 @@ struct PlannedMemory {
   DiskUse disk;   ///< state on disk
   /// bytes of records in host memory that a step copies to the GPU; the same number is copied back
   std::int64_t streamed_bytes = 0;
-  /// Bytes that a step copies if the host's CPU instead of the GPU updates the records (OffloadedStep::kCpu). Sums of
-  /// gradients, and parameters that hold their masters or half of them, are copied to the host. New parameters are
-  /// copied to the GPU.
+  /// Bytes that a step copies if the host's CPU instead of the GPU updates the records (OffloadedStep::kCpu). The sums
+  /// of gradients are copied to the host, and so are parameters that hold all bits or half of the bits of their
+  /// masters. New parameters are copied to the GPU.
   HostStepBytes host_step;
   std::int64_t uploaded_bytes = 0;  ///< bytes of offloaded parameters that a step copies to the GPU for gathers
   HostStepBytes gradients;          ///< bytes of offloaded sums of gradients that a step copies
-  /// the plan as text: one row for each category with its bytes and contents, the total, and for comparison 16 bytes
-  /// for each parameter
+  /// the plan as text: a table with the bytes and the contents of each category and their total, and sentences about
+  /// copies, disk and exchanges
   std::string table;
 };
 

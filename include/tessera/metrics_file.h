@@ -24,8 +24,8 @@ namespace tessera {
 /// | `in_tensorboard(folder)`     | an event file in `folder`: numbers and flags as scalars of 32 bits         |
 /// | any other name               | JSON lines, one object for each step                                       |
 ///
-/// Each write is passed to the system immediately. If the file can no longer be written (the disk is full), there is
-/// one warning, and training continues without the file.
+/// Each write is passed to the system immediately. If the file can no longer be written, for example because the disk
+/// is full, there is one warning, and training continues without the file.
 class MetricsFile {
  public:
   /// The treatment of a file that exists already.
@@ -37,8 +37,9 @@ class MetricsFile {
   /// Makes missing folders, and the file. Throws tessera::Error: 73 if the file cannot be created; 77 without
   /// permission.
   explicit MetricsFile(const std::filesystem::path& path, Start start = Start::kNew);
-  /// Writes TensorBoard events into a new file of `folder`. With kAppend, TensorBoard ignores the steps in the folder's
-  /// other files that are not earlier than the first step in this file. Errors are those of the constructor.
+  /// Writes TensorBoard events into a new file of `folder`. If `start` is kAppend, TensorBoard ignores some steps in
+  /// the folder's other files: those that are not earlier than the first step in this file. Errors are those of the
+  /// constructor.
   static MetricsFile in_tensorboard(const std::filesystem::path& folder, Start start = Start::kNew);
 
   ~MetricsFile();

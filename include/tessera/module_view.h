@@ -32,7 +32,7 @@ namespace tessera {
 /// checkpoints) uses the names given here. A tensor with two names is a tied parameter. Add everything before an Engine
 /// is made for it.
 ///
-/// Errors are tessera::Error (64). After an error nothing was added.
+/// Errors are tessera::Error (64). A call that throws an error adds nothing.
 class ModuleView : public torch::nn::Module {
  public:
   /// `class_name`: class of this module, for units.classes.
@@ -47,9 +47,10 @@ class ModuleView : public torch::nn::Module {
 
   /// Adds a parameter: a dense leaf. It trains if it requires gradients. Throws Error (64) if the tensor is not a leaf,
   /// not dense or not defined, or if another added tensor begins at the same address. Throws Error (64) also if `path`
-  /// is taken, or if one of the path's modules is a tensor.
+  /// is taken, or if a tensor was added at the path of one of its modules.
   void add_parameter(const std::string& path, const at::Tensor& tensor);
-  /// Adds a buffer, of any dtype. Errors are those of add_parameter.
+  /// Adds a buffer, of any dtype. It need not be a leaf, and its memory is not compared. Other errors are those of
+  /// add_parameter.
   void add_buffer(const std::string& path, const at::Tensor& tensor);
 
   /// Returns the view of a scripted or traced module, with its names and the classes that were scripted ("Linear",
@@ -60,12 +61,12 @@ class ModuleView : public torch::nn::Module {
   ///   engine.backward(script.forward({input, target}).toTensor());
   ///
   /// `script` must live as long as the view. Its graph must read the parameters themselves. (torch.jit.freeze and
-  /// torch.jit.optimize_for_inference turn them into constants; a module without parameters is an Error (64).) Kernels
-  /// that the JIT compiles access memory without an operator of LibTorch. On a GPU, switch this compiler off with
-  /// `torch::jit::setTensorExprFuserEnabled(false)`; otherwise reading a sharded parameter is an error, which names the
-  /// parameter's unit. (LibTorch's wheels have no such compiler for the CPU.) The JIT differentiates a graph as a
-  /// whole, so many gradients arrive together at its end. Reductions then overlap with less of backward than in eager
-  /// code.
+  /// torch.jit.optimize_for_inference turn parameters into constants; a module without parameters is an Error (64).)
+  /// Kernels that the JIT compiles access memory without an operator of LibTorch. If a GPU trains, switch this compiler
+  /// off with `torch::jit::setTensorExprFuserEnabled(false)`; otherwise reading a sharded parameter is an error, which
+  /// names the parameter's unit. (LibTorch's wheels have no such compiler for the CPU.) The JIT differentiates a graph
+  /// as a whole, so many gradients arrive together at its end. Reductions then overlap with less of backward than in
+  /// eager code.
   static std::shared_ptr<ModuleView> of(const torch::jit::Module& script);
 
  private:

@@ -8,8 +8,8 @@ namespace tessera {
 /// Gathered guard reads returns a pointer instead of an error. The memory at that pointer holds NaN in every
 /// floating-point type, and cannot be written. Operators get the parameters' values as always.
 ///
-/// The Python package calls it when torch's profilers start and stop. A C++ program calls it around enableProfiler and
-/// disableProfiler. The thread that drives the Engines makes the calls. Calls nest.
+/// The Python package calls this function when torch's profilers start and stop. A C++ program calls it before
+/// enableProfiler and after disableProfiler. The thread that drives the Engines makes the calls. Calls nest.
 void observe_pointers(bool begins);
 
 }  // namespace tessera

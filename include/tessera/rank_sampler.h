@@ -45,8 +45,8 @@ struct RankSamplerOptions {
 ///    gives the first samples of the order twice (more often if there are fewer samples than ranks). Tail::kDrop leaves
 ///    the last samples out.
 /// 2. Every rank gets the same number of samples, and therefore of batches; the last batches have the same size.
-///    Engine::evaluate and tessera::uneven allow different numbers of samples on the ranks. In these, Tail::kPad gives
-///    no sample twice, and some ranks get one sample less.
+///    Engine::evaluate and tessera::uneven allow different numbers of samples on the ranks. There, Tail::kPad gives no
+///    sample twice, and some ranks get one sample less.
 /// 3. The order depends only on the number of samples, the seed and the epoch. Sample number p of the order belongs to
 ///    rank p mod world_size.
 ///
@@ -69,11 +69,11 @@ struct RankSamplerOptions {
 ///     place.reset();
 ///   }
 ///
-/// With RankSamplerOptions::microbatches it deals whole microbatches instead of samples. The samples of a microbatch
-/// then depend neither on the number of ranks nor on the rank that computes it. Microbatch m of an epoch's step k has
-/// the `batch` samples from number (k * microbatches + m) * batch of the order on. A rank takes neighbouring
-/// microbatches. At first ranks take equally many, or one more if the number of ranks does not divide `microbatches`.
-/// After a call of `deal` a rank takes those of its run.
+/// If RankSamplerOptions::microbatches is above 0, the sampler deals whole microbatches instead of samples. The samples
+/// of a microbatch then depend neither on the number of ranks nor on the rank that computes it. Microbatch m of an
+/// epoch's step k has the `batch` samples from number (k * microbatches + m) * batch of the order on. A rank takes
+/// neighbouring microbatches. At first all ranks take equally many microbatches; if the number of ranks does not divide
+/// `microbatches`, some ranks take one more. A rank that has called `deal` takes the microbatches of its run.
 /// Tail::kPad fills the last step of an epoch with the first samples of the order. Tail::kDrop leaves out samples that
 /// do not fill a step. Copies of such a sampler share one position, so `cursor` of the program's copy is also that of
 /// the loader's copy. The DataLoader must not have workers here: they would take samples before it is known which rank
@@ -94,12 +94,12 @@ class RankSampler : public torch::data::samplers::Sampler<> {
  public:
   /// Throws tessera::Error: 64 if there is no sample or, with Tail::kDrop, if there are fewer samples than ranks; 78 if
   /// only one of `microbatches` and `batch` was given, or if there are fewer microbatches than ranks; 65 if the samples
-  /// do not fill a step.
+  /// do not fill a step (Tail::kDrop with `microbatches`).
   RankSampler(std::size_t num_samples, const Mesh& mesh, const RankSamplerOptions& options = {});
 
   /// Begins the next epoch; the first call begins `options.epoch`. Right after `resume` or `load` it instead continues
-  /// the epoch at the saved position, unless that is the end of the epoch. `new_size`: from now on, another number of
-  /// samples, in a new epoch.
+  /// the epoch at the saved position, unless that is the end of the epoch. `new_size`: the number of samples from now
+  /// on; a new epoch then begins.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   /// Returns the indices of the next `batch_size` samples of this rank, or fewer if the epoch has fewer left; nothing
   /// at the end of the epoch. Throws Error (64) if RankSamplerOptions::batch was given and `batch_size` differs from
@@ -107,13 +107,14 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
   /// Makes this rank take the microbatches of `run` from the next step on (Engine::microbatches, with "deal" by speed).
-  /// All ranks call it after each step. Throws Error: 78 for a run that is not within a step, and for a call within a
-  /// step; 64 if samples of a later step were already given, and without RankSamplerOptions::microbatches.
+  /// All ranks call it after each step. Throws Error: 78 for a run that is empty or not within the microbatches of a
+  /// step, and for a call in the middle of a step; 64 if samples of a later step were already given, and without
+  /// RankSamplerOptions::microbatches.
   void deal(const MicrobatchRun& run);
   /// Returns the samples of microbatch number `microbatch` of the step under way, to whichever rank it belongs
   /// (Engine::microbatch, with "deal.backups"). It is for a program that reads its data by itself. The step stays under
   /// way until `end_step`, which all ranks call after Engine::step. The next epoch begins automatically. Throws Error:
-  /// 78 if a step has no such microbatch, and within a step that `next` has begun; 64 without
+  /// 78 if a step has no such microbatch, and if `next` has begun the step; 64 without
   /// RankSamplerOptions::microbatches.
   std::vector<std::size_t> of(std::int64_t microbatch);
   void end_step();
@@ -132,9 +133,9 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   /// differs.
   void resume(const SamplerCursor& cursor);
 
-  /// These save and load the epoch and the position in it. After a load the sampler gives the samples that would have
-  /// come next, also if a DataLoader calls `reset` first. Throws Error (64) if the sampler that loads was made with
-  /// other numbers than the sampler that saved.
+  /// Both functions keep the epoch and the position in the epoch. After a load the sampler gives the samples that would
+  /// have come next, also if a DataLoader calls `reset` first. Throws Error (64) if the sampler that loads has another
+  /// number of samples or of ranks than the sampler that saved.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -173,12 +174,12 @@ class RankSampler : public torch::data::samplers::Sampler<> {
 ///     }
 ///   }
 ///
-/// The loop around the loader is needed, since a loader that reads ahead takes steps ahead. Its iteration ends when the
-/// only steps left are those that the loader has taken. A program must train on all batches of a loader, since no other
-/// worker gets the steps of batches that it leaves out. If samples do not fill the last step of an epoch, the step
-/// takes samples from the beginning of the order (Tail::kPad), or is left out (Tail::kDrop). All workers must make the
-/// sampler with the same numbers, which is compared if the program gives take_step a `data_order` that stands for them.
-/// `options.epoch` has no effect.
+/// The outer loop is needed, since a loader that reads ahead also takes steps ahead. An iteration over the loader ends
+/// when no step is left except those that the loader has taken. A program must train on all batches of a loader, since
+/// no other worker gets the steps of batches that it leaves out. If samples do not fill the last step of an epoch, the
+/// step takes samples from the beginning of the order (Tail::kPad), or is left out (Tail::kDrop). All workers must make
+/// the sampler with the same numbers. This is checked if the program gives take_step a `data_order` that stands for
+/// these numbers. `options.epoch` has no effect.
 class StepSampler : public torch::data::samplers::Sampler<> {
  public:
   using TakeStep = std::function<std::optional<std::int64_t>()>;
@@ -188,11 +189,11 @@ class StepSampler : public torch::data::samplers::Sampler<> {
 
   /// Changes the number of samples, if `new_size` is given, and nothing else.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
-  /// Returns indices of the next batch; it takes a new step if the one before is over. Returns nothing where `take`
-  /// returns none. Throws Error (65) where an epoch has no whole step (Tail::kDrop).
+  /// Returns the indices of the next batch; if the step under way is over, it takes a new step first. Returns nothing
+  /// if `take` returns nothing. Throws Error (65) if an epoch has no whole step (Tail::kDrop).
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  /// These do nothing, because the servers know which steps are made.
+  /// Both functions do nothing, because the servers know which steps are made.
   void save(torch::serialize::OutputArchive&) const override {}
   void load(torch::serialize::InputArchive&) override {}
 

@@ -21,10 +21,10 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 /// undefined both times.
 ///
 /// `function` must compute the same both times: it must not depend on state that it changes. Backward throws c10::Error
-/// if the second run saves fewer tensors, or if a tensor has another shape, type or device. The same holds if a tensor
-/// requires gradients and that of the first run did not. Backward also throws if a saved tensor was written in place
-/// since then, as backward does without checkpoint. Values that the function reads and does not save (such as a bias)
-/// are not checked. Code behind the last operator that needs a backward runs only once. The second run ends with an
+/// if the second run saves fewer tensors than the first run, or a tensor of another shape, type or device. It also
+/// throws if a saved tensor requires gradients in only one of the two runs, or if it was written in place after it was
+/// saved, as backward does without checkpoint. Values that the function reads and does not save (such as a bias) are
+/// not checked. Code behind the last operator that needs a backward runs only once. The second run ends with an
 /// exception that is not a std::exception.
 ///
 /// Backward may run several times (retain_graph); each time runs `function` again.

@@ -27,8 +27,8 @@ class ReduceLROnPlateau {
   struct Options {
     Mode mode = Mode::kMin;                           ///< whether a lower or a higher measure is better
     double factor = 0.1;                              ///< new rate = rate * factor
-    std::int64_t patience = 10;                       ///< number of measures without improvement after which the rate
-                                                      ///< is not lowered yet
+    std::int64_t patience = 10;                       ///< number of measures in a row without improvement that do not
+                                                      ///< lower the rate yet; one more lowers it
     double threshold = 1e-4;                          ///< smallest improvement of a measure that counts
     Threshold threshold_mode = Threshold::kRelative;  ///< whether `threshold` is relative or absolute
     std::int64_t cooldown = 0;                        ///< measures after a reduction that do not count as bad
@@ -37,15 +37,15 @@ class ReduceLROnPlateau {
     double eps = 1e-8;  ///< a rate that would change by no more than this is not changed
   };
 
-  /// The Engine must outlive it. Throws Error (64) for a factor outside (0, 1), for negative numbers, and for a
-  /// schedule that is not "manual".
+  /// The Engine must outlive this object. Throws Error (64) for a factor outside (0, 1), for negative numbers, and for
+  /// a schedule that is not "manual".
   explicit ReduceLROnPlateau(Engine& engine);
   ReduceLROnPlateau(Engine& engine, const Options& options);
 
-  /// Takes the next measure, and returns whether this lowered rates. NaN is not an improvement. Errors: those of
+  /// Takes the next measure, and returns whether the call lowered a rate. NaN is not an improvement. Errors: those of
   /// set_lr.
   bool step(double measure);
-  /// Returns the best measure so far; infinity before the first measure.
+  /// Returns the best measure so far; before the first measure infinity (kMin) or -infinity (kMax).
   double best() const { return best_; }
 
  private:

@@ -15,8 +15,8 @@ namespace tessera {
 ///
 /// Any exception that `body` throws ends this rank. The other ranks of a mesh that `body` made with `init` get the
 /// exception's text and end too; their errors name this rank. The text is logged once. It is also written to
-/// $TORCHELASTIC_ERROR_FILE, where torchrun and `tessera launch` look for the first cause. Without `run`, other ranks
-/// only get to know *that* an exception ended this rank (from the Engine).
+/// $TORCHELASTIC_ERROR_FILE, where torchrun and `tessera launch` look for the first cause. If a program does not use
+/// `run`, the other ranks only learn from the Engine *that* an exception ended this rank.
 ///
 /// When `body` returns, ranks wait for each other (comm.timeout_s at most) and leave together, so that rank 0 may still
 /// write a file after the last step. If a rank fails meanwhile, the ranks that wait end with the text of its error too.

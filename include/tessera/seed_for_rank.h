@@ -14,8 +14,8 @@ namespace tessera {
 ///
 /// The rule is mix64(seed) + rank modulo 2^64, where mix64 is SplitMix64's finaliser: x ^= x >> 30, x *=
 /// 0xbf58476d1ce4e5b9, x ^= x >> 27, x *= 0x94d049bb133111eb, x ^= x >> 31. The seeds of any two ranks of a run
-/// therefore differ in the low 32 bits, and LibTorch's CPU generator uses only these bits. The ranges for neighbouring
-/// seeds are unrelated. The rule will not change.
+/// therefore differ in the low 32 bits, and LibTorch's CPU generator uses only these bits. The ranks of a run have a
+/// range of neighbouring seeds; the ranges of two values of `seed` are unrelated. The rule will not change.
 std::uint64_t seed_for_rank(std::uint64_t seed, int rank);
 
 }  // namespace tessera

@@ -29,8 +29,8 @@ class Trace {
     void* (*begin)(std::string_view what, std::string_view subject) noexcept;
     void (*end)(void* range) noexcept;
   };
-  /// Makes spans that begin from now on call `listener`, which must live as long as the process. If it is null, spans
-  /// call no listener. An Engine sets a listener that makes ranges for LibTorch's profilers.
+  /// Makes all later spans call `listener`, which must live as long as the process. If it is null, spans call no
+  /// listener. An Engine sets a listener that makes ranges for LibTorch's profilers.
   static void tell(const Listener* listener) { listener_.store(listener, std::memory_order_release); }
   static const Listener* listener() { return listener_.load(std::memory_order_acquire); }
 
@@ -44,8 +44,8 @@ class Trace {
   static std::atomic<const Listener*> listener_;
 };
 
-/// Measures its own lifetime. It records the lifetime while a trace is on, adds it, in seconds, to `*seconds` unless
-/// `seconds` is null, and calls Trace::listener. The time spent in the listener is not measured.
+/// Measures its own lifetime. It records the lifetime if a trace is on, and adds the seconds to `*seconds` unless
+/// `seconds` is null. It also calls Trace::listener. The time spent in the listener is not measured.
 class Span {
  public:
   /// `what` and `subject` must outlive the span.

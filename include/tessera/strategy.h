@@ -39,8 +39,8 @@ enum class BatchScaling {
   kSquareRoot,  ///< "square_root": lr x sqrt(global batch / base_batch_size) (arXiv 1404.5997)
 };
 
-/// The mesh: replicate x shard = world size. 0 means that Tessera chooses: replicate is then the number of hosts for
-/// HYBRID_SHARD and if the placement is given by axes (PlacementConfig), else 1.
+/// The mesh: replicate x shard = world size. 0 means that Tessera chooses. It sets replicate to the number of hosts if
+/// the strategy is HYBRID_SHARD or the placement is given by axes (PlacementConfig), and to 1 otherwise.
 struct MeshConfig {
   std::int64_t replicate = 0;  ///< number of replicas; 0: Tessera chooses it
   std::int64_t shard = 0;      ///< number of ranks that hold one copy of the state together; 0: Tessera chooses it
@@ -100,7 +100,7 @@ struct UnitsConfig {
   /// their own dtype, and LibTorch makes their gradients on each rank separately. In all other respects the Engine
   /// treats them like buffers: they get rank 0's values at the start, and checkpoints hold them.
   std::vector<std::string> ignored;
-  /// NO_SHARD: units are buckets of at most this many MiB; 0: one bucket for each parameter
+  /// NO_SHARD: units are buckets of at most this many MiB; 0: one bucket for each parameter; no value: no buckets
   std::optional<double> bucket_cap_mb;
   double first_bucket_mb = 1.0;  ///< MiB of the bucket that backward completes first
 };
@@ -111,7 +111,7 @@ struct LossScaleConfig {
   double initial = 65536.0;             ///< the scale of the first step
   double growth_factor = 2.0;           ///< factor by which the scale grows
   double backoff_factor = 0.5;          ///< factor by which the scale is lowered after overflows
-  std::int64_t growth_interval = 2000;  ///< number of finite steps after which the scale grows
+  std::int64_t growth_interval = 2000;  ///< number of finite steps in a row after which the scale grows
   std::int64_t hysteresis = 1;          ///< number of overflows in a row after which the scale is lowered
   double minimum = 1.0;                 ///< lower bound of the scale
 };
@@ -131,7 +131,7 @@ struct MixedPrecisionConfig {
 struct ParameterGroup {
   std::string name = {};                   ///< name for Engine::set_lr and messages; empty: none
   std::vector<std::string> match = {"*"};  ///< patterns of names such as "layers.3.bias"; `*` and `?` as in file names
-  /// 1 selects biases and the weights of norms; no value: any number of dimensions
+  /// largest number of dimensions (1 selects biases and the weights of norms); no value: any number
   std::optional<std::int64_t> max_dim = {};
   double lr_ratio = 1.0;  ///< the group's rate, divided by the rate without a group
   /// the group's own numbers; eps and betas only for types that have them
@@ -162,8 +162,8 @@ class OrDefault {
     return result;
   }
 
-  /// Returns the value. If the value was left out, this is a default that depends on OptimizerConfig::type: that of the
-  /// type at the latest fill_in_defaults. Before the first fill_in_defaults, it is the default of adamw.
+  /// Returns the value. If the value was left out, it is a default: the default of adamw before the first call of
+  /// fill_in_defaults, and then that of the OptimizerConfig::type at the latest call.
   constexpr operator T() const { return value_; }  // NOLINT: so that it is read as the value
   /// Returns whether the program gave the value.
   constexpr bool is_given() const { return is_given_; }
@@ -188,8 +188,8 @@ enum class MuonLrAdjustment {
 
 /// Muon (Jordan et al., 2024): the momentum of each matrix is replaced, approximately, by the nearest orthogonal
 /// matrix. Muon updates parameters of two dimensions, except those of Embedding modules. AdamW updates all other
-/// parameters, with OptimizerConfig's betas and eps. Groups can change this (ParameterGroup::type); models train best
-/// if AdamW updates the matrix of the output layer too.
+/// parameters, with OptimizerConfig's betas and eps. A group can choose another rule for its parameters
+/// (ParameterGroup::type); models train best if AdamW updates the matrix of the output layer too.
 struct MuonConfig {
   double momentum = 0.95;     ///< decay of the momentum
   bool nesterov = true;       ///< whether the update looks ahead by the momentum
@@ -216,12 +216,13 @@ struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;  ///< the update rule
   /// learning rate at the peak of the schedule
   OrDefault<double> lr = OrDefault<double>::left_out(1e-3);
-  OrDefault<double> beta1 = OrDefault<double>::left_out(0.9);  ///< for adamw, adam, lion, muon, lamb
-  /// decay of second moments; used by the same types as beta1
+  OrDefault<double> beta1 = OrDefault<double>::left_out(0.9);  ///< for adamw, adam, lion, muon, lamb, own_matrix
+  /// decay of second moments (lion: of the momentum that it keeps); used by the same types as beta1
   OrDefault<double> beta2 = OrDefault<double>::left_out(0.999);
-  OrDefault<double> eps = OrDefault<double>::left_out(1e-8);  ///< for adamw, adam, adagrad, rmsprop, muon, lamb, lars
-  /// Weight decay. It is decoupled for adamw, lion, muon, lamb and adafactor; for other types it is added to the
-  /// gradient.
+  /// for adamw, adam, adagrad, rmsprop, muon, lamb, lars, own_matrix
+  OrDefault<double> eps = OrDefault<double>::left_out(1e-8);
+  /// Weight decay. It is decoupled for adamw, lion, muon, lamb and adafactor. The rules of own and own_matrix use it as
+  /// they are written; for other types it is added to the gradient.
   OrDefault<double> weight_decay = OrDefault<double>::left_out(0.01);
   double momentum = 0.0;                      ///< for sgd, rmsprop, lars
   double dampening = 0.0;                     ///< for sgd
@@ -230,12 +231,12 @@ struct OptimizerConfig {
   double alpha = 0.99;                        ///< for rmsprop
   bool centered = false;                      ///< for rmsprop
   double lr_decay = 0.0;                      ///< for adagrad
-  std::int64_t freeze_step = 0;               ///< adamw, adam: number of steps at the start in which second moments
-                                              ///< change; 0: they change in all steps
+  std::int64_t freeze_step = 0;               ///< adamw, adam: number of steps of a parameter after which its second
+                                              ///< moments are frozen (optim/rules/adam.h); 0: they never are
   MuonConfig muon = {};                       ///< used by muon
   AdafactorConfig adafactor = {};             ///< used by adafactor
   StateDType state_dtype = StateDType::kF32;  ///< dtype of moments and momentum
-  bool shard_over_world = false;  ///< "shard_over": "world": HYBRID_SHARD with optimizer state sharded over all ranks
+  bool shard_over_world = false;  ///< whether HYBRID_SHARD shards optimizer state over all ranks ("shard_over")
   bool in_backward = false;       ///< whether a unit is updated as soon as its gradients are summed, while backward
                                   ///< runs
   std::vector<ParameterGroup> groups = {};  ///< groups with their own numbers; a parameter is in at most one group
@@ -259,13 +260,13 @@ struct EmaConfig {
 struct LrScheduleConfig {
   LrScheduleType type = LrScheduleType::kConstant;  ///< shape of the schedule
   std::int64_t warmup_steps = 0;                    ///< steps in which the rate rises to its peak
-  std::int64_t total_steps = 0;  ///< length of the schedule; linear, cosine, one_cycle and wsd need it
-  std::int64_t decay_steps = 0;  ///< wsd: length of the final decay
-  double min_ratio = 0.0;        ///< lowest rate, as a fraction of optimizer.lr
-  double initial_ratio = 0.04;   ///< one_cycle: rate at step 0, as a fraction of the peak
-  double warmup_share = 0.3;     ///< one_cycle: fraction of total_steps in which the rate rises
-  double warmup_from = 0.0;      ///< rate at step 0, as a fraction of the peak; 0: the first of warmup_steps + 1 equal
-                                 ///< increments
+  std::int64_t total_steps = 0;      ///< length of the schedule; linear, cosine, one_cycle and wsd need it
+  std::int64_t decay_steps = 0;      ///< wsd: length of the final decay
+  double min_ratio = 0.0;            ///< lowest rate, as a fraction of optimizer.lr
+  double initial_ratio = 0.04;       ///< one_cycle: rate at step 0, as a fraction of the peak
+  double warmup_share = 0.3;         ///< one_cycle: fraction of total_steps in which the rate rises
+  double warmup_from = 0.0;          ///< rate at step 0, as a fraction of the peak; 0: the fraction is
+                                     ///< 1 / (warmup_steps + 1)
   std::int64_t base_batch_size = 0;  ///< above 0: the rate grows with the global batch; optimizer.lr is the rate for a
                                      ///< global batch of this size
   BatchScaling batch_scaling = BatchScaling::kLinear;  ///< how the rate grows with the batch
@@ -302,7 +303,7 @@ struct OffloadedState {
   friend bool operator==(const OffloadedState&, const OffloadedState&) = default;
 };
 
-/// The processor that updates a GPU's masters and moments in its host's memory. Results have the same bits.
+/// The processor that updates the masters and moments in the memory of a GPU's host. Both give the same bits.
 enum class OffloadedStep {
   kAuto,  ///< "auto": the processor that is faster in a measurement when the Engine is made; the log shows the results
   /// "cpu": the host's CPU. Sums of gradients are copied to the host, and new parameters to the GPU
@@ -310,15 +311,15 @@ enum class OffloadedStep {
   kGpu,  ///< "gpu": each step copies the records to the GPU and back
 };
 
-/// Number of records that are read ahead, and also written in the background, if the strategy does not give it: the
-/// usual number, and the largest number.
+/// The values of OffloadConfig::queue_depth that the plan chooses if the strategy gives none: the usual number, and the
+/// largest number.
 constexpr std::int64_t kQueueDepth = 8, kMostQueueDepth = 32;
 
 /// Offloaded training state. It is private to the run: files have no names and disappear when the run ends, unless
 /// steps are durable (DurableConfig).
 struct OffloadConfig {
-  OffloadedState parameters;       ///< allowed only for FULL_SHARD and HYBRID_SHARD; units are gathered from this tier
-  OffloadedState masters;          ///< the part of fp32 masters that bf16 or fp16 parameters lack
+  OffloadedState parameters;       ///< parameters, from which units are gathered; only for FULL_SHARD, HYBRID_SHARD
+  OffloadedState masters;          ///< the bits of fp32 masters that bf16 or fp16 parameters do not hold
   OffloadedState moments;          ///< optimizer states
   Tier gradients = Tier::kMemory;  ///< sums of gradients, from a unit's reduction to its update; kAuto is not allowed
   /// directories for tier "nvme"; records are spread over them in proportion to their speed
@@ -326,8 +327,8 @@ struct OffloadConfig {
   std::int64_t record_bytes = 2 << 20;  ///< "record": bytes that one operation reads or writes
   std::int64_t cache_bytes = 0;         ///< "cache": bytes, on each rank, for records that stay in memory from step to
                                         ///< step
-  /// Number of records that are read ahead, and also of records that are written in the background. Without a value the
-  /// plan chooses it (RecordPlan::queue_depth).
+  /// Number of records that are read ahead, and also of records that are written in the background. No value: the plan
+  /// chooses the number (RecordPlan::queue_depth).
   std::optional<std::int64_t> queue_depth;
   bool verify = false;                        ///< whether records are hashed when they are written, and compared when
                                               ///< they are read
@@ -357,11 +358,11 @@ struct CommConfig {
   TransportChoice transport = TransportChoice::kAuto;   ///< the transport
   NcclBuffers nccl_buffers = NcclBuffers::kRegistered;  ///< memory for transport kNccl
   double timeout_s = 600.0;                             ///< a collective that takes longer is an error
-  double init_timeout_s = 300.0;                        ///< limit of the rendezvous
+  double init_timeout_s = 300.0;                        ///< time limit of the rendezvous
   double outage_s = 9.0;                                ///< an outage of the network that lasts longer ends the job
   /// The choice of algorithms (ring, doubling, halving) for calls over gloo and mpi. Empty: all calls are direct.
-  /// kMeasuredNetwork: each group chooses by costs that it measures when it is made. Otherwise it is the path of a file
-  /// of such costs on rank 0's host, which `tessera bench collectives --fit-file` writes.
+  /// kMeasuredNetwork: each group chooses by costs that it measures when it is made. Any other value is the path, on
+  /// rank 0's host, of a file of such costs, which `tessera bench collectives --fit-file` writes.
   std::string network_fit = {};
   static constexpr const char* kMeasuredNetwork = "measured";  ///< the value of network_fit that makes groups measure
 };
@@ -385,7 +386,7 @@ enum class SpikeAction {
 /// Loss spikes. A step's loss is a spike if it is above `factor` times the median of the last `window` steps' losses.
 struct SpikeConfig {
   SpikeAction action = SpikeAction::kNone;  ///< the reaction to a spike
-  double factor = 2.0;                      ///< a number above 1; losses must be positive in all steps
+  double factor = 2.0;                      ///< a number above 1; a loss below 0 is an error
   std::int64_t window = 64;                 ///< number of steps in the window; there is no spike before so many steps
                                             ///< were made
 };
@@ -436,7 +437,7 @@ struct CompressionConfig {
   CompressedAxes axes = CompressedAxes::kBoth;  ///< axes of the mesh whose gradients are compressed
   bool error_feedback = false;    ///< whether a contribution's rounding error is added to the next step's contribution
   CompressionMethod method = {};  ///< method that sums gradients
-  bool restore_skipped = false;   ///< whether a skipped step restores the residuals from before it
+  bool restore_skipped = false;   ///< whether a skipped step keeps the feedback from before the step
   std::int64_t start_step = 0;    ///< number of steps at the start that are made without `method`
 
   /// Returns whether a method other than "none" is set.
@@ -485,10 +486,10 @@ struct DelayCompensationConfig {
 };
 
 /// The way in which ranks train without waiting for each other (SyncConfig::is_asynchronous). Each rank is a replica,
-/// unless `replica_ranks` says more.
+/// unless `replica_ranks` is above 1.
 struct AsynchronousConfig {
-  /// Number of steps by which a rank may be ahead of the slowest rank (stale synchronous, arXiv 1312.7869). At 0 the
-  /// updates of a round are applied in rank order. Without a value there is no bound.
+  /// Number of steps by which a rank may be ahead of the slowest rank (stale synchronous, arXiv 1312.7869). 0: the
+  /// updates of a round are applied in rank order. No value: there is no bound.
   std::optional<std::int64_t> max_staleness = {};
   ShardOwners owners = ShardOwners::kRanks;  ///< used by asynchronous
   /// Whether workers may join and leave a run while it continues (Engine::take_step). Each worker is a job of one rank.
@@ -511,14 +512,14 @@ struct OuterConfig {
   double momentum = 0.9;  ///< outer momentum
 };
 
-/// The synchronisation of replicas. With outer steps, replicas exchange no data between two outer steps.
+/// The synchronisation of replicas. Replicas that make outer steps exchange no data between two outer steps.
 struct SyncConfig {
   SyncType type = SyncType::kEachStep;  ///< the method by which replicas stay one model
   std::int64_t every = 0;               ///< steps between two outer steps; not for each_step
   std::int64_t start_step = 0;          ///< number of steps at the start that are made as with each_step; not for
                                         ///< each_step
   OuterConfig outer = {};               ///< used by diloco and streaming_diloco
-  // The remaining fields are for streaming_diloco.
+  // The next three fields are for streaming_diloco.
   /// number of fragments; unit i belongs to fragment i modulo `fragments`, and each fragment is exchanged once in
   /// `every` steps
   std::int64_t fragments = 4;
@@ -578,8 +579,8 @@ struct DealConfig {
   std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: gradient_accumulation for each rank
 };
 
-/// The strategy file in memory. docs/strategy.md says what each key means and allows. It is a plain value: copies are
-/// independent.
+/// The strategy file in memory. docs/strategy.md says what each key means and allows. A Strategy is a plain value:
+/// copies are independent.
 struct Strategy {
   ShardingStrategy strategy = ShardingStrategy::kFullShard;  ///< the way in which state is spread over the ranks
   MeshConfig mesh;                                           ///< replicas and shards
@@ -587,8 +588,8 @@ struct Strategy {
   std::int64_t prefetch = 1;                                 ///< number of units that are gathered ahead of their use
   std::int64_t prefetch_bytes = 0;  ///< above 0: limit of the bytes that are gathered ahead (at least one unit is); it
                                     ///< replaces `prefetch`
-  /// Number of units whose reductions may be under way while other gradients are computed. Without a value, it is as
-  /// many as the transport can use.
+  /// Number of units whose reductions may be under way while other gradients are computed. No value: Tessera chooses
+  /// the number (docs/strategy.md).
   std::optional<std::int64_t> reductions_ahead;
   bool host_sharing = true;  ///< whether ranks of one host hold one copy of sharded parameters together, and make no
                              ///< gathers

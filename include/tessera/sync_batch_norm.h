@@ -22,7 +22,7 @@ namespace tessera {
 ///   The result is the same as in one process with the concatenated batch. Running statistics are equal on all ranks.
 ///   They use momentum (nullopt: the plain mean of all batches) and the unbiased variance over the total count, as
 ///   LibTorch's BatchNorm does.
-/// * In eval mode it computes what LibTorch's BatchNorm computes, and does not communicate.
+/// * A module in eval mode computes what LibTorch's BatchNorm computes, and does not communicate.
 /// * tessera::checkpoint runs forward twice, but running statistics count each batch once.
 ///
 /// The constructor is collective, and so is each forward and backward while training. These calls use a separate

@@ -12,7 +12,7 @@ namespace tessera {
 
 class TokenStream;
 
-/// One microbatch: [batch, seq_len] int64 each; targets[b][t] is the token that follows input[b][t].
+/// One microbatch of tokens; target[b][t] is the token that follows input[b][t].
 ///
 ///   engine.backward(loss, {.tokens = batch.input.numel(), .weight = batch.weight});
 ///
@@ -24,9 +24,9 @@ struct TokenBatch {
                              ///< count
 };
 
-/// Gives ranks the tokens of a data set on disk as tensors, epoch after epoch. Every epoch has another order. Sample i
-/// is the window of tokens [i * seq_len, i * seq_len + seq_len + 1). Each rank has its own object, used by one thread
-/// at a time; ranks do not communicate.
+/// Gives ranks the tokens of a data set on disk as tensors, epoch after epoch. If samples are shuffled, every epoch has
+/// another order. Sample i is the window of tokens [i * seq_len, i * seq_len + seq_len + 1). Each rank has its own
+/// object, used by one thread at a time; ranks do not communicate.
 class TokenBatches {
  public:
   /// Opens `data`. Throws tessera::Error: 66 if the file is missing; 77 without permission; 65 if its content is wrong
@@ -66,8 +66,8 @@ class TokenBatches {
   /// come and go during the run). Each step has its own samples, whichever worker computes it. Throws Error (78) for a
   /// number below 0.
   void go_to_step(std::int64_t step);
-  /// Returns a number that stands for the data of all steps: it is equal where equal numbers of steps have the same
-  /// samples (Engine::take_step). Tokens themselves are not read for it.
+  /// Returns a number that stands for the data of all steps (Engine::take_step). Two objects with the same number have
+  /// the same samples in each step. Tokens themselves are not read for it.
   std::int64_t data_order() const;
 
   /// Returns the position of the next microbatch, for a checkpoint. A cursor taken between two steps is valid for any
@@ -85,7 +85,7 @@ class TokenBatches {
   std::int64_t steps_per_epoch() const;
   /// Returns the number of samples that an epoch leaves out (Tail::kDrop); 0 with kPad.
   std::int64_t dropped_samples() const;
-  /// Returns the number of samples that an epoch gives twice to fill its last step (Tail::kPad); 0 with kDrop.
+  /// Returns the number of samples that are missing in the last step of an epoch (Tail::kPad); 0 with kDrop.
   std::int64_t padded_samples() const;
 
  private:

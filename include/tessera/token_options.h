@@ -13,7 +13,7 @@ namespace tessera {
 /// |----------|-------------------------------------------|------------------------------------------------------|
 /// | text     | a file, or a directory of files           | a directory; or a file that is nothing else          |
 /// | llmc     | `x.bin` of llm.c                          | its magic number                                     |
-/// | megatron | `x.idx`, `x.bin`, or the prefix `x`       | the magic of `x.idx` beside it                       |
+/// | megatron | `x.idx`, `x.bin`, or the prefix `x`       | the magic number of `x.idx`                          |
 ///
 /// Text is read as bytes, one token each, whatever its encoding.
 enum class TokenFormat { kAuto, kText, kLlmc, kMegatron };
@@ -36,7 +36,7 @@ enum class Tail {
 struct SamplerOptions {
   std::int64_t num_samples = 0;   ///< number of samples in an epoch; TokenBatches sets it
   std::int64_t batch = 1;         ///< samples in one rank's microbatch
-  std::int64_t accumulation = 1;  ///< microbatches in a step
+  std::int64_t accumulation = 1;  ///< one rank's microbatches in a step
   int rank = 0;                   ///< index of this rank
   int world_size = 1;             ///< number of ranks
   std::uint64_t seed = 0;         ///< seed of the shuffle; the same on all ranks
@@ -46,7 +46,7 @@ struct SamplerOptions {
   bool runs = false;
   Tail tail = Tail::kDrop;  ///< what happens to the last samples of an epoch
   /// Number of microbatches in a step over all ranks, at least one per rank ("deal.microbatches"); 0: accumulation *
-  /// world_size. Above 0 a rank's microbatches of a step are neighbours.
+  /// world_size. If the number is above 0, a rank's microbatches of a step are neighbours.
   std::int64_t microbatches = 0;
 
   /// Returns the number of microbatches in one step over all ranks.
@@ -62,8 +62,8 @@ struct MicrobatchRun {
   friend bool operator==(const MicrobatchRun&, const MicrobatchRun&) = default;
 };
 
-/// The position of a sampler in the data, which a checkpoint keeps. It does not depend on ranks, so any number of ranks
-/// can continue from it.
+/// The position of a sampler in the data, which a checkpoint keeps. It does not depend on the number of ranks, so any
+/// number of ranks can continue from it.
 struct SamplerCursor {
   std::int64_t epoch = 0;     ///< the current epoch, counted from 0
   std::int64_t consumed = 0;  ///< samples of this epoch that all ranks together have taken

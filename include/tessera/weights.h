@@ -16,7 +16,8 @@
 
 namespace tessera {
 
-/// The form of a file of save_weights, which decides how the file can be read. load_weights reads both.
+/// The form of the file that save_weights writes. The form decides how the file can be read; load_weights reads both
+/// forms.
 ///
 /// | form        | C++                         | Python                                                       |
 /// |-------------|-----------------------------|--------------------------------------------------------------|
@@ -25,7 +26,7 @@ namespace tessera {
 enum class WeightsForm {
   kDictionary,  ///< a dictionary from names to tensors, as torch.save of Python writes it
   /// The module's tree, as C++'s `torch::save(module, path)` writes it, by LibTorch's Module::save. A class that
-  /// overrides save and load cannot load this file, since its own format is not written here. Modules that aren't
+  /// overrides save and load cannot load this file, since the class's own format is not written. Modules that aren't
   /// serializable (Functional) and undefined buffers are left out.
   kArchive,
 };
@@ -79,7 +80,7 @@ struct LoadOptions {
 /// Throws tessera::Error: 66 if the file is missing; 77 without permission; 65 if the file is damaged, does not fit the
 /// module (the message has all names that differ), or is of another kind (a pickle of an old PyTorch, a TorchScript
 /// program, HDF5, GGUF ...; the message names the kind and a remedy); 64 if the module has no memory yet
-/// (deferred_init). In the last case, load into its Engine instead.
+/// (deferred_init); load into the module's Engine then.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options = {});
 
 /// Loads into a ModuleHolder, such as one made by TORCH_MODULE.
@@ -96,7 +97,7 @@ void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors
 /// masters get the file's values. Optimizer states stay as they are.
 ///
 /// The call is collective and must be made between steps. Only rank 0 reads the file. It sends about a MiB at a time to
-/// the other ranks. In addition to its shards, a rank needs only memory for that MiB. Rank 0 also holds two of the
+/// the other ranks. A rank needs only memory for that MiB, in addition to its shards. Rank 0 also holds two of the
 /// file's storages. Errors are those of the load_weights above, the same on every rank. After an error the Engine is
 /// unchanged, unless the message says otherwise. Error 64 is also thrown between backward and step, and under Gathered.
 void load_weights(Engine& engine, const std::filesystem::path& path, const LoadOptions& options = {});

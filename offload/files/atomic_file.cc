@@ -38,7 +38,7 @@ class TemporaryFile {
   ~TemporaryFile() {
     if (fd_ >= 0) ::close(fd_);
     if (!exists_) return;
-    // A fault plan may make this fail too; the file must be removed all the same.
+    // A fault plan may make this unlink fail too; the file must be removed all the same.
     if (file_calls::unlink(name_) < 0 && ::unlink(name_.c_str()) < 0)
       log_warning(fmt::format("{}: the temporary file {} could not be removed: {}", who_, name_, errno_text(errno)));
   }
@@ -70,7 +70,7 @@ class TemporaryFile {
                     : error("write", -got, written, static_cast<std::int64_t>(bytes.size()), written);
   }
 
-  // A sync is never repeated, not even after EINTR, since nobody can then know whether the data is on the disk.
+  // A failed sync is never repeated, not even after EINTR, since nobody can know whether the data is on the disk.
   absl::Status sync() {
     const int got = file_calls::fsync(fd_, name_);
     return got == 0 ? absl::OkStatus() : error("fsync", -got, -1, -1, -1);

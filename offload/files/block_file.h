@@ -55,8 +55,8 @@ class BlockFile {
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
 
-  /// Returns a name such as "/scratch/tessera-scratch-4711-2", for messages and rules of a FaultPlan. For a scratch
-  /// file, no such path exists.
+  /// Returns a name such as "/scratch/tessera-scratch-4711-2", for messages and rules of a FaultPlan. A scratch file
+  /// has no such path.
   const std::string& name() const { return name_; }
   const std::string& directory() const { return directory_; }
   std::int64_t bytes() const { return bytes_; }

@@ -18,8 +18,9 @@ class UnsyncedFiles;
 /// The places at which faults are made for tests. The n-th operation of a kind can fail, be cut short, be delayed, or
 /// end the process.
 ///
-/// Every operation on a file in `offload/` passes a *site*. While a plan is installed (`ScopedFaults`), it counts the
-/// operations of each site and applies its rules. A test runs once to count the operations, then once for each n:
+/// Every operation of file_calls.h and of an IoRing passes a *site*. While a plan is installed (`ScopedFaults`), the
+/// plan counts the operations of each site and applies its rules. A test runs once to count the operations, then once
+/// for each n:
 ///
 ///     ScopedFaults counting({});
 ///     ... std::int64_t n = counting.plan().operations(FaultSite::kWrite);
@@ -64,7 +65,7 @@ struct FaultRule {
   std::int64_t nth = 0;    ///< above 0: the n-th such operation, counted from 1
   std::int64_t every = 0;  ///< above 0: each n-th such operation. Either `nth` or `every` is set
   FaultAction action = FaultAction::kNone;
-  std::int64_t number = 0;  ///< number for the action, as described there; for kCrash an exit code
+  std::int64_t number = 0;  ///< number for the action (see FaultAction); for kCrash an exit code
   /// kDropUnsynced: whether renames that were not synced are kept instead of undone (as if the folder had reached the
   /// disk before the data).
   bool keep_renames = false;

@@ -42,7 +42,7 @@ UnsyncedFiles* unsynced() {
   return plan == nullptr ? nullptr : plan->unsynced();
 }
 
-// Returns the number of the `bytes` that the operation really transfers.
+// Returns how many of the `bytes` bytes the operation really transfers.
 std::size_t moved_bytes(const Fault& fault, std::size_t bytes) {
   if (fault.action == FaultAction::kShort) return std::min(bytes, static_cast<std::size_t>(fault.number));
   if (fault.action == FaultAction::kTorn) return std::min(bytes, static_cast<std::size_t>(fault.number) * kSectorBytes);

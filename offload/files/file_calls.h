@@ -9,9 +9,9 @@
 
 namespace tessera::file_calls {
 
-/// The calls of the operating system that change files, each behind a site of the FaultPlan. They return the result of
-/// the operating system's call, or a negative errno as io_uring does; errno itself is not set. EINTR is returned too,
-/// so the caller must retry. `name` is the file's name in messages and rules. Any thread may call them.
+/// The calls of the operating system for files, each with a site of the FaultPlan. They return the result of the
+/// operating system's call, or a negative errno as io_uring does; errno itself is not set. EINTR is returned too, so
+/// the caller must retry. `name` is the file's name in messages and rules. Any thread may call them.
 
 int open(const std::string& name, int flags, mode_t mode);
 /// Opens `parts`, a path below `folder`. If a part of it is a link, it returns -ELOOP. `folder` itself may be a link.

@@ -15,7 +15,7 @@ struct FileTrouble {
   std::string_view who;        ///< the part of the program that made the operation, such as "rank 0 optimizer state"
   std::string_view operation;  ///< "read", "write", "fsync", ...
   std::string_view file;
-  /// If the disk is full, the free space of this folder's file system is shown; if it is empty, no free space is shown.
+  /// If the disk is full, the free space of this folder's file system is shown; an empty name: no free space is shown.
   std::string folder = {};
   std::int64_t offset = -1;  ///< offset in the file, in bytes
   std::int64_t wanted = -1;  ///< number of bytes that were wanted

@@ -38,7 +38,7 @@ class ScratchRoom {
   absl::StatusOr<Room> take(std::size_t bytes);
   /// Frees a range that `take` returned. REQUIRES: `holds(room)`, and no read or write of the range is under way.
   void give_back(const Room& room);
-  /// Returns whether `take` of this object returned this range.
+  /// Returns whether the range lies in a file of this object.
   bool holds(const Room& room) const { return number_of(room) < files_.size(); }
 
   std::int64_t file_bytes() const { return file_bytes_; }

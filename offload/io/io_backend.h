@@ -44,7 +44,7 @@ class IoBackend {
   virtual bool enqueue(const Transfer& transfer) = 0;
   /// Submits queued transfers without waiting. After an error no more transfers are possible.
   virtual absl::Status push() = 0;
-  /// Writes the completions that have arrived to `out`, as many as it has room for. If `wait` is true, it first submits
+  /// Moves completions that have arrived into `out`, as many as there is space for. If `wait` is true, it first submits
   /// queued transfers as `push` does, and waits for at least one completion. REQUIRES if `wait` is true: at least one
   /// transfer has not completed yet.
   virtual absl::StatusOr<std::size_t> collect(std::span<Completion> out, bool wait) = 0;
@@ -56,12 +56,12 @@ class IoBackend {
 };
 
 /// Makes a backend over the kernel's io_uring. `queue_entries`: transfers that fit into the submission queue at once, 1
-/// to 4096. `one_thread`: the first thread that queues a transfer is the only one that uses it. Error (69) if io_uring
-/// cannot be used, with the errno of io_uring_setup(2) and how to allow it.
+/// to 4096. `one_thread`: the first thread that queues a transfer is the only thread that uses the backend. Error (69)
+/// if io_uring cannot be used, with the errno of io_uring_setup(2) and how to allow it.
 absl::StatusOr<std::unique_ptr<IoBackend>> make_uring_backend(int queue_entries, bool one_thread);
 
-/// Threads that call pread(2) and pwrite(2), for systems that forbid io_uring. Each moves one transfer at a time.
-/// Errors (71): a thread cannot be started.
+/// Threads that call pread(2) and pwrite(2), for systems that forbid io_uring. Each thread moves one transfer at a
+/// time. Errors (71): a thread cannot be started.
 absl::StatusOr<std::unique_ptr<IoBackend>> make_thread_backend(int threads);
 
 }  // namespace tessera

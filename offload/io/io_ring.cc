@@ -25,7 +25,7 @@ namespace {
 // `prepare` and `undo_fault` apply a FaultPlan; `injected_` contains the results that the plan replaces.
 
 constexpr int kMostFruitless = 100;
-constexpr int kPatientFruitless = 10;  // pause before retries after so many transfers in a row that moved no bytes
+constexpr int kPatientFruitless = 10;  // after this many transfers in a row without bytes, retries come after a pause
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 // One call of the kernel transfers at most 2^31 bytes minus a page. This is the largest power of two below that, so
 // that all parts of a transfer begin at a multiple of a sector.
@@ -63,7 +63,7 @@ IoRing::IoRing(const IoRingOptions& options, std::unique_ptr<IoBackend> backend,
 }
 
 IoRing::~IoRing() {
-  // The memory of the transfers is freed after this, so all transfers must have ended.
+  // The memory of the transfers is freed after the ring, so all transfers must have ended.
   if (const absl::Status status = drain(); !status.ok()) log_error(message_of(status));
 }
 

@@ -25,7 +25,7 @@ struct IoRequest {
   IoKind kind = IoKind::kRead;
   const BlockFile* file = nullptr;
   std::int64_t offset = 0;  ///< offset in the file in bytes; a multiple of 4096
-  /// Its address is a multiple of 4096. The caller must not use the memory until the request has ended.
+  /// The memory begins at a multiple of 4096. The caller must not use it until the request has ended.
   std::byte* memory = nullptr;
   std::size_t bytes = 0;      ///< size in bytes; a multiple of 4096, more than 0. The range lies inside the file
   std::string_view who = {};  ///< text at the beginning of errors: "rank 0 parameter layers.3.weight"; it must outlive
@@ -77,7 +77,7 @@ struct IoCounters {
 ///    time, unless both are reads.
 ///
 /// Errors: `file_error` with `who`, the file, the offset, and the numbers of bytes that were wanted and transferred; 70
-/// if a request breaks these rules, or if a second thread uses the ring.
+/// if a request is not made of whole blocks inside the file, or if a second thread uses the ring.
 class IoRing {
  public:
   static constexpr int kMostInFlight = 64;

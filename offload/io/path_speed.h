@@ -16,12 +16,12 @@ struct PathSpeedOptions {
   int records = 8;                     ///< number of records that are first written and then read in each directory
 };
 
-/// Measures the relative speeds of the disks of several directories, for StripePath::weight. In each directory the
-/// records of a temporary scratch file are written and then read, past the page cache if possible. The file is removed
-/// afterwards.
+/// Measures the relative speeds of the disks of several directories, for StripePath::weight. The function makes a
+/// temporary scratch file in each directory, writes its records, and then reads them, past the page cache if possible.
+/// It removes the file afterwards.
 ///
-/// The result is 1 for the fastest disk. For each other disk it is the disk's bandwidth relative to the fastest,
-/// rounded to an eighth, and at least 1/8. Disks with at least 0.85 of the fastest disk's bandwidth get 1 too, since a
+/// The result is 1 for the fastest disk. It is the bandwidth relative to the fastest disk for each other disk, rounded
+/// to an eighth, and at least 1/8. Disks with at least 0.85 of the fastest disk's bandwidth get 1 too, since a
 /// measurement with 64 MiB is not more exact than that. A single directory is not measured. Errors: those of
 /// BlockFile::create and IoRing.
 absl::StatusOr<std::vector<double>> path_weights(std::span<const std::string> directories,

@@ -140,7 +140,7 @@ class UringBackend final : public IoBackend {
     TESSERA_RETURN_IF_ERROR(enable());
     if (const std::size_t found = take(out); found > 0) return found;
     for (int tries = 0;; ++tries) {
-      // Completions arrive only during this call, since the kernel defers the work for completions until this call.
+      // If the kernel defers the work for completions (DEFER_TASKRUN), completions arrive only during this call.
       const int got = wait ? io_uring_submit_and_wait(&ring_, 1) : io_uring_submit_and_get_events(&ring_);
       if (got < 0 && !is_passing(-got)) return broken("io_uring_enter", -got);
       const std::size_t found = take(out);

@@ -9,9 +9,9 @@ namespace {
 // is Simd, or ScalarLane. A value is encoded in two steps:
 //   magnitude(value, half_inverse, noise)   Code::encode's result, without the value's sign or the code's minimum
 //   code(magnitudes, tops)                  the code, from V::words<Code::kNoiseBits> of magnitudes and V::tops of
-//                                           values, with half the registers
+//                                           values; words need half the registers
 
-/// A block's scale, and the factor by which a value becomes half of its ratio to the scale.
+/// A block's scale, and half of the scale's inverse.
 struct BlockScale {
   float scale, half_inverse;
 };
@@ -72,7 +72,7 @@ struct RootBlockCode {
   static TESSERA_ALWAYS_INLINE Bits magnitude(Float root, float half_inverse, Bits noise) {
     return Code::encode(root * half_inverse, noise);
   }
-  /// A root above zero has bits among its upper 16, since the root of the smallest number is 2^-74.5.
+  /// A root above zero has a set bit among its upper 16 bits, since the root of the smallest number is 2^-74.5.
   static TESSERA_ALWAYS_INLINE Words code(Words magnitudes, Words tops) {
     return V::max_word(Code::code(magnitudes), V::min_word(tops, 1));
   }

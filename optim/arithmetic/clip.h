@@ -5,7 +5,7 @@
 namespace tessera {
 
 /// Returns the factor by which gradients with the 2-norm `norm` are multiplied, so that their norm becomes at most
-/// `most` (0: no limit). As in torch.nn.utils.clip_grad_norm_, it is most / (norm + 1e-6), but never above 1. The CPU
+/// `most` (0: no limit). It is most / (norm + 1e-6), but never above 1, as in torch.nn.utils.clip_grad_norm_. The CPU
 /// and kernels call it.
 TESSERA_ALWAYS_INLINE double clip_factor(double norm, double most) {
   if (most <= 0) return 1.0;

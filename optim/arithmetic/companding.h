@@ -12,8 +12,9 @@ namespace {
 /// codes grows with the number, as in telephony's A-law (ITU-T G.711).
 ///
 /// Halving the bits of a positive fp32 number halves its exponent. So phi(x) = float(bits(x) / 2 + bits(1.0) / 2) is a
-/// piecewise linear function within 6 % of sqrt(x), which integer operations compute and invert exactly. It has phi(1)
-/// = 1, and its knots are at phi = 2^-k and 1.5 * 2^-k. The code of x, which is relative to the block's scale, is
+/// piecewise linear function within 6 % of sqrt(x). Integer operations compute and invert this function exactly. It has
+/// phi(1) = 1, and its knots are at phi = 2^-k and 1.5 * 2^-k. The code of x, which is relative to the block's scale,
+/// is
 ///
 ///   code(x) = kSteps * (phi(x + kOffset) - kRootOffset),   kRootOffset = 2 / kSteps, kOffset = kRootOffset^2
 ///
@@ -21,8 +22,9 @@ namespace {
 /// code, so the function is linear between two neighbouring codes, and rounding the code stochastically has no bias in
 /// x itself. Softsign and square-root companding of moments also have a spacing like that of square roots (FlashOptim,
 /// arXiv 2602.23349). The form used here needs no division, no square root, and no conversion between integers and
-/// floats. With kSteps = 128, neighbouring codes differ by 2^-12 of the scale near 0, and by 1.6 to 3.2 % of the number
-/// near the largest number. With kSteps = 256, they differ by 2^-14 of the scale, and by 0.8 to 1.6 % of the number.
+/// floats. If kSteps is 128, neighbouring codes differ by 2^-12 of the scale near 0, and by 1.6 to 3.2 % of the number
+/// near the largest number. If kSteps is 256, they differ by 2^-14 of the scale near 0, and by 0.8 to 1.6 % of the
+/// number near the largest number.
 template <class V, std::uint32_t kSteps>
 struct Companding {
   using Float = typename V::Float;
@@ -49,8 +51,8 @@ struct Companding {
     constexpr std::uint32_t kBegin = kCodeZero - (2u << kNoiseBits);
     return V::bits_of(V::add_multiple(V::float_of(noise | kBegin), root, kCodesOfRoot * (1u << kNoiseBits)));
   }
-  /// Returns the code. A number above kLargest gets the code of kLargest, and so does a NaN. The 16 bits have the same
-  /// order as the floats, since all floats from 2.0 on have a higher bit set.
+  /// Returns the code. A number above kLargest gets the code of kLargest, and so does a NaN. The 16 bits in `encoded`
+  /// have the same order as the floats, since all floats from 2.0 on have a higher bit set.
   template <class Words>
   static TESSERA_ALWAYS_INLINE Words code(Words encoded) {
     constexpr auto kZero = static_cast<std::uint16_t>(kCodeZero >> kNoiseBits);
@@ -59,8 +61,8 @@ struct Companding {
 
   /// Returns the number that a code stands for, times `scale`, rounded once. REQUIRES: block_scale returned the scale.
   static TESSERA_ALWAYS_INLINE Float decode(Int code, float scale) {
-    // A float whose lowest bits count codes: its bit pattern is kBegin + code. The difference is (code + 2) /
-    // kCodesOfRoot.
+    // The float with the bit pattern kBegin + code grows by the same amount from each code to the next. The root is
+    // (code + 2) / kCodesOfRoot.
     constexpr std::uint32_t kBegin = 0x27800000u - (kSteps == 256 ? 1u << 23 : 0);
     constexpr float kBelow = __builtin_bit_cast(float, kBegin) - 2 / kCodesOfRoot;
     const Float root = V::float_of(Bits(code) | kBegin) - kBelow;
@@ -69,9 +71,9 @@ struct Companding {
 
  private:
   static constexpr std::uint32_t kCodeZero = 0x4b400000u;  // the bits of 1.5 * 2^23
-  /// The bits of phi are half of x's bits plus half of the bits of 1.0; the latter add 63.5 to the exponent. Half of
-  /// the bits of x / 2 have an exponent that is lower by 0.5. The exponent is therefore too low by 64. The missing
-  /// factor of 2^64 is part of a multiplication that is needed anyway.
+  /// The bits of phi are half of x's bits plus half of the bits of 1.0; the latter add 63.5 to the exponent. `encode`
+  /// takes half of the bits of x / 2 and adds nothing, which lowers the exponent by 0.5 more. The exponent is therefore
+  /// too low by 64. The missing factor of 2^64 is part of a multiplication that is needed anyway.
   static constexpr float kCodesOfRoot = 0x1p64f * kSteps;
 };
 

@@ -20,8 +20,8 @@ struct LossScaleRule {
   bool dynamic = false;
 };
 
-/// Updates the loss scale after a step, as LossScaler (loss_scaler.h) does. On a GPU the device computes this, with the
-/// same bits.
+/// Updates the loss scale after a step, as LossScaler (loss_scaler.h) does. If a GPU trains, the device calls this
+/// function, with the same bits.
 TESSERA_ALWAYS_INLINE void next_loss_scale(const LossScaleRule& rule, LossScalerState& state, bool overflow) {
   if (!rule.dynamic) return;
   if (overflow) {
@@ -36,7 +36,7 @@ TESSERA_ALWAYS_INLINE void next_loss_scale(const LossScaleRule& rule, LossScaler
   if (++state.finite_steps != rule.growth_interval) return;
   state.finite_steps = 0;
   const auto larger = static_cast<float>(state.scale * rule.growth_factor);
-  if (larger - larger == 0.0f) state.scale = larger;  // whether it is finite
+  if (larger - larger == 0.0f) state.scale = larger;  // true if `larger` is finite
 }
 
 }  // namespace tessera

@@ -1,12 +1,14 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include "optim/arithmetic/instruction_set.h"
 
 namespace tessera {
 
-/// Sums from which the noise of gradients is estimated. A sum with weight w (MicrobatchInfo::weight of one microbatch
-/// or several) has the squared norm w^2 |G|^2 + w tr(Sigma) on average over the data. G is the gradient without noise,
-/// and Sigma the covariance of the gradient of one item of weight 1. So three sums are enough.
+/// Sums from which the noise of gradients is estimated. A sum of gradients with weight w (MicrobatchInfo::weight of one
+/// microbatch or several) has the squared norm w^2 |G|^2 + w tr(Sigma) on average over the data. G is the gradient
+/// without noise, and Sigma the covariance of the gradient of one item of weight 1. So three sums are enough.
 struct OwnGradients {
   double squares = 0.0;         ///< sum of the squared norms; NaN: not known
   double weights = 0.0;         ///< sum of the weights
@@ -33,18 +35,19 @@ struct NoiseStep {
   OwnGradients own;         ///< the sums of all ranks
   double square = 0.0;      ///< squared norm of the sum of all gradients
   double weight = 0.0;      ///< weight of the sum of all gradients
-  double batch = 0.0;       ///< samples of the step, or its weight; all results are counted in these
+  double batch = 0.0;       ///< samples of the step, or its weight; results are in the same unit
   double loss_scale = 1.0;  ///< factor by which all gradients were multiplied
 };
 
-/// The smallest difference between the whole batch's weight and the weighted mean of the small batches' weights that is
-/// used. It is a fraction of the whole batch's weight. A smaller difference would be hidden by rounding errors.
+/// The least difference between the whole batch's weight and the weighted mean of the small batches' weights, as a
+/// fraction of the whole batch's weight. A step with a smaller difference is not used, since rounding errors would hide
+/// the difference.
 constexpr double kLeastNoiseDifference = 1e-9;
 
 /// Adds a step. Returns false, and changes nothing, if the step gives no information: if no batch is smaller than the
-/// whole batch, or if a number is not finite. On a GPU the device computes this, with the same bits.
+/// whole batch, or if a number is not finite. If a GPU trains, the device calls this function, with the same bits.
 ///
-/// On average over the data, the two sums of squares are
+/// The two sums of squares are, on average over the data,
 ///   own.squares = own.weight_squares |G|^2 + own.weights tr(Sigma)
 ///   square      = weight^2           |G|^2 + weight      tr(Sigma)
 /// and this function solves the two equations for |G|^2 and tr(Sigma).

@@ -18,7 +18,7 @@ namespace tessera {
 // the tensor's end is carried up unchanged. So the operands of every addition depend only on the tensor's elements and
 // their number.
 
-constexpr std::uint64_t kNormBlock = 256;  ///< number of elements
+constexpr std::uint64_t kNormBlock = 256;  ///< number of elements in a block
 
 TESSERA_ALWAYS_INLINE constexpr std::uint64_t norm_blocks_of(std::uint64_t numel) {
   return (numel + kNormBlock - 1) / kNormBlock;
@@ -28,7 +28,7 @@ TESSERA_ALWAYS_INLINE constexpr std::uint64_t norm_blocks_of(std::uint64_t numel
 /// tensor.
 struct NormRun {
   std::uint64_t begin = 0;        ///< first element, counted from the beginning of the part
-  std::uint64_t numel = 0;        ///< above 0
+  std::uint64_t numel = 0;        ///< number of elements, above 0
   std::uint64_t first_block = 0;  ///< number, within the tensor, of the run's first block
   std::uint32_t tensor = 0;       ///< number of the tensor; its other runs have the same number
   bool is_last = true;            ///< whether the run has the tensor's last block
@@ -37,7 +37,7 @@ struct NormRun {
 };
 
 /// Calls `visit(level, index)` for the largest nodes whose blocks are all in the run, in block order. A whole tensor
-/// has one such node. A part of a tensor has at least 1 and at most 2 * ceil(log2(blocks)) such nodes.
+/// has one such node. A part of a tensor has at least 1 and at most 2 * ceil(log2(blocks of the tensor)) such nodes.
 template <class Visit>
 void for_each_norm_node(const NormRun& run, const Visit& visit) {
   const std::uint64_t end = run.first_block + run.blocks();

@@ -10,7 +10,7 @@ namespace tessera {
 // The arithmetic of outer steps ("sync", engine/step/outer_steps.h), for one pass and one element. Loops on the host
 // (optim/outer_pass.h) and kernels of a GPU (optim/cuda/device_outer.h) use this code, so both give the same bits.
 
-/// The kinds of passes; w, m and o are elements of OuterRun's `weights`, `momentum` and `own`.
+/// The kinds of passes; value, w, m and o are elements of OuterRun's `values`, `weights`, `momentum` and `own`.
 enum class OuterWork : std::uint8_t {
   kTake,       ///< w = value
   kGradients,  ///< value = w - o, this replica's outer gradient
@@ -38,7 +38,7 @@ struct OuterRun {
   float* weights = nullptr;    ///< outer weights
   float* momentum = nullptr;   ///< momentum of the outer optimizer
   OuterRule rule;
-  float factor = 1;  ///< kScale
+  float factor = 1;  ///< the factor of kScale
 };
 
 /// Computes element `i` of a pass. Every operation is rounded separately, so this code must be compiled without

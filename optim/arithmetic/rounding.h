@@ -58,8 +58,8 @@ TESSERA_ALWAYS_INLINE Bits fp16_nearest(Float value) {
   return sign | result;
 }
 
-// A split master is fp32 in two halves. The high one is a bf16 number that the model can compute with, and the low one,
-// signed, is what the high one lacks:
+// A split master is an fp32 number in two halves. The high half is a bf16 number, with which the model can compute. The
+// low half is the signed rest:
 //
 //   high = (bits + 0x8000) >> 16        the nearest bf16 number, ties away from zero
 //   low  = bits - (high << 16)          in [-0x8000, 0x7fff]

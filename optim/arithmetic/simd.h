@@ -11,8 +11,8 @@
 
 namespace tessera {
 // All code in this file has internal linkage and calls no function of the standard library. The same holds for
-// step_kernel.h and the headers that it includes. Each of step_loops_*.cc compiles it for another processor, and the
-// linker must never use one file's copy of a function for another file.
+// step_kernel.h and the headers that it includes. Each of step_loops_*.cc compiles this code for another processor, and
+// the linker must never use one file's copy of a function for another file.
 namespace {
 
 /// `kLanes` fp32 numbers, or as many integers, in one register: 4 for SSE2 and other architectures, 8 for AVX2, 16 for
@@ -20,8 +20,7 @@ namespace {
 /// work lane by lane as they do for one number. Operations without an operator are below.
 ///
 /// A loop processes kWidth elements at a time: a group of kVectors registers. AVX2 uses two registers. Together they
-/// hold a cache line of fp32 numbers, and as many numbers as one register of 16-bit numbers, which AVX2 unpacks into
-/// them.
+/// hold a cache line of fp32 numbers. AVX2 unpacks one register of 16-bit numbers into two such registers.
 template <int kLanes>
 struct Simd {
   static constexpr int kVectors = kLanes == 8 ? 2 : 1;
@@ -67,10 +66,10 @@ struct Simd {
     return lanes;
   }
   /// Does what `load` does, for a long run of memory that is read once, in order. It also prefetches the memory
-  /// kAheadBytes ahead. The instructions of a loop with divisions fill the processor's window before it reaches the
-  /// next lines. Without prefetching, loops over formats with 2 bytes or 1 byte for each element lose a third of their
-  /// speed. Narrower formats gain from a longer distance, up to 3072 bytes; fp32 becomes slower with a distance of 3072
-  /// (AMD, Zen 5).
+  /// kAheadBytes ahead. The instructions of a loop with divisions fill the processor's instruction window before the
+  /// loop reaches the next cache lines. Without prefetching, loops over formats with 2 bytes or 1 byte for each element
+  /// lose a third of their speed. Narrower formats gain from a longer distance, up to 3072 bytes; fp32 becomes slower
+  /// with a distance of 3072 (AMD, Zen 5).
   template <class T>
   static TESSERA_ALWAYS_INLINE auto stream(const T* from, std::size_t count) {
     ask_ahead(from);
@@ -285,7 +284,7 @@ struct Simd {
 #endif
     if constexpr (kLanes == 4) return __builtin_convertvector(x, Int);
   }
-  /// Returns the number of a group's first `count` elements that are in register `v`.
+  /// Returns how many of a group's first `count` elements are in register `v`.
   static TESSERA_ALWAYS_INLINE std::size_t lanes_of(int v, std::size_t count) {
     const std::size_t before = static_cast<std::size_t>(v) * kLanes;
     return count <= before ? 0 : count - before < kLanes ? count - before : kLanes;

@@ -27,8 +27,8 @@ enum class SpikeVerdict : std::int32_t {
   kNegative,  ///< error: the loss is below 0, so it cannot be compared with the median
 };
 
-/// Returns the verdict on a step's loss. On a GPU the device computes it, with the same bits. `median`: the median of
-/// the full window; while the window is not full, the number is not used.
+/// Returns the verdict on a step's loss. If a GPU trains, the device calls this function, with the same bits. `median`:
+/// the median of the full window; while the window is not full, the number is not used.
 TESSERA_ALWAYS_INLINE SpikeVerdict spike_verdict(const SpikeRule& rule, const SpikeState& state, double median,
                                                  double loss) {
   if (rule.window == 0) return SpikeVerdict::kNone;

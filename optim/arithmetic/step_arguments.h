@@ -24,7 +24,7 @@ struct StateArgument {
   float* scales = nullptr;
 };
 
-/// The average of a run's weights: see average_element.h. It is null if there is none.
+/// The average of a run's weights: see average_element.h. `values` is null if there is no average.
 struct AverageArgument {
   float* values = nullptr;
   float share = 0.0f;  ///< 1 - decay

@@ -4,12 +4,12 @@
 
 namespace tessera {
 
-// A step's gradients and losses are sums of weight * mean over ranks and microbatches (MicrobatchInfo::weight). The sum
-// of the weights is given too. If each weight is 1, these functions give the same bits as a division by the number of
-// microbatches. The CPU and kernels call them.
+// A step's gradients and losses are sums, over ranks and microbatches, of weight * mean (MicrobatchInfo::weight). The
+// sum of the weights is given too. If each weight is 1, these functions give the same bits as a division by the number
+// of microbatches. The CPU and kernels call them.
 
-/// Returns the factor by which a sum of gradients becomes their mean. Each gradient in the sum is `scale` times too
-/// large. It is 0 if the sum of weights is 0.
+/// Returns the factor by which a sum of gradients becomes their mean. The factor is 0 if the sum of weights is 0. Each
+/// gradient in the sum is `scale` times too large.
 TESSERA_ALWAYS_INLINE double mean_factor(double weight, double scale) {
   return weight > 0.0 ? 1.0 / (weight * scale) : 0.0;
 }

@@ -96,8 +96,8 @@ class EventMark : public DeviceKernels::Mark {
   const cudaEvent_t event_;
 };
 
-/// A stream for copies, in addition to those that compute. It is made when it is first used, since the device is known
-/// only then.
+/// A stream for copies, in addition to the streams that compute. It is made when it is first used, since the device is
+/// known only then.
 class CopyStream {
  public:
   ~CopyStream() {

@@ -56,8 +56,8 @@ __device__ __forceinline__ Run<T> load_run(const T* from, std::size_t left) {
     }
     return run;
   }
-  // Unrolling the loop is necessary. With an index that is known only at run time, the compiler would keep `run` in
-  // memory instead of registers. It would do so even if all elements exist and the code above loads them.
+  // Unrolling the loop is necessary. If an index is known only at run time, the compiler keeps `run` in memory instead
+  // of registers, even if all elements exist and the code above loads them.
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) {
     if (offset_of(k) < left) run.values[k] = from[offset_of(k)];
@@ -162,7 +162,7 @@ struct Weights {
 };
 
 // These types read and write moments (on the CPU, state_streams.h does so). `noise`: kNoiseBits<BlockCode> random bits
-// for each element. All threads of a warp must make these calls together.
+// for each element. All threads of a warp must call these functions together.
 
 template <StateDType kDType>
 struct Moment;

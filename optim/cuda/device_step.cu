@@ -34,8 +34,8 @@ constexpr int kThreads = 256;
 // neighbouring memory. Multiprocessors are not equally fast, but finish a large launch at about the same time.
 constexpr int kResidentBlocks = 3;
 constexpr int kMostRounds = 40;
-// The smallest number of blocks of 256 elements that a warp handles, if there are enough blocks. With more blocks the
-// warp's set-up costs relatively less, and the warp reads ahead.
+// The smallest number of blocks of 256 elements that a warp handles, if there are enough blocks. A warp that handles
+// more blocks reads ahead, and its set-up costs less for each block.
 constexpr int kLeastTurns = 8;
 
 __device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
@@ -98,8 +98,8 @@ __global__ void read(StepTables t) {
   if (t.rounds > 0) add_up_losses(t, d);
 }
 
-/// Writes the two losses in the middle of a full window to `middle`, the smaller loss first. One thread block runs
-/// this. Each thread finds, for some of the losses, the position in the order of size.
+/// Writes the two losses in the middle of a full window to `middle`, the smaller loss first. One thread block runs this
+/// function. Each thread finds, for some of the losses, the position in the order of size.
 __device__ void find_middle(const double* losses, int window, double* middle) {
   for (int i = static_cast<int>(threadIdx.x); i < window; i += static_cast<int>(blockDim.x)) {
     int before = 0;
@@ -153,7 +153,7 @@ __device__ bool is_of_one_kind(const StepTables& t, unsigned p, unsigned q) {
 }
 
 /// Counts a step for those of the parameters [begin, end) that this step uses, and computes their constants. One thread
-/// block runs this.
+/// block runs this function.
 __device__ void count_step(const StepRequest& request, const StepTables& t, unsigned begin, unsigned end, double lr) {
   for (unsigned p = begin + threadIdx.x; p < end; p += blockDim.x) {
     if (!t.used[p]) continue;
@@ -163,7 +163,7 @@ __device__ void count_step(const StepRequest& request, const StepTables& t, unsi
 }
 
 /// Finds, for each of the groups [begin, end), whether all its parameters are used and of one kind (`is_uniform`). One
-/// thread block runs this. REQUIRES: all threads have finished `count_step`.
+/// thread block runs this function. REQUIRES: all threads have finished `count_step`.
 __device__ void find_uniform(const StepTables& t, unsigned begin, unsigned end) {
   for (unsigned g = begin + threadIdx.x; g < end; g += blockDim.x) t.is_uniform[g] = 1;
   __syncthreads();
@@ -313,7 +313,7 @@ struct Update {
     float scale;  ///< the gradient's scale
   };
 
-  /// Computes this thread's elements of the 256 of its warp. All threads of a warp must call this together.
+  /// Computes this thread's elements of the 256 of its warp. All threads of a warp must call this function together.
   static __device__ __forceinline__ void elements(const DeviceRun& run, const StepTables& t, const Move& move,
                                                   const Place& place) {
     const StepArguments& a = run.arguments;
@@ -541,8 +541,7 @@ bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-/// Returns whether memory is aligned more strictly than load_run and store_run require. Only then are a thread's
-/// sectors also sectors of the memory.
+/// Returns whether all memory is aligned to 16 bytes, which load_run and store_run require for four fp32 elements.
 bool aligned(const StepArguments& a) {
   for (const StateArgument& state : a.states) {
     if (!aligned(state.data, 16)) return false;

@@ -10,9 +10,9 @@
 namespace tessera::cuda {
 
 /// Reads the messages of all ranks, as StepAgreement does on the CPU. It adds up losses, tokens and samples in rank
-/// order, and writes them to the decision. With StepTables::rounds it adds up losses in the tree over microbatches
-/// instead. It compares digests inside shard groups, and ORs flags into `used`. The function norm_totals adds up the
-/// norm's sums.
+/// order, and writes them to the decision. If StepTables::rounds is not 0, it adds up losses in the tree over
+/// microbatches instead. It compares the digests of gathers inside shard groups, and those of rates and options with
+/// rank 0's. It ORs flags into `used`. The function norm_totals adds up the norm's sums.
 cudaError_t read_messages(const StepTables& tables, cudaStream_t stream);
 
 /// Decides the step from the sum of squares of all gradients (summed over ranks, unscaled), as Engine::step does on the
@@ -27,7 +27,8 @@ cudaError_t decide_step(const StepRequest& request, const StepTables& tables, cu
 /// Begins the update of a unit whose gradients are summed, while backward runs:
 ///   steps[p] += used[p], constants[p] = rule_constants(rule, numbers, steps[p], lr) of its parameters
 /// and puts the gradients' scale, 1 / the sum of weights, and lr into the decision. If a gradient of the unit is not
-/// finite, or ranks differ, this unit and all later ones of the step are skipped instead.
+/// finite, or if ranks gathered units in different orders, this unit and all later units of the step are skipped
+/// instead.
 cudaError_t begin_unit(const StepRequest& request, const UnitRequest& unit, const StepTables& tables,
                        cudaStream_t stream);
 
@@ -36,9 +37,10 @@ inline constexpr unsigned kAnyBlocks = ~0u;
 
 /// Makes the optimizer's pass over one run, in one launch of at most `most_blocks` thread blocks: it reads gradient,
 /// weights and states once, and writes weights and states once. It gives the same bits as RuleOptimizer::step on the
-/// CPU. For kLamb it writes directions instead of weights (DeviceRun::direction). A parameter that is not used does not
-/// change, except for its average. Nothing happens if the decision is to skip. REQUIRES: the requirements of DeviceRun,
-/// and buffers of the group that are aligned to 128 bytes; otherwise it returns cudaErrorMisalignedAddress.
+/// CPU. If the rule is kLamb, it writes directions instead of weights (DeviceRun::direction). A parameter that is not
+/// used does not change, except for its average. Nothing happens if the decision is to skip. REQUIRES: the requirements
+/// of DeviceRun, and buffers of the group that are aligned to 128 bytes. It returns cudaErrorMisalignedAddress if an
+/// address in `run` is not a multiple of 16 bytes, or first_element not a multiple of 32.
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream,
                         unsigned most_blocks = kAnyBlocks);
 

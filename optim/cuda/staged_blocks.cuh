@@ -12,8 +12,8 @@
 namespace tessera::cuda {
 namespace {
 
-// An element with 8-bit states needs 10 bytes and about 100 instructions. So only a few warps fit on a processor, and
-// each of them computes for a long time. The loads of so few warps would not keep the memory busy. While a warp
+// An element with 8-bit states needs 10 bytes and about 100 instructions. So only a few warps fit on a multiprocessor,
+// and each of them computes for a long time. The loads of so few warps would not keep the memory busy. While a warp
 // computes one block, it therefore copies the next block into shared memory (double buffering). While such a copy is
 // under way, it needs neither the thread nor registers.
 

@@ -15,15 +15,15 @@ namespace tessera {
 namespace {
 
 // These types read and write a loop's moments, one type for each StateDType. An object is made from the state's memory,
-// and from memory for the values of two blocks. A loop goes through blocks of kStateBlock elements. For each block it
-// calls
+// and from memory for the values of two blocks. A loop goes through blocks of kStateBlock elements, and calls for each
+// block
 //   open(begin, end)           the block's elements
 //   load(i, count)             the values of elements i to i + count
-//   store(i, count, values)    their new values; where kKeepsRoot, the new values' square roots
-// and then, where kIsNarrow, since a code may depend on the block's largest value, it calls
+//   store(i, count, values)    their new values; if kKeepsRoot is true, the new values' square roots
+// A code may depend on the block's largest value. So, if kIsNarrow is true, the loop then calls
 //   close(begin)
 //   encode(i, count, noise)    for all elements of the block once more, at the latest before the next block's close;
-//                              noise: kNoiseBits random bits an element
+//                              noise: kNoiseBits random bits for each element
 
 /// fp32: values are loaded and stored as they are.
 template <class V>

@@ -155,8 +155,7 @@ TESSERA_ALWAYS_INLINE typename V::template Group<RuleElement<V, Rule::kStates>> 
 /// cache. The code that narrows these values reads them from there, while the next block's formula is computed. A
 /// processor looks ahead a few hundred instructions. If each group were narrowed directly after its formula, there
 /// would be one chain of dependent operations from load to store. It would have too few square roots and divisions to
-/// keep the processor busy. With two passes there are two chains (formula and narrowing), which do not wait for each
-/// other.
+/// keep the processor busy. Two passes make two chains (formula and narrowing), which do not wait for each other.
 ///
 /// `kIsUsual`: the step has neither clipping by value nor averages, so the loops need no branch for these.
 template <class V, class Rule, class Weights, StateDType kDType, bool kIsUsual>
@@ -205,7 +204,7 @@ void update_loop(const typename Rule::Constants& constants, const StepArguments&
   } else {
     // Each body is used in as few places as possible, since the compiler copies it for each place, rule and format.
     constexpr std::size_t kBlock = kStateBlock;
-    std::size_t narrow = 0;  // elements
+    std::size_t narrow = 0;  // number of elements that are narrowed already
     for (std::size_t begin = 0;; begin += kBlock) {
       const std::size_t left = begin < a.numel ? a.numel - begin : 0, end = begin + (left < kBlock ? left : kBlock);
       if (left > 0) states.open(begin, end);

@@ -16,7 +16,7 @@ TESSERA_ALWAYS_INLINE double power(double base, std::int64_t exponent) {
   return result;
 }
 
-/// The constants of AdamRule's formula. With these constants an element costs one square root and one division.
+/// The constants of AdamRule's formula. They are chosen so that an element costs only one square root and one division.
 struct AdamConstants {
   float l2;               ///< adam: g += l2 * p; unused by adamw
   float decay;            ///< adamw: p *= decay, which is 1 - lr * weight_decay
@@ -73,8 +73,8 @@ struct AdamRule {
     return c;
   }
 
-  /// Returns whether a step is a usual step, which is one of adamw that is not frozen. Loops have a separate copy for
-  /// such steps.
+  /// Returns whether a step is usual: a step of adamw whose second moments are not frozen. Loops have a separate copy
+  /// for such steps.
   static TESSERA_ALWAYS_INLINE bool is_usual(const Constants& c) { return c.decoupled && !c.frozen; }
   static TESSERA_ALWAYS_INLINE void make_usual(Constants& c) {
     c.decoupled = true;

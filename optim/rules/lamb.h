@@ -17,8 +17,8 @@ struct LambConstants {
 ///   v = beta2 * v + (1 - beta2) * g * g
 ///   direction = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * p
 ///
-/// The rule returns the direction instead of the weight. On the CPU the run that is updated is a copy of the weights;
-/// on a GPU the direction is written to DeviceRun::direction.
+/// The rule returns the direction instead of the weight. The CPU writes the direction over a copy of the weights; a GPU
+/// writes it to DeviceRun::direction.
 struct LambDirectionRule {
   using Constants = LambConstants;
   static constexpr bool kMakesDirection = true;

@@ -24,7 +24,7 @@ struct RmspropConstants {
 ///   d = g / (sqrt(square) + eps)
 ///   momentum: buffer = momentum * buffer + d, and p -= lr * buffer; without: p -= lr * d
 ///
-/// With `centered`, the difference square - mean * mean needs all bits of both numbers, so fp32 states are required.
+/// The difference square - mean * mean needs all bits of both numbers, so `centered` requires fp32 states.
 struct RmspropRule {
   using Constants = RmspropConstants;
   static constexpr int kStates = 3;  ///< square, buffer, mean

@@ -14,9 +14,9 @@ namespace tessera {
 //   kStates                      how many states it has; then for each state
 //   kCodes, kNames               its code, and its name in checkpoints, which is PyTorch's where PyTorch has the rule
 //   kOptional                    whether some configurations go without it
-//   keeps(numbers, state) whether this one has the state; only a rule with optional states has the function
-//   constants(numbers, step, lr) folds the constants of a parameter's step, which counts from 1 element(c, g, weight,
-//   old) the formula
+//   keeps(numbers, state)        whether this configuration has the state; only rules with optional states have it
+//   constants(numbers, step, lr) computes the constants of a parameter's step; steps count from 1
+//   element(c, g, weight, old)   the formula
 //   kMakesDirection              true: `element` returns a direction in place of the weight, and SgdRule takes the step
 //   trust_ratio(numbers, trust_coefficient, weights_norm, update_norm)
 //                                the factor of a parameter's rate (trust_ratio.h)

@@ -17,8 +17,8 @@ namespace tessera {
 struct CallCost {
   double latency_s = 0, transfer_s = 0;
   std::int64_t sent_bytes = 0;
-  /// The seconds of one core, during the call, in which a rank encodes the data that it sends in fewer bits and decodes
-  /// the data that it receives (CodingFit).
+  /// The seconds that one core needs, during the call, to encode the data that a rank sends in fewer bits and to decode
+  /// the data that the rank receives (CodingFit).
   double coding_s = 0;
   /// The seconds of compute that a rank with busy cores loses because of summing (Links::sum_s_per_byte).
   double sum_s = 0;
@@ -58,11 +58,11 @@ struct CodingFit {
 ///
 /// **Another number of ranks.** Ranks exchange their parts directly, each with one message to every other rank. So a
 /// call of n ranks has n - 1 messages one after another. Alpha was measured with `ranks` ranks, so it is multiplied by
-/// (n - 1) / (ranks - 1). In an all-gather or a reduce-scatter, a rank sends (n - 1)/n of a buffer that n ranks share.
-/// In an all-reduce, which consists of both, it sends twice as much. Beta is not changed, except if ranks share the
-/// link of their host (of_group). (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
-/// Operations in MPICH", 2005: pairwise exchange, and the ring.) The connections between ranks are not known, so a fit
-/// of one host says nothing about two hosts.
+/// (n - 1) / (ranks - 1). A rank sends (n - 1)/n of a buffer that n ranks share in an all-gather or a reduce-scatter,
+/// and twice as much in an all-reduce, which consists of both. Beta is not changed, except if ranks share the link of
+/// their host (of_group). (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations
+/// in MPICH", 2005: pairwise exchange, and the ring.) The connections between ranks are not known, so a fit of one host
+/// says nothing about two hosts.
 ///
 /// **A reduction** is fitted as a whole: exchange, sum, and the overlap of the sum with the exchange of the next piece.
 ///

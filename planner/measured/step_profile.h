@@ -42,7 +42,7 @@ struct ProfileEntry {
 ///         ...],
 ///       "update": {"seconds": 0.02,         of one step
 ///                  "elements": 10640640},   that it updated; a share of them takes a share of the seconds
-///       "rest_s": 0.001 seconds of all other work of a step on one rank: data, checks, its end
+///       "rest_s": 0.001                     seconds of all other work of a step on one rank: data, checks, its end
 ///     }
 struct StepProfile {
   std::vector<ProfileEntry> entries = {};
@@ -56,11 +56,12 @@ struct StepProfile {
 /// Returns the index in the plan of each entry's unit. Error (65) if an entry's unit is not in the plan.
 absl::StatusOr<std::vector<int>> units_of(const StepProfile& profile, const MemoryPlan& plan);
 
-/// Adds a sentence to `left_out` that names the plan's units with parameters of which the profile has no time. It is
-/// the profile of another model, or of a step that did not use these units.
+/// Adds a sentence to `left_out` if the profile has no time for some of the plan's units that have parameters. The
+/// sentence names the first of these units and the number of the others. Such a profile comes from another model, or
+/// from a step that did not use these units.
 void name_units_without_times(const StepProfile& profile, const MemoryPlan& plan, std::vector<std::string>& left_out);
 
-/// These work as parse_links, read_links and to_json do (planner/measured/links.h).
+/// The next three functions work as parse_links, read_links and to_json do (planner/measured/links.h).
 absl::StatusOr<StepProfile> parse_step_profile(const std::string& text, const std::string& name);
 absl::StatusOr<StepProfile> read_step_profile(const std::filesystem::path& path);
 std::string to_json(const StepProfile& profile);

@@ -37,8 +37,8 @@ class ModePlayer {
   }
 
  private:
-  /// Returns the rank's next step, up to the end of its compute, which is the beginning of its push if it waits for no
-  /// rank.
+  /// Begins the rank's next step, and returns it with its times up to the end of compute. The push begins at that time,
+  /// if the rank waits for no other rank.
   ModeStep& begin(int rank, double now_s, double pull_s) {
     ModeStep& step = under_way_[static_cast<std::size_t>(rank)];
     step = {rank, step.step + 1, now_s, now_s + pull_s};
@@ -55,7 +55,7 @@ class ModePlayer {
   /// Returns the fragment whose turn is at the end of a step; nothing if no fragment has its turn there.
   std::optional<std::size_t> turn_at(std::int64_t step, std::int64_t fragments) const {
     const std::int64_t every = run_.rule.every, place = (step - 1) % every + 1;
-    const std::int64_t number = (place * fragments + every - 1) / every;  // from 1, the only one that may fit
+    const std::int64_t number = (place * fragments + every - 1) / every;  // from 1; no other fragment fits
     if (number * every / fragments != place) return std::nullopt;
     return static_cast<std::size_t>(number - 1);
   }
@@ -66,10 +66,10 @@ class ModePlayer {
     if (fragments.empty()) fragments.push_back({run_.costs.meet_s, 0});
     std::vector<double> at_s(under_way_.size(), 0.0);
     std::size_t sent = fragments.size() - 1;  // the fragment whose sum began last
-    double sent_s = 0;                        // when it began
-    std::int64_t arrives = delay;             // the step at whose end ranks wait for it
+    double sent_s = 0;                        // when that sum began
+    std::int64_t arrives = delay;             // the step at whose end ranks wait for that sum
     for (std::int64_t number = 1; number <= run_.steps; ++number) {
-      double computed_s = 0, pushed_s = 0;  // when the last rank has computed, and when it continues
+      double computed_s = 0, pushed_s = 0;  // when the last rank has computed, and when the last rank continues
       for (int rank = 0; rank < run_.ranks; ++rank)
         computed_s = std::max(computed_s, begin(rank, at_s[static_cast<std::size_t>(rank)], 0).computed_s);
       const std::optional<std::size_t> turn = turn_at(number, std::ssize(fragments));
@@ -104,7 +104,7 @@ class ModePlayer {
 
   void push_freely() {
     const std::optional<std::int64_t> most = run_.rule.max_staleness;
-    std::map<std::int64_t, int> ranks_at = {{0, run_.ranks}};  // number of steps that were made, and how many ranks did
+    std::map<std::int64_t, int> ranks_at = {{0, run_.ranks}};  // [number of steps]: number of ranks that made so many
     std::set<int> waiting;
     for (int rank = 0; rank < run_.ranks; ++rank) waiting.insert(rank);
     std::int64_t left = run_.steps * run_.ranks;
@@ -146,7 +146,7 @@ class ModePlayer {
       computed.emplace(begin(rank, now_s, run_.costs.pull_s).computed_s, rank);
     };
     for (int rank = 0; rank < run_.ranks; ++rank) start(rank, 0);
-    double opened_s = 0;  // when the step began that is open now
+    double opened_s = 0;  // the time at which the present step began
     std::vector<int> arrived;
     while (over < run_.steps) {
       const auto [now_s, rank] = computed.top();
@@ -178,7 +178,7 @@ class ModePlayer {
 }  // namespace
 
 std::vector<std::int64_t> ModeTimeline::ages() const {
-  std::vector<std::tuple<double, std::int64_t, int, bool>> events;  // the last one says whether it is a push
+  std::vector<std::tuple<double, std::int64_t, int, bool>> events;  // the last member: whether the event is a push
   int most_rank = 0;
   for (const ModeStep& step : steps) {
     events.emplace_back((step.begin_s + step.pulled_s) / 2, step.step, step.rank, false);

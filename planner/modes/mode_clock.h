@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Says when ranks wait for each other.
+/// The rule by which ranks wait for each other.
 struct ModeRule {
   enum class Kind : std::uint8_t {
     kMeeting,       ///< ranks add up gradients or weights once in `every` steps, and each rank makes all steps
@@ -17,7 +17,7 @@ struct ModeRule {
     kBackups,       ///< a step is over once all ranks but `spare` have come; ranks that come later drop their gradients
   };
   Kind kind = Kind::kMeeting;
-  std::int64_t every = 1;                          ///< kMeeting: steps from one meeting to the next; of a fragment
+  std::int64_t every = 1;                          ///< kMeeting: steps from one meeting of a fragment to its next
   std::int64_t delay = 0;                          ///< kMeeting: steps that ranks make while a fragment is summed
   std::optional<std::int64_t> max_staleness = {};  ///< kAsynchronous: AsynchronousConfig::max_staleness
   std::int64_t spare = 0;                          ///< kBackups: SyncConfig::backups, below the number of ranks
@@ -26,24 +26,24 @@ struct ModeRule {
 /// The seconds of a fragment's meeting. A fragment is a part of the model that has meetings of its own
 /// (SyncConfig::fragments).
 struct FragmentCosts {
-  double sum_s = 0;      ///< from the moment at which the last rank has come
-  double publish_s = 0;  ///< from the moment at which a rank has the sum, until it continues
+  double sum_s = 0;      ///< seconds of the sum, from the moment at which the last rank has come
+  double publish_s = 0;  ///< seconds from the moment at which a rank has the sum until it continues
 };
 
 /// The seconds of a rank's step in addition to its compute.
 struct ModeCosts {
   double pull_s = 0;
   double push_s = 0;  ///< seconds of a push; kMeeting: seconds at the end of a step without a meeting
-  /// Seconds of a meeting, from the moment at which the last rank has come. With fragments: the seconds for which ranks
-  /// that are alike wait in `every` steps.
+  /// Seconds of a meeting, from the moment at which the last rank has come. If there are `fragments`: the seconds for
+  /// which ranks that are alike wait in `every` steps.
   double meet_s = 0;
   /// kMeeting: the fragments, which have their turns one after the other, spread over `every` steps. If it is empty,
-  /// the whole model is one fragment that takes `meet_s`. REQUIRES: `every` is at least the number of fragments times
-  /// ModeRule::delay, and at least that number.
+  /// the whole model is one fragment that takes `meet_s`. REQUIRES: `every` is at least the number of fragments, and at
+  /// least this number times ModeRule::delay.
   std::vector<FragmentCosts> fragments = {};
 };
 
-/// A step of a rank whose gradient counts. Times are seconds from the start of the run.
+/// A rank's step whose gradient counts. Times are seconds from the start of the run.
 struct ModeStep {
   int rank = 0;
   std::int64_t step = 0;  ///< number among the steps of this rank, from 1
@@ -61,12 +61,13 @@ struct ModeTimeline {
 
   /// Returns the seconds until the last step has ended.
   double seconds() const { return steps.empty() ? 0.0 : steps.back().pushed_s; }
-  /// Returns the age of each gradient of asynchronous ranks, in the order of pushes: how many pushes of others came
-  /// between its pull and its push. Pull and push count at the middle of their time.
+  /// Returns the age of each gradient of asynchronous ranks, in the order of pushes: how many pushes of other ranks
+  /// came between its pull and its push. A pull or push counts at the middle of its time.
   std::vector<std::int64_t> ages() const;
 };
 
-/// A run: `steps` synchronous steps, or as many gradients as these have, which ranks take one after the other.
+/// A run of `steps` synchronous steps, or of as many gradients as these steps have. In the second case, a rank that
+/// begins a step takes the next of these gradients.
 struct ModeRun {
   ModeRule rule;
   ModeCosts costs;
@@ -74,12 +75,13 @@ struct ModeRun {
   std::int64_t steps = 1;
 };
 
-/// Plays a run. `compute_s`: the seconds of forward and backward of a rank's step, from 1. It is an event simulation in
-/// which a step is four moments; it knows no units and no shards. benchmarks/push_orders.py has the same model but for
-/// fragments, and makes that study's orders from it; tests/planner/mode_cases.json has runs on which both agree. Costs:
-/// an event a step of a rank, each the logarithm of the number of ranks.
+/// Plays a run. `compute_s`: the seconds of forward and backward of a rank's step, from 1. It is an event simulation
+/// without units and shards, in which a step has four moments. benchmarks/push_orders.py has the same model without
+/// fragments. tests/planner/mode_cases.json has runs on which both programs agree. The cost is one event for each step
+/// of a rank, and each event costs the logarithm of the number of ranks.
 ///
-/// A run with a `delay` begins as each later period of `every` steps does: the last fragment's sum begins with it.
+/// If there is a `delay`, the run begins as each later period of `every` steps does: the sum of the last fragment
+/// begins with the period.
 ModeTimeline play_mode(const ModeRun& run, const std::function<double(int rank, std::int64_t step)>& compute_s);
 
 }  // namespace tessera

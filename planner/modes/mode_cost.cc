@@ -19,7 +19,8 @@ std::vector<double> unit_seconds(const MemoryPlan& plan, const Links& links) {
   return seconds;
 }
 
-/// Returns the seconds for which a step waits for pulls. A unit is asked for when the one before it comes into use.
+/// Returns the seconds for which a step waits for pulls. A rank asks for a unit when it begins to use the unit before
+/// it.
 double exposed_pulls(const StepProfile& profile, const std::vector<int>& units, const std::vector<double>& pull_s) {
   std::vector<char> is_pulled(pull_s.size(), 0);
   double exposed_s = 0, since_s = 0;  // since_s: compute since the latest unit was pulled
@@ -35,8 +36,8 @@ double exposed_pulls(const StepProfile& profile, const std::vector<int>& units, 
   return exposed_s;
 }
 
-/// Returns the seconds for which a step waits, after its last backward, until its gradients are sent. A unit's leave
-/// once its last operation of that backward has made them, one unit after the other.
+/// Returns the seconds for which a step waits, after its last backward, until its gradients are sent. The gradients of
+/// a unit are sent once the unit's last operation in that backward has made them, one unit after the other.
 double exposed_pushes(const StepProfile& profile, const std::vector<int>& units, const std::vector<double>& push_s) {
   std::vector<std::size_t> last(push_s.size(), units.size());
   for (std::size_t i = 0; i < units.size(); ++i) {
@@ -127,7 +128,7 @@ absl::StatusOr<ModeCost> mode_cost(const MemoryPlan& plan, const StepProfile& pr
   }
   const int needed = ranks - static_cast<int>(sync.backups);
   const std::int64_t part = 4 * ((numel + needed - 1) / needed);
-  constexpr std::int64_t kNumbers = 72;  // bytes that a rank tells the others of a step
+  constexpr std::int64_t kNumbers = 72;  // bytes about a step that a rank sends to each other rank
   cost.costs.meet_s = links.cost(links.reduce_scatter, needed, (needed - 1) * part).busy_seconds() +
                       links.cost(links.small, needed, (needed - 1) * kNumbers).seconds() + update_s / needed;
   return cost;

@@ -19,7 +19,7 @@ namespace tessera {
 /// or if replicas meet only in outer steps.
 struct ModeCost {
   ModeRule rule = {};
-  std::vector<double> pieces_s = {};  ///< compute of a microbatch, in pieces that vary by themselves (WorldOptions)
+  std::vector<double> pieces_s = {};  ///< compute of a microbatch, in pieces that vary separately (WorldOptions)
   std::int64_t microbatches = 1;      ///< number of microbatches in a step
   double rest_s = 0;                  ///< StepProfile::rest_seconds; with outer steps: all other seconds of a replica's
                                       ///< step
@@ -33,20 +33,21 @@ struct ModeCost {
   double compute_s() const;
 };
 
-/// Returns a cost that has the compute of the plan's microbatches alone.
+/// Returns a cost that has only the compute of the plan's microbatches.
 ModeCost cost_of_compute(const MemoryPlan& plan, const StepProfile& profile);
 
 /// Returns the costs of a plan whose ranks have common parameters (SyncConfig::has_common_parameters).
 ///
 /// Ranks that own the shards copy all values in a pull, as fast as `links` gather, and update all of them in a push, as
-/// fast as one rank does (StepProfile::update_seconds). Hogwild copies nothing. With backups, each of the first ranks
-/// of a step sums the gradients of a part of the parameters, and updates this part.
+/// fast as one rank does (StepProfile::update_seconds). Hogwild copies nothing. If there are backups, each of the ranks
+/// that come first in a step sums the gradients of a part of the parameters, and updates this part.
 ///
-/// With servers each unit is pulled while the one before it computes, and gradients are sent while backward goes on; a
-/// step waits for what does not fit in there, for the first unit, and for the update by `servers` of them.
+/// If there are servers, each unit is pulled while the unit before it computes, and gradients are sent while backward
+/// goes on. A step waits for transfers that take longer than this compute, for the first unit, and for the update by
+/// `servers` servers.
 ///
-/// `links`: in shared memory, or to servers. Errors: those of units_of; 78 for replicas of several ranks
-/// (AsynchronousConfig::replica_ranks), whose sums and gathers are not predicted.
+/// `links`: the links between ranks in shared memory, or those to the servers. Errors: those of units_of; 78 for
+/// replicas of several ranks (AsynchronousConfig::replica_ranks), whose sums and gathers are not predicted.
 absl::StatusOr<ModeCost> mode_cost(const MemoryPlan& plan, const StepProfile& profile, const Links& links, int servers);
 
 }  // namespace tessera

@@ -7,7 +7,7 @@
 #include "tessera/engine.h"
 
 /// Functions that python/src/module.cc puts into `tessera._native`. The Python files of the package are the API, and
-/// call these functions. They explain names and arguments.
+/// call these functions. The Python files also explain names and arguments.
 namespace tessera::python {
 
 /// The pointer by which Python and its guards hold an Engine.

@@ -40,8 +40,8 @@ void set_buffers(ModuleView& view, const NamedTensors& buffers) {
   static_cast<torch::nn::Module&>(view) = std::move(changed);
 }
 
-/// Returns whether the values of these dicts, one dict after the other, are the objects of this list. It runs no code of
-/// Python, since each backward calls it for all modules.
+/// Returns whether the values of these dicts, one after the other, are the objects of this list. Each backward calls it
+/// for all modules, so it runs no code of Python.
 bool hold(const py::list& dicts, const py::list& objects) {
   std::size_t known = 0;
   PyObject *key = nullptr, *value = nullptr;
@@ -53,9 +53,9 @@ bool hold(const py::list& dicts, const py::list& objects) {
   return known == objects.size();
 }
 
-/// Binds the C++ side of a Python module: its class name, its parameters and buffers, its children. It shares the
-/// TensorImpls of the Python parameters. So the Python module sees an Engine's changes of its parameters, and an Engine
-/// sees those of the module.
+/// Binds the C++ side of a Python module: its class name, its parameters and buffers, its children. The C++ side shares
+/// the TensorImpls of the Python parameters. So the Python module sees the changes that an Engine makes to parameters,
+/// and an Engine sees the changes that the module makes.
 void bind_mirror(py::module_& module) {
   py::class_<ModuleView, std::shared_ptr<ModuleView>>(module, "Mirror", py::module_local())
       .def(py::init<std::string>())
@@ -105,7 +105,7 @@ struct Field {
 template <class Get>
 Field(const char*, Get) -> Field<Get>;
 
-/// All fields, in the order of asdict.
+/// All fields, in the order in which asdict returns them.
 constexpr std::tuple kStepFields{
     Field{"step", &StepResult::step},
     Field{"loss", &StepResult::loss},
@@ -181,7 +181,8 @@ void bind_results(py::module_& module) {
       .def("__str__", [](const PlannedMemory& plan) { return plan.table; });
 }
 
-/// Destroys an Engine, unless a fork has copied it, since the rank itself still uses its Engine then.
+/// Destroys an Engine, but only in the process that made it: a forked process has a copy, and the rank still uses the
+/// Engine.
 void destroy(Engine* engine, pid_t owner) {
   if (owner != getpid()) return;
   const py::gil_scoped_release released;

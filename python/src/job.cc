@@ -58,7 +58,7 @@ const Mesh& Job::join(const Strategy& strategy, const Said& said) {
   if (!place) place = new Place;
   if (!place->scope.mesh) {
     const Mesh mesh = init_in(strategy, with(said));
-    place->scope.mesh = mesh;  // another thread may have made a scope that init did not see
+    place->scope.mesh = mesh;  // init_in sets only the scope of its own thread
   }
   return *place->scope.mesh;
 }
@@ -91,7 +91,7 @@ void Job::tell(OutsideCalls calls) {
 
 namespace {
 
-initproc init_of_python = nullptr;  // what SystemExit had before note_exits
+initproc init_of_python = nullptr;  // the constructor that SystemExit had before note_exits
 PyObject* noting = nullptr;         // the function that note_exits was given; it is never released
 
 int init_and_note(PyObject* made, PyObject* arguments, PyObject* names) {
@@ -127,8 +127,8 @@ void note_exits(const pybind11::function& note) {
 }
 
 void set_exit_code(int code) {
-  // Launchers should see this exit code, even if Python would end with another one. The interpreter has flushed its
-  // streams and is gone when this runs.
+  // Launchers should see this exit code, even if Python would end with another one. When `end` runs, the interpreter
+  // has flushed its streams and is gone.
   const auto end = [] {
     if (exit_code == 0 || exiting != getpid()) return;
     std::fflush(nullptr);

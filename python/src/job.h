@@ -18,8 +18,8 @@ namespace tessera::python {
 using Said = std::map<std::string, std::string>;
 
 /// This process's place in its job. The first call that needs other ranks joins the job. The process leaves the job
-/// when the interpreter ends. It is the counterpart of tessera::run, with the whole Python program as the body. One
-/// thread calls it, with the GIL released.
+/// when the interpreter ends. Job is the counterpart of tessera::run, with the whole Python program as the body. One
+/// thread calls its functions, with the GIL released.
 class Job {
  public:
   /// Returns the mesh of this process. The first call joins the job, with those settings of `strategy` that are for the
@@ -61,7 +61,7 @@ inline const Mesh& mesh() { return Job::join({}); }
 /// too, unless that class has an __init__ of its own which does not call that of SystemExit.
 void note_exits(const pybind11::function& note);
 
-/// Makes the process end with `code` instead of Python's exit code. This is the interpreter's last action.
+/// Makes the process end with `code` instead of Python's exit code, after the interpreter is gone.
 void set_exit_code(int code);
 
 }  // namespace tessera::python

@@ -19,7 +19,7 @@ class Lent {
   Lent(const Lent&) = delete;
   Lent& operator=(const Lent&) = delete;
 
-  /// Returns a tensor over the memory of `own`, with its shape.
+  /// Returns a lent tensor over the memory of `own`, with the shape of `own`.
   at::Tensor over(const at::Tensor& own);
   /// Returns the function's result, for use after the call. If the result is a lent tensor, this returns the Engine's
   /// tensor. If it is a view of a lent tensor, this returns a copy.

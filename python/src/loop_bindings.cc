@@ -38,7 +38,7 @@ void record_span(const std::string& name, std::int64_t begin, std::int64_t end) 
   if (Trace::on()) Trace::record(name, {}, at(begin), at(end));
 }
 
-/// Returns the group that SyncBatchNormImpl uses too.
+/// Returns the group of all ranks for batch norms. SyncBatchNormImpl uses the same group.
 std::shared_ptr<Collectives> norm_group() { return value_or_throw(groups_of(mesh()).shared_world("sync_batch_norm")); }
 
 using MaybeTensor = std::optional<at::Tensor>;

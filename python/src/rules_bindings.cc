@@ -32,7 +32,7 @@ auto in_python(const Body& body) {
   }
 }
 
-// Each of these classes gives a rule of the program the interface of C++. They call the objects of
+// Each of the classes below lets C++ call a rule that the program has written in Python. They call the objects of
 // python/tessera/_rules.py, which check the results of the program's functions, and report which function failed.
 
 class PythonElements final : public ElementwiseOptimizer {

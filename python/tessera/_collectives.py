@@ -1,4 +1,4 @@
-"""Messages between the ranks of a program that are not part of training: metrics, flags, results of an evaluation.
+"""Messages outside of training, between the ranks of a program: metrics, flags, results of an evaluation.
 
 All ranks call each function, in the same order, with equal shapes and dtypes, one thread at a time. If calls differ,
 every rank raises an Error (64) that shows each call, and no data have been moved. Error (75) means that a rank is gone.
@@ -20,7 +20,7 @@ _WANTED = "a tensor, a str or bytes"
 
 
 def _plain(value: Any) -> Any:
-    """Returns a number of numpy as Python's number. It has `item`, but is neither a tensor nor an array."""
+    """Converts a number of numpy to a number of Python. Returns any other value, such as a tensor, as it is."""
     is_number = hasattr(value, "item") and hasattr(value, "dtype") and getattr(value, "shape", None) == ()
     return value.item() if is_number and not isinstance(value, torch.Tensor) else value
 
@@ -51,9 +51,9 @@ def all_reduce(value, op=None):
     """Returns the "sum", "mean", "min" or "max" over all ranks, with the same bits on each rank.
 
     Without `op` it is the sum, and for bools the maximum, which says whether any rank has True. A tensor (any shape, on
-    any device) is changed in place and returned. A number or bool is returned in the type in which it was given; those
-    of numpy come back as Python's. Raises Error (64) for a bool if `op` is not "min" or "max", and for a value of
-    another type.
+    any device) is changed in place and returned. A number or bool is returned in the type in which it was given; a
+    number of numpy becomes a number of Python. Raises Error (64) for a bool if `op` is not "min" or "max", and for a
+    value of another type.
     """
     join_if_needed()
     value = _plain(value)

@@ -1,7 +1,7 @@
 """Gives each rank batches of the tokens of a data set on disk, or the samples of any data set.
 
-The module does the same as include/tessera/token_batches.h, and as the dealt microbatches of
-include/tessera/rank_sampler.h.
+The module has the functions of include/tessera/token_batches.h, and those of include/tessera/rank_sampler.h for dealt
+microbatches.
 """
 
 import operator
@@ -59,16 +59,16 @@ class TokenBatches:
     samples on each rank, where `accumulation` is the strategy's gradient_accumulation. Ranks do not communicate: each
     of them makes this object with the same arguments. One thread at a time uses it.
 
-    `data` is a file or directory of text, whose bytes are the tokens, a file of llm.c, or a pair of files of Megatron.
+    `data` is a file of llm.c, a pair of files of Megatron, or a file or directory of text, whose bytes are the tokens.
     `format` is "auto", "text", "llmc" or "megatron"; `extensions` selects files of a directory, such as [".txt"].
     Tokens must be below `vocab_size`; 0 allows any. `tail` decides about samples that do not fill the last step of an
-    epoch: "drop" leaves them out, "pad" fills the step with samples of weight 0. `runs` makes the microbatches of a
-    rank in a step neighbours, as "reproducible" requires with gradient_sync "last_microbatch". `microbatches` is the
+    epoch: "drop" leaves them out, "pad" fills the step with samples of weight 0. `runs` gives each rank neighbouring
+    microbatches in a step, as "reproducible" requires with gradient_sync "last_microbatch". `microbatches` is the
     strategy's deal.microbatches, and replaces `accumulation` times the number of ranks. `rank` and `world_size` are
     those of the job by default.
 
-    Raises Error: 66 if the data is missing, 77 if permission is missing, 65 if its content is wrong or does not fill
-    one step, 78 if numbers make no sense, 64 if a word is unknown.
+    Raises Error: 66 if the data is missing, 77 if it may not be read, 65 if its content is wrong or does not fill one
+    step, 78 if a number makes no sense, 64 if the word for `format` or `tail` is unknown.
     """
 
     def __init__(self, data: str | os.PathLike, seq_len: int, *, batch: int = 1, accumulation: int = 1, vocab_size: int = 0, seed: int = 0,
@@ -82,7 +82,7 @@ class TokenBatches:
     def next(self, device: torch.device | str = "cpu") -> TokenBatch:
         """Returns the next microbatch of this rank on `device` (`Engine.device`).
 
-        A copy to a GPU runs on the current stream. Raises Error (65) if the vocabulary does not have a token.
+        A copy to a GPU runs on the current stream. Raises Error (65) if a token is not in the vocabulary.
         """
         return TokenBatch(*self._native.next(torch.device(device)))
 
@@ -119,7 +119,7 @@ class TokenBatches:
     def data_order(self) -> int:
         """Returns a number that stands for the data of all steps, for `Engine.take_step`.
 
-        It is equal where equal numbers of steps have the same samples. Tokens themselves are not read for it.
+        Two objects return the same number if the steps of both have the same samples. No tokens are read for it.
         """
         return self._native.data_order()
 
@@ -179,12 +179,12 @@ class RankSampler(Sampler[list[int]]):
 
     It is for "reproducible" and "deal" by speed: the samples of a microbatch depend neither on the number of ranks nor
     on the rank that computes it. `microbatches` is the number of microbatches in a step on all ranks:
-    gradient_accumulation times ranks, or deal.microbatches. Microbatch m of an epoch's step k has `batch` samples of
-    the epoch's order, from number (k * microbatches + m) * batch on. A rank takes neighbouring microbatches: at first
-    as many as every other rank (or one more, if the number of ranks does not divide `microbatches`), and after a call
-    of `deal` those that were given to `deal`. The order of an epoch is that of C++'s RankSampler. Each iteration over
-    the sampler is another epoch, and the first one is epoch number `epoch`. With `tail` "pad", the first samples of an
-    epoch's order also fill its last step. With "drop", samples that do not fill that step are left out. `rank` and
+    gradient_accumulation times ranks, or deal.microbatches. Microbatch m of an epoch's step k has the `batch` samples
+    that begin at place (k * microbatches + m) * batch of the epoch's order. A rank takes neighbouring microbatches. At
+    first all ranks take equally many (some take one more, if the number of ranks does not divide `microbatches`). After
+    a call of `deal` a rank takes those that `deal` was given. The order of an epoch is that of C++'s RankSampler. Each
+    iteration over the sampler is another epoch, and the first one is epoch number `epoch`. With `tail` "pad", the first
+    samples of an epoch also fill its last step. With "drop", samples that do not fill it are left out. `rank` and
     `world_size` are those of the job by default.
 
     The DataLoader needs `num_workers=0`: workers would take samples before a step begins, when it is not yet known
@@ -236,7 +236,7 @@ class RankSampler(Sampler[list[int]]):
         self._native.deal(*_run("RankSampler", run))
 
     def of(self, microbatch: int) -> list[int]:
-        """Returns the samples of the microbatch with this number among those of the current step on all ranks.
+        """Returns the samples of one microbatch of the current step, by its number among the microbatches of all ranks.
 
         Use the number from `Engine.microbatch` with "deal.backups", or if the ranks take a step's microbatches in turn.
         The step lasts until `end_step`. If the epoch is then over, the next epoch begins by itself. Raises Error (78)
@@ -285,15 +285,15 @@ class StepSampler(Sampler[list[int]]):
                 if engine.step_is_due():
                     engine.step()
 
-    Each of the `steps` that all workers make together has its own samples: gradient_accumulation times `batch_size` of
-    them, in an order that `seed` and the epoch choose. The loop around the loader is needed, since a loader with
+    All workers together make `steps` steps. Each step has its own gradient_accumulation times `batch_size` samples. The
+    order of samples follows from `seed` and the epoch. The loop around the loader is needed, since a loader with
     workers takes steps in advance. An iteration ends when no steps remain except those that this worker has already
     taken in advance. A program must compute all batches of a loader, or end. If the samples do not fill the last step
-    of an epoch, it continues with the first samples of the order. With `drop_last`, this step is left out. All workers
+    of an epoch, the step also gets the first samples of the order. With `drop_last`, this step is left out. All workers
     must give the same arguments.
 
-    Raises Error (64) if there are not enough samples for a step, and an iteration raises it if the workers' arguments
-    differ.
+    Raises Error (64) if there are not enough samples for a step. An iteration raises Error (64) if the workers'
+    arguments differ.
     """
 
     def __init__(self, engine: Any, num_samples: int, *, steps: int, batch_size: int, seed: int = 0, shuffle: bool = True,

@@ -49,7 +49,7 @@ class Evaluation(_Evaluation):
 
 def _expect_forward_meets_nobody(model: torch.nn.Module, strategy: dict[str, Any]) -> None:
     """Raises Error (78) if the model has a SyncBatchNorm and the strategy lets ranks run forward at different times.
-    The Engine does not see the class of a Python module. It finds such modules of C++ itself.
+    The Engine itself finds only a SyncBatchNorm of C++, since it does not see the class of a Python module.
     """
     key = "/deal/by" if strategy.get("deal", {}).get("by") == "speed" else "/sync/type"
     if key == "/sync/type" and strategy.get("sync", {}).get("type") not in ("asynchronous", "backups", "hogwild"):
@@ -69,7 +69,7 @@ class Engine:
         result = engine.step()
 
     The constructor is collective: all ranks call it with equal modules and strategies. It joins the job if the program
-    has not done so, gives all ranks the values that parameters and buffers have on rank 0, and shards them. Parameters
+    has not done so. It gives all ranks rank 0's values of parameters and buffers, and shards the parameters. Parameters
     keep their identity. Operators then gather the parameters that they read. Code that takes a parameter's memory
     without an operator (numpy(), data_ptr(), torch.save) must use `gathered`. The Engine removes `.grad` as soon as
     backward has made it. The dtype of parameters is mixed_precision.param.
@@ -77,10 +77,10 @@ class Engine:
     Hooks of the program on tensors and modules run as always. A post-accumulate hook sees only the gradient of this
     rank, and must be registered before the Engine is made. Errors are `Error`. An error of the constructor, `backward`,
     `step` or a gather ends the job on all ranks, except for exit code 64. Code 64 means a call at the wrong time or a
-    wrong argument. It has changed nothing.
+    wrong argument. A call that raises code 64 has changed nothing.
 
-    `own`: the program's own rules, if the strategy requires them: an `ElementwiseOptimizer`, a `MatrixOptimizer`, a
-    `CommHook`. Each rank gives an object of the same class.
+    `own`: the program's own rules, if the strategy requires them. A rule is an `ElementwiseOptimizer`, a
+    `MatrixOptimizer` or a `CommHook`. Each rank gives objects of the same classes.
 
     Only one thread at a time may use an Engine. Worker processes of a DataLoader may be forked while the Engine exists,
     but they cannot use the Engine.
@@ -124,10 +124,10 @@ class Engine:
         backward(loss, [self], tokens=tokens, samples=samples, retain_graph=retain_graph, weight=weight)
 
     def backward_nothing(self) -> None:
-        """Runs a microbatch on a rank that has no batch while other ranks have one: it joins the collectives of the
-        other ranks and adds nothing to the sums.
+        """Runs a microbatch on a rank that has no batch while other ranks have one: the rank joins the collectives of
+        the other ranks and adds nothing to the sums.
 
-        It repeats the communication of this rank's latest microbatch, so the rank needs an earlier microbatch. No
+        The call repeats the communication of this rank's latest microbatch, so the rank needs an earlier one. No
         earlier microbatch is needed inside `uneven`, where the other ranks tell this rank what to communicate. A module
         whose forward makes its own collectives needs a batch on every rank. `uneven` calls it for loaders of different
         lengths. Raises Error (64) if there was no microbatch before.
@@ -156,9 +156,9 @@ class Engine:
     def take_step(self, steps: int, data_order: int = 0) -> int | None:
         """Returns the number of the step whose data this worker takes next, if workers come and go ("sync.elastic").
 
-        It counts from 0, among the `steps` steps that all workers make together. Each step is given to one worker, and
-        to another one if that worker leaves before it has made the step. Returns None after all steps are made, and
-        waits while other workers make the last steps. The parameters then have their final values. A worker may take
+        The `steps` steps that all workers make together are counted from 0. Each step is given to one worker, and to
+        another one if that worker leaves before it has made the step. While other workers make the last steps, the call
+        waits. When all steps are made, it returns None, and the parameters have their final values. A worker may take
         several steps in advance, and makes them in the order in which it took them. Returns None also if this worker
         itself has taken the last steps in advance (`steps_are_over` tells the difference).
 
@@ -185,8 +185,8 @@ class Engine:
     def writes_results(self) -> bool:
         """Returns whether this process should write the results of the run.
 
-        That is rank 0, or, where workers come and go, one of the workers that are there at the end. A worker that asks
-        after that one has left without `note_results_written` writes them too, with the same values.
+        Rank 0 writes them. Where workers come and go, one of the workers that are there at the end writes them. If that
+        worker leaves without `note_results_written`, the next worker that asks writes them too, with the same values.
         """
         return self._live().writes_results()
 
@@ -226,10 +226,10 @@ class Engine:
     def gathered(self, write: bool = False, *, ema: bool = False, parameters: Sequence[torch.Tensor] | None = None) -> "Guard":
         """Returns a guard: inside `with engine.gathered():` parameters have their full values in memory on every rank.
 
-        `parameters` restricts it to the units of these parameters. `write` copies rank 0's values to all ranks at the
-        end. Without `write`, it is an Error (64) at the end if a parameter was written, also through an array of numpy
-        or DLPack over its memory; `gathered(write=True)` inside it is one at once. With `ema`, it shows the averages
-        of the weights.
+        `parameters` restricts the guard to the units of these parameters. `write` copies rank 0's values to all ranks
+        at the end. Without `write`, the end raises Error (64) if a parameter was written, also through an array of
+        numpy or DLPack over its memory. A `gathered(write=True)` inside such a guard raises Error (64) at once. `ema`
+        shows the averages of the weights.
 
         The call is collective and belongs between steps. If an exception leaves the block, no values are written back,
         and the other ranks do not wait. Raises Error (64) if it is called at the wrong time.
@@ -241,7 +241,7 @@ class Engine:
         return Guard(lambda: self._live().gathered(*arguments))
 
     def _own(self, call: str, parameters: Any) -> list[torch.Tensor]:
-        """Returns parameters of the module as a list. Raises Error (64) if one of them is something else."""
+        """Returns `parameters` as a list. Raises Error (64) if one of them is not a parameter of the module."""
         is_one = isinstance(parameters, torch.Tensor) or not isinstance(parameters, Iterable)
         found = [parameters] if is_one else list(parameters)
         for each in found:
@@ -272,8 +272,8 @@ class Engine:
         would give some samples twice.
 
         Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first. The
-        call is collective. Raises Error (64) on all ranks if a rank has no batch, and on a rank where `loss_of` returned
-        something that is no loss. The other ranks then get a loss of NaN. After either error the job can continue.
+        call is collective. Raises Error (64) on all ranks if a rank has no batch. If `loss_of` returns something that
+        is no loss, its rank raises Error (64) and the others get a loss of NaN. The job can continue after either.
         """
         engine = self._live()
         try:
@@ -301,8 +301,8 @@ class Engine:
         Keys are weight_decay, betas (two numbers), eps, momentum, dampening, nesterov, alpha, lr_decay and
         muon.momentum, as far as the rule has them. A number without `group` is for all parameters, except those in
         groups of optimizer.groups that have their own number. All ranks make the same call. Raises Error (64) if the
-        rule does not have the key. Raises it also for momentum if momentum is 0 in the strategy, which plans no memory
-        for it.
+        rule does not have the key. Raises Error (64) also for momentum if momentum is 0 in the strategy, since the plan
+        then has no memory for it.
         """
         numbers = tuple(float(each) for each in value) if isinstance(value, Sequence) else float(value)
         if isinstance(numbers, tuple) and len(numbers) != 2:
@@ -311,8 +311,8 @@ class Engine:
         self._live().set_option(*(() if group is None else (group,)), name, numbers)
 
     def options(self, group: str | None = None) -> dict[str, float | tuple[float, float]]:
-        """Returns the numbers that `set_option` sets, by key, with their values in the next step. They are those of all
-        parameters, or of one group.
+        """Returns the numbers that `set_option` sets, by key, with their values in the next step. Without `group` they
+        are the numbers of all parameters.
         """
         found = self._live().options(*(() if group is None else (group,)))
         return {name: numbers[0] if len(numbers) == 1 else tuple(numbers) for name, numbers in found.items()}
@@ -338,8 +338,8 @@ class Engine:
         """Puts parameters into a new group and makes them trainable, as `add_param_group` of torch.optim does.
 
         `group` is an entry in the form of the strategy's "optimizer.groups": {"name": "backbone", "match":
-        ["backbone.*"], "lr_ratio": 0.1}. It is collective; call it between steps. Raises Error (78) if a pattern
-        matches nothing, or a parameter is in another group.
+        ["backbone.*"], "lr_ratio": 0.1}. The call is collective and belongs between steps. Raises Error (78) if a
+        pattern matches nothing, or a parameter is in another group.
         """
         self._live().add_group(json.dumps(plain_values(group)))
 
@@ -380,7 +380,7 @@ class Engine:
 
         `torch.load(path, weights_only=True)` reads the file, and `load_state_dict` takes the result. Buffers have rank
         0's present values. Buffers of `persistent=False` are left out. `form="archive"` writes a file that C++ reads
-        with `torch::load(module, path)`, if the module has the same names, and Python with
+        with `torch::load(module, path)`, if the module has the same names. Python reads that file with
         `torch.jit.load(path).state_dict()`. `load_weights` reads both forms.
 
         It is collective; call it between steps. Raises Error on all ranks if rank 0 cannot write: 73 if the file cannot
@@ -415,9 +415,9 @@ class Engine:
         `folder`/latest then names the new folder. `tensors` and `json` (values that the json module writes) are taken
         from rank 0, and `load_checkpoint` returns them. It also returns `data`, the position in the data:
         `TokenBatches.cursor()`. The last `keep` checkpoints stay in the folder; 0 keeps all. `best=True` makes
-        `folder`/best name this checkpoint, which stays until another one is the best. Python's and numpy's generators
-        are not saved. Buffers of `persistent=False` that were made after the Engine are not saved either. It is
-        collective; call it between steps.
+        `folder`/best name this checkpoint. It stays until another checkpoint is the best. Python's and numpy's
+        generators are not saved. Buffers of `persistent=False` that were made after the Engine are not saved either.
+        The call is collective and belongs between steps.
 
         With `"checkpoint": {"async": true}` in the strategy, the call returns as soon as the state is copied. A thread
         writes the copy while training continues. If that save fails, the next step, save or load raises its Error on
@@ -430,13 +430,13 @@ class Engine:
         return _native.save_checkpoint(engine, os.fspath(folder), items, keep, best)
 
     def finish_checkpoint(self) -> None:
-        """Waits until the asynchronous save is committed, and raises its Error. It does nothing if none is under way.
-        The call is collective.
+        """Waits until the asynchronous save is committed. If the save fails, this call raises its Error. It does
+        nothing if no save is under way. The call is collective.
         """
         _native.finish_checkpoint(self._live())
 
     def checkpoint_progress(self) -> "_native.CheckpointProgress | None":
-        """Returns the progress of this rank's asynchronous save; None if none is under way."""
+        """Returns the progress of this rank's asynchronous save; None if no save is under way."""
         return _native.checkpoint_progress(self._live())
 
     def load_checkpoint(self, path: str | os.PathLike) -> "LoadedCheckpoint":
@@ -469,14 +469,14 @@ class Engine:
         return _native.commit_durable(engine, items)
 
     def finish_commit(self) -> None:
-        """Waits until the commit under way is on the disk of all ranks, and raises its Error. Make it the last call of
-        the program. It is collective.
+        """Waits until the commit under way is on the disks of all hosts. If the commit fails, this call raises its
+        Error. Make it the last call of the program. It is collective.
         """
         _native.finish_commit(self._live())
 
     def resume_durable(self) -> "LoadedCheckpoint | None":
-        """Continues from the last commit in D; returns None if there is none. Call it in every run, before its first
-        step. It is collective.
+        """Continues from the last commit in the folder "durable.dir"; returns None if there is none. Call it in every
+        run, before the run's first step. It is collective.
         """
         engine = self._live()
         self._mirror.refresh_for_checkpoint()
@@ -548,16 +548,16 @@ class Engine:
     def time_data(self) -> None:
         """Measures StepResult.data_seconds from the next step on, under any strategy.
 
-        The seconds are measured in any case if parameters are gathered. Otherwise the measurement costs a few
-        allocations of LibTorch in each step.
+        If parameters are gathered, the seconds are always measured. If not, the measurement costs a few allocations of
+        LibTorch in each step.
         """
         self._live().time_data()
 
     def set_peak_tflops(self, tflops: float) -> None:
         """Sets the peak of this rank's device in TFLOP/s, for StepResult.mfu from the next step on.
 
-        The peaks of data-center GPUs are known already, for matrix products in the parameters' dtype. Raises Error (64)
-        if the peak is no number above 0.
+        Tessera knows the peaks of data-center GPUs, for matrix products in the parameters' dtype. Raises Error (64) if
+        `tflops` is no number above 0.
         """
         self._live().set_peak_tflops(tflops)
 
@@ -565,8 +565,8 @@ class Engine:
         """Starts histograms of how long each unit's gathers and reductions take. They run until the Engine ends.
 
         They have a fixed size of 5 KiB for each unit, which is not part of the plan. On a GPU the device's clock
-        measures the time of a call. The time runs from the point at which the call is queued to the point at which the
-        queue has waited for it.
+        measures the time of a call. The time begins when the stream comes to the place at which the call was queued,
+        and ends when the stream has waited for the call.
         """
         self._live().time_calls()
 
@@ -667,7 +667,7 @@ def uneven(loader: Iterable, engine: Engine, on_step: Callable[[_native.StepResu
     takes part in the microbatches and steps of the other ranks, but adds nothing to them. When no rank has a batch
     left, the remaining microbatches make a step. An epoch in which each microbatch has its weight therefore trains as
     on one rank. Give `on_step` the actions that all ranks must do after a step (set_lr, a save). This function calls it
-    after the steps that it makes itself. After its own steps, the body must do the same work itself. A
+    after the steps that this function makes itself. After a step of the body, the body must do these actions. A
     DistributedSampler gives no sample twice here. The ranks exchange one small message for each batch. If the body
     leaves the loop, it must do so on all ranks at the same batch.
     """
@@ -842,7 +842,8 @@ def _dump(call: str, name: str, value: Any) -> str:
 
 def plan(model: torch.nn.Module, strategy: Strategy, *own: ElementwiseOptimizer | MatrixOptimizer | CommHook, world_size: int = 1,
          hosts: int = 1) -> _native.PlannedMemory:
-    """Returns the memory plan of one rank of `world_size` on `hosts`, computed without training. All numbers are bytes.
+    """Returns the memory plan of one rank in a job of `world_size` ranks on `hosts` hosts, computed without training.
+    All numbers are bytes.
 
     The model may be on the meta device. `own` are the rules that the Engine would get. Raises Error (78) if the
     strategy is wrong.

@@ -53,7 +53,7 @@ def expect_free(out: str, what: str, inputs: list[str], overwrite: bool) -> None
 
 
 def _create(partial: str) -> BinaryIO:
-    """Creates a file, in place of one that a program which was killed has left."""
+    """Creates a file. A file of this name that a killed program has left is replaced."""
     try:
         return open(partial, "xb")
     except FileExistsError:

@@ -58,7 +58,7 @@ def plain_values(value: Any, pointer: str = "") -> Any:
 # This variable tells torch.distributed and Tessera that a store already runs at MASTER_PORT, so that they connect to
 # it.
 _STORE_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
-_store_of_torch: Any = None  # keeps a store that Tessera uses alive after destroy_process_group
+_store_of_torch: Any = None  # a store that Tessera uses; this keeps the store alive after destroy_process_group
 _told: tuple[int, int] | None = None  # rank and world size that the program got before this process joined its job
 
 
@@ -117,10 +117,10 @@ def init(strategy: str | os.PathLike | Mapping | None = None) -> None:
     """Joins this process to its job: reads the launcher's variables and meets the other ranks.
 
     A program needs this call only if ranks communicate before the first Engine is made. Otherwise the Engine joins the
-    job. It uses the strategy's "comm" and "memory". If a process group of torch.distributed exists already, it is
-    compared with the launcher's variables. If there are no variables, its ranks are the job's (docs/start-python.md,
-    "Who is who"). Raises Error: 78 if variables do not fit together or do not fit the process group, 69 if a port is in
-    use, 75 if ranks do not come within comm.init_timeout_s.
+    job. This call uses the strategy's "comm" and "memory". If a process group of torch.distributed exists already, it
+    is compared with the launcher's variables. If there are no such variables, the job has the ranks of that group
+    (docs/start-python.md, "Who is who"). Raises Error: 78 if variables do not fit together or do not fit the process
+    group, 69 if a port is in use, 75 if ranks do not come within comm.init_timeout_s.
     """
     join(read_strategy(strategy))
 
@@ -138,7 +138,7 @@ def world_size() -> int:
 def local_rank() -> int:
     """Returns this process's number among the ranks of its host, from 0.
 
-    If only torch.distributed knows the ranks, it waits until the other ranks call it too, or join the job.
+    If only torch.distributed knows the ranks, this call waits until the other ranks also make it, or join the job.
     """
     _who()
     return _native.local_rank({} if _native.is_joined() else _truths.meet(_SECONDS_TO_MEET)[0])
@@ -151,7 +151,7 @@ def seed_for_rank(seed: int) -> int:
 
 
 def _leave() -> None:
-    """Runs at exit, as the end of tessera::run does."""
+    """Runs at exit. It does what tessera::run does after its body."""
     if not hasattr(sys, "ps1") and getattr(sys, "last_type", None) is not None:  # another excepthook has replaced ours
         _fail(sys.last_type, sys.last_value, sys.last_traceback)
     _leave_with(_status_of_exit())
@@ -181,7 +181,7 @@ def _leave_with(status: Any) -> None:
 def _leave_child() -> None:
     """Runs at the end of a process of multiprocessing, while an exception may still be propagating."""
     kind, value, trace = sys.exc_info()
-    # torch.multiprocessing raises SystemExit instead of the exception that was raised.
+    # torch.multiprocessing raises SystemExit in place of the program's exception.
     if kind is SystemExit and value.code and value.__context__ is not None:
         value = value.__context__
         kind, trace = type(value), value.__traceback__
@@ -231,14 +231,14 @@ def _note_exit(code: Any) -> None:
 
 
 def _exit(status: Any = None, /) -> None:
-    """Replaces sys.exit. Until Python 3.12, that may end a program without making a SystemExit."""
+    """Replaces sys.exit. Before Python 3.12, sys.exit may end a program without making a SystemExit."""
     _note_exit(status)
     _exit_of_python(status)
 
 
 def _status_of_exit() -> Any:
-    """Returns the code of the SystemExit that ends this program; None if no other than one that the program has caught
-    was made. In that case the outermost frame has returned.
+    """Returns the code of the SystemExit that ends this program; None if no SystemExit was made, or the program has
+    caught the latest one. If it was caught, the program's outermost frame has returned.
     """
     if _exit_noted is None:
         return None

@@ -10,7 +10,7 @@ _list_of_memory = torch.Tensor.tolist
 @functools.wraps(_list_of_memory)
 def _tolist(tensor: torch.Tensor):
     """Returns the values as lists. torch's own tolist reads memory, and a sharded parameter refuses this outside of
-    operators. An operator therefore makes a copy, which is read.
+    operators. An operator therefore makes a copy, and tolist reads the copy.
     """
     try:
         return _list_of_memory(tensor)

@@ -25,10 +25,10 @@ def sync_buffers(model: torch.nn.Module, how: str = "from_rank_zero") -> None:
     """Makes the buffers of a module equal on all ranks. The buffers get rank 0's values, or with `how="mean"` the mean
     over ranks. Integers and flags, such as num_batches_tracked, always get rank 0's values.
 
-    An Engine makes them equal once, when it is made. Each rank's forward then writes the rank's own buffers. Call it
-    before an evaluation, or before weights are saved, since the file gets the buffers of rank 0. "broadcast_buffers" in
+    An Engine makes buffers equal once, when it is made. Each rank's forward then writes the rank's own buffers. Call
+    this function before an evaluation, or before a save, which writes the buffers of rank 0. "broadcast_buffers" in
     the strategy makes the buffers equal in each step, and `convert_sync_batchnorm` keeps running statistics equal all
-    the time. It is collective. Raises Error (64) on all ranks if their buffers have other shapes or dtypes.
+    the time. The call is collective. Raises Error (64) on all ranks if their buffers have different shapes or dtypes.
     """
     if how not in _SYNCS:
         raise Error(f"sync_buffers: how is one of {', '.join(_SYNCS)}, got {how!r}. [T0762] hint: leave it out for rank 0's values")
@@ -64,14 +64,14 @@ def span(name: str) -> Iterator[None]:
 
 class SyncBatchNorm(_BatchNorm):
     """Batch normalisation over the samples of all ranks. Inputs are [B, C], [B, C, L], [B, C, H, W] or [B, C, D, H, W].
-    B may differ between ranks, and be 0 on some. It works on the CPU too, which torch.nn.SyncBatchNorm does not.
+    B may differ between ranks, and may be 0. The module works on the CPU too, which torch.nn.SyncBatchNorm does not.
 
     While training, mean and variance are computed over the batches of all ranks together, in forward and in backward.
     The result is that of one process that has the concatenated batch. Running statistics are equal on all ranks. In
     eval mode it computes the same as BatchNorm, and ranks do not communicate. Each forward and backward while training
     is collective. Its backward cannot be differentiated again. `torch.utils.checkpoint` counts a batch twice in the
-    running statistics, as it does with BatchNorm. Raises Error (64) on all ranks if all ranks together have one value
-    per channel.
+    running statistics, as it does with BatchNorm. Raises Error (64) on all ranks if all ranks together have only one
+    value per channel.
     """
 
     class_for_strategies = "BatchNorm"  # "mixed_precision.keep_fp32" means this class too if it names BatchNorm
@@ -97,9 +97,9 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:
-    """Makes each BatchNorm1d, 2d and 3d in `model`, and `model` itself, a `SyncBatchNorm`, and returns their paths.
-    They stay the same objects, with their parameters, buffers and hooks. Call it before the Engine is made, or later.
-    The call is collective.
+    """Makes each BatchNorm1d, 2d and 3d in `model` a `SyncBatchNorm`, also `model` itself if it is one. Returns their
+    paths. The modules stay the same objects, with their parameters, buffers and hooks. Call this function before the
+    Engine is made, or later. The call is collective.
 
     Raises Error (64) on all ranks if a BatchNorm has its own forward, or if its sizes are not known yet.
     """
@@ -124,14 +124,14 @@ class DataParallel:
         loss.backward()      # when it returns, every .grad is the mean over the ranks
         optimizer.step()
 
-    Use it if you need something that an Engine lacks: your own optimizer, or second-order methods. It costs the memory
-    of NO_SHARD and does not overlap communication with backward, so an Engine is smaller and faster. Call the model
-    itself; it is not wrapped in another module.
+    Use it if you need something that an Engine lacks: your own optimizer, or second-order methods. DataParallel costs
+    the memory of NO_SHARD and does not overlap communication with backward, so an Engine is smaller and faster. Call
+    the model itself; it is not wrapped in another module.
 
     The constructor is collective. It compares the modules of all ranks, and gives every rank the values of rank 0. Each
-    backward that reaches a parameter is collective at its end. If some ranks did not use a parameter, it gets the mean
-    in which their gradients count as zero. If no rank used it, it gets no `.grad`. Gradients have the same bits on all
-    ranks. If a backward fails, it raises a RuntimeError with the text of an Error. `bucket_mb`: MiB of fp32 gradients
+    backward that reaches a parameter is collective at its end. If some ranks did not use a parameter, their gradients
+    count as zero in its mean. If no rank used it, it gets no `.grad`. Gradients have the same bits on all ranks. A
+    backward that fails raises a RuntimeError with the text of an Error. `bucket_mb`: the MiB of fp32 gradients
     that are sent together.
     """
 
@@ -155,8 +155,8 @@ class DataParallel:
             scope.end()
 
     def set_weight(self, weight: float | torch.Tensor) -> None:
-        """Tells the number of items (samples, tokens) over which the loss of the next averaging backward is a mean.
-        Gradients are then means over the items of all ranks.
+        """Sets the number of items (samples, tokens) over which the next loss is a mean. It is for the next backward
+        that averages gradients. The gradients are then means over the items of all ranks.
 
         A SyncBatchNorm adds up ranks' gradients inside backward, before these weights are applied. If the module has
         one, use an Engine with weights, or multiply the loss.
@@ -185,8 +185,8 @@ class DataParallel:
         self._native = self._mirror = None
 
     def enter_forked_process(self) -> None:
-        """Excludes a process that was forked from this process from averaging. The package itself calls it in the
-        forked process."""
+        """Excludes a forked process from averaging. The package itself calls it in a process that was forked from this
+        process."""
 
     def _live(self) -> _native.DataParallel:
         if self._native is None:

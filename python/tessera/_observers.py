@@ -22,7 +22,7 @@ def _telling(run: Callable[[], None], begins: bool) -> Callable[[], None]:
 
 
 def _telling_of_change(run: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Returns a method of an ExecutionTraceObserver, which starts or stops it if it does not run, or runs."""
+    """Returns a method that calls `run`, which may start or stop an ExecutionTraceObserver, and tells C++ if it did."""
     def tell(observer: Any) -> None:
         was_running = observer.is_running()
         run(observer)

@@ -72,8 +72,8 @@ class ElementwiseOptimizer(ABC):
     def update(self, e: Elements) -> None:
         """Updates parameters and states.
 
-        The result for an element may depend only on the element's own numbers, lr, weight_decay and step, since ranks
-        and strategy decide where a run begins. Operators that look at several elements (sums, norms) or draw random
+        The result for an element may depend only on the element's own numbers, lr, weight_decay and step, since the
+        ranks and strategy decide where a run begins. Operators that read several elements (sums, norms) or draw random
         numbers are not allowed. An exception leaves `Engine.step` as an Error (70) with the traceback, and ends the job
         on all ranks.
         """
@@ -186,8 +186,8 @@ class CommHook(ABC):
 
 
 class _Rule:
-    """Calls functions of a program's rule, for C++. The outcome is a result of the type that C++ expects, or an Error
-    that names the function."""
+    """Calls functions of a program's rule, for C++. It checks that a result has the type that C++ expects. Otherwise it
+    raises an Error that names the function."""
 
     _place = ""  # text before the function's name in an error, if C++ does not name the unit
 
@@ -282,7 +282,7 @@ _KINDS: dict[type, tuple[int, Callable[[Any], _Rule]]] = {
 
 def own_rules(rules: Sequence[Any]) -> _native.OwnRules:
     """Returns a program's rules in the form in which an Engine takes them. Raises Error (64) if an object is no rule,
-    or if two rules are of one kind.
+    or if two rules are of the same kind.
     """
     found: list[_Rule | None] = [None] * len(_KINDS)
     for rule in rules:

@@ -8,8 +8,8 @@ from tessera._job import world_size
 
 def scaled_speedup(share: float, ranks: int | None = None) -> float:
     """Returns the speed-up of `ranks` ranks (None: those of this job): how many times as much work they do per second
-    as one rank that does not communicate. Each rank communicates for `share` of its time. The result is ranks - share
-    (ranks - 1). StepResult.communication_share is such a share."""
+    as one rank that does not communicate. Each rank communicates for `share` of its time. The result is
+    ranks - share * (ranks - 1). StepResult.communication_share is such a share."""
     return _native.scaled_speedup(share, _count(ranks))
 
 

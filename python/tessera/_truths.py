@@ -1,8 +1,8 @@
 """Sources, other than the launcher's variables, that know the rank of this process: torch.distributed's process group,
 and MPI of mpi4py.
 
-`said` and `meet` return the facts that these sources give. The native part compares this with the variables, and
-decides which source counts (docs/start-python.md, "Who is who").
+`said` and `meet` return the facts that these sources give. The native part compares these facts with the variables,
+and decides which source counts (docs/start-python.md, "Who is who").
 """
 
 import datetime
@@ -26,7 +26,7 @@ def has_group() -> bool:
 
 
 def said() -> dict[str, str]:
-    """Returns the facts that each of these sources gives about this process. No other rank is needed for this."""
+    """Returns the facts that torch.distributed and mpi4py give about this process. No other rank is needed for this."""
     words = {}
     mpi = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
@@ -41,7 +41,7 @@ def meet(timeout_s: float) -> tuple[dict[str, str], Any]:
     """Returns a pair. The first value is the dict of `said`, completed with the ranks of this host and the address of a
     store. The second value is an object that the caller must keep.
 
-    The object must exist as long as ranks may still meet. It is collective for a process group's ranks.
+    The object must exist as long as ranks may still meet. The call is collective for a process group's ranks.
     """
     words = said()
     if not has_group() or distributed.get_world_size() == 1:
@@ -95,17 +95,17 @@ def _place_on_host(hosts: list[str]) -> tuple[int, list[int]]:
 
 
 def _base_of(store: Any) -> Any:
-    """Returns the store below all prefixes."""
+    """Returns the store inside all PrefixStores."""
     while isinstance(store, distributed.PrefixStore):
         store = store.underlying_store
     return store
 
 
 def _meeting_place(store: Any, on_one_host: bool, timeout_s: float) -> tuple[str, str, Any]:
-    """Returns (host, port, server) of the group's store if that store has a port, or else of a store that this function
-    starts.
+    """Returns (host, port, server) of the group's store if that store has a port. Otherwise rank 0 starts a store with
+    a port, and every rank returns the values of that store.
 
-    It returns empty values if MASTER_PORT names the port of a store.
+    If MASTER_PORT names the port of a store, none is started, and the values are empty.
     """
     base = _base_of(store)
     if isinstance(base, distributed.TCPStore):

@@ -36,8 +36,8 @@ std::string reason_of_writing(int error, std::int64_t wanted = -1);
 int limit_in(std::string_view text);
 
 /// Returns the exit code of a failed read or write: 77 if permission is missing; 71 if memory, descriptors or processes
-/// ran out; 73 if the path cannot hold the file; 74 for everything else: EIO, a full disk, a file beyond the limit of
-/// sizes, a file that ended too early (errno 0).
+/// ran out; 73 if the path cannot hold the file; 74 for everything else. Examples of 74 are EIO, a full disk, a file
+/// beyond the limit of sizes, and a file that ended too early (errno 0).
 ExitCode exit_code_of_errno(int error);
 
 /// Returns the exit code for a user's output file that could not be opened: 77 if permission is missing or the file

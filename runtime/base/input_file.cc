@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t kFirstBytes = 64 << 10;  // size of the first buffer for a pipe's content
 
-/// An errno that means "the path cannot hold an output" means "the file is missing" for an input.
+/// Returns the exit code for an input: 66 for those errors for which an output gets 73 (kCannotCreate).
 ExitCode exit_code_of_input(int error) {
   const ExitCode code = exit_code_of_errno(error);
   return code == ExitCode::kCannotCreate ? ExitCode::kNoInput : code;

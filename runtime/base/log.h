@@ -21,9 +21,9 @@ void log_info(const std::string& message);
 void log_warning(const std::string& message);
 void log_error(const std::string& message);
 
-/// Sets the least important level that is printed. Its first value is that of the environment variable
-/// TESSERA_LOG_LEVEL ("info", "warning", "error" or "off"; any other value gets a warning). It is kInfo without the
-/// variable.
+/// Sets the least important level that is printed. The level at the start is that of the environment variable
+/// TESSERA_LOG_LEVEL ("info", "warning", "error" or "off"; any other value gets a warning). If the variable is not set,
+/// the level is kInfo.
 void set_log_level(LogLevel level);
 LogLevel log_level();
 /// Prints warnings and errors only (`--quiet`). It never makes the log print more than it does now.

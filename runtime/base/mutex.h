@@ -11,9 +11,9 @@ namespace tessera {
 /// A std::mutex that Clang recognises as one: -Wthread-safety reports code that uses a member marked ABSL_GUARDED_BY
 /// without holding the mutex.
 ///
-/// It is not absl::Mutex: ThreadSanitizer does not see into a library that was compiled without it, such as the Abseil
-/// of distributions. It would report a race for everything that such a mutex guards. ThreadSanitizer does see
-/// std::mutex, because it replaces pthread's functions.
+/// It is not absl::Mutex: ThreadSanitizer does not see into a library that was compiled without ThreadSanitizer, such
+/// as the Abseil of distributions. ThreadSanitizer would report a race for everything that an absl::Mutex guards. It
+/// does see std::mutex, because it replaces pthread's functions.
 class ABSL_LOCKABLE Mutex {
  public:
   Mutex() = default;

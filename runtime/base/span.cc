@@ -25,7 +25,7 @@ Recorder& recorder() {
   return recorder;
 }
 
-/// Returns this thread's number.
+/// Returns this thread's number in the trace. Threads count from 0, in the order of their first spans.
 int thread_number(Recorder& recorder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(recorder.mutex) {
   thread_local int number = -1;
   if (number < 0) number = recorder.threads++;

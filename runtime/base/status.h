@@ -11,13 +11,12 @@
 
 namespace tessera {
 
-/// Failures below the tensor line (files, rendezvous, transports, configuration) are `absl::Status`, made by one of
-/// these functions. The status keeps its exit code, so the end of the program needs no table from statuses to exit
-/// codes.
+/// Failures below the tensor line (files, rendezvous, transports, configuration) are `absl::Status`, made by this
+/// function. The status keeps its exit code, so the end of the program needs no table from statuses to exit codes.
 absl::Status make_error(ExitCode code, std::string message);
 
-/// Returns the exit code that a status was made with. If other code made the status, this is the exit code that fits
-/// the `absl::StatusCode` best.
+/// Returns the exit code that a status was made with. If make_error did not make the status, returns the exit code that
+/// fits the `absl::StatusCode` best.
 ExitCode exit_code_of(const absl::Status& status);
 
 /// Marks a failure of another rank, about which this rank only heard. Such a failure is never a job's first cause.

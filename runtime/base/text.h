@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Helpers for messages that people read. All lengths are in characters (code points), not bytes. Any thread may call
-/// them.
+/// Helpers for messages that people read. Lengths are in characters (code points), unless a name says `bytes`. Any
+/// thread may call them.
 
 /// Joins words: "a, b, c".
 std::string joined(const std::vector<std::string>& words, std::string_view separator = ", ");
@@ -40,8 +40,8 @@ std::size_t text_width(std::string_view text);
 /// where upper and lower case are equal (optimal string alignment). Time and memory are |a| x |b|.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// Returns the candidate nearest to `word`, or "" if none is near enough to be a misspelling. Near enough is a third of
-/// the word's length, at most 3.
+/// Returns the candidate nearest to `word`, or "" if none is near enough to be a misspelling. The edit distance of a
+/// misspelling is at most a third of the word's length, rounded up, and at most 3.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 /// Returns ". hint: did you mean \"lr\"?", or "" if nothing is near.
@@ -51,7 +51,7 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 /// as fit into a line.
 std::string hint_of_names(std::string_view word, const std::vector<std::string>& candidates);
 
-/// Returns a word of `count` hexadecimal digits that no stranger guesses.
+/// Returns a word of `count` random hexadecimal digits, which no stranger can guess.
 std::string random_word(std::size_t count);
 
 }  // namespace tessera

@@ -39,10 +39,10 @@ class TextTable {
   std::vector<std::size_t> widths() const;
 
   std::vector<Column> columns_;
-  std::vector<std::vector<std::string>> rows_;  ///< an empty row is printed as a line
+  std::vector<std::vector<std::string>> rows_;  ///< an empty row is printed as a line of dashes
 };
 
-/// These make the columns of a table: of words, and of numbers.
+/// These functions return columns of a table: left_column one of words, right_column one of numbers.
 inline TextTable::Column left_column(std::string title) { return {std::move(title), TextTable::Align::kLeft}; }
 inline TextTable::Column right_column(std::string title) { return {std::move(title), TextTable::Align::kRight}; }
 

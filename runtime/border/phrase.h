@@ -6,15 +6,14 @@
 
 namespace tessera {
 
-/// The name of a call that an error tells its reader to make, in the language of the reader's program. Every error that
-/// names a call takes the name from here (tests/layers/check_phrases.py), so an error in a Python program never names a
-/// C++ call.
+/// A call as errors name it, in both languages of programs. Every error that tells its reader to make a call takes the
+/// name from here (tests/layers/check_phrases.py), so an error in a Python program never names a C++ call.
 struct Phrase {
   const char* in_cpp;
   const char* in_python;
 };
 
-/// True if the program is Python. The Python package sets it once, when it is imported.
+/// Whether the program is written in Python. The Python package sets it once, when the package is imported.
 inline std::atomic<bool> speaks_python = false;
 
 /// Returns the phrase in the language of the program.

@@ -45,8 +45,8 @@ struct WaitReport {
   static std::optional<WaitReport> from_text(const std::string& text);
 };
 
-/// Returns in words the calls and ranks that prove that ranks do not make the same calls in the same order, or "" if
-/// nothing proves it. There are three proofs:
+/// Looks for a proof that ranks do not make the same calls in the same order. Returns a text that names the calls and
+/// ranks of the proof, or "" if there is none. There are three kinds of proofs:
 ///
 /// 1. One rank waits in a call of a group, and another rank's call of that group and number is a different call.
 /// 2. One rank waits in a call that another rank has not begun, and that rank's program has ended.

@@ -15,10 +15,10 @@
 #include "runtime/comm/observed_collectives.h"
 
 // Finds deadlocks between ranks. GroupCalls records, without a lock, which call of one group the program is in.
-// CallWatch's thread looks at all groups twice a second (`look`). After a call has taken 3 s, it exchanges reports with
-// other ranks through the store (Reports). It looks for a proof in these reports (disagreement_of). It publishes the
-// proof as the verdict after it has found it twice in a row. A rank that hears the verdict waits until the other ranks
-// can have heard it too, and ends its program's call (`end_with`).
+// CallWatch's thread looks at all groups twice a second (`look`). After a call has taken 3 s, the thread exchanges
+// reports with other ranks through the store (Reports). It looks for a proof of a deadlock in these reports
+// (disagreement_of). It publishes the proof as the verdict when it has found the same proof twice in a row. A rank that
+// hears the verdict waits until the other ranks can have heard it too, and ends its program's call (`end_with`).
 
 namespace tessera {
 namespace {
@@ -81,7 +81,7 @@ void GroupCalls::enter(std::uint64_t call) {
   place_.store(entered << 8 | call % kKept << 1 | 1, std::memory_order_release);
 }
 
-// Remembers a thread that makes calls. The thread that made the group counts as one until some thread makes a call.
+// Remembers a thread that makes calls. The thread that made the group is remembered until the group's first call.
 void GroupCalls::note_thread(int thread, bool forget_others) {
   thread_.store(thread, std::memory_order_relaxed);
   std::size_t place = kThreads - 1;  // if there are more threads than places, the latest takes the last place
@@ -159,7 +159,7 @@ class CallWatch::Reports {
   /// Returns whether reports are to be exchanged now: always in the first seconds of a wait, later less often.
   bool is_due();
 
-  /// What the store has.
+  /// The verdict and the reports that the store has.
   struct Answer {
     std::string verdict;
     std::vector<WaitReport> others;  ///< reports of other ranks; empty if there is a verdict
@@ -346,7 +346,8 @@ bool CallWatch::look() {
     end_lonely_calls();
     return true;
   }
-  // An outage that is over does not count towards the next one, and rank 0 is watched over another connection after it.
+  // An outage that is over does not count towards the next outage. Rank 0 is watched over another connection
+  // afterwards.
   if (questions_ == 0) ranks_.end_silence();
   if (answer->verdict.empty()) {
     std::vector<WaitReport> reports = std::move(answer->others);
@@ -408,8 +409,8 @@ void CallWatch::end_lonely_calls() {
   }
 }
 
-// Forgets groups that no longer exist, except the latest ones, since other ranks may still be in the last calls of
-// these groups.
+// Forgets groups that no longer exist, except the kGoneGroups latest of them. Other ranks may still be in their last
+// calls.
 void CallWatch::forget_old_groups() {
   std::size_t gone = 0;
   for (std::size_t i = watched_.size(); i-- > 0;) {

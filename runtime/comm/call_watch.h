@@ -58,7 +58,7 @@ class CallVerdict {
 /// ObservedCollectives. A call writes some 20 words that no other rank reads, and takes no lock.
 class GroupCalls {
  public:
-  /// The rank begins to make the group. It counts as being in call 0 until `leaves` of call 0.
+  /// The rank begins to make the group. It counts as being in call 0 until `leaves` is called for call 0.
   GroupCalls(std::string name, std::string family, const GroupRanks& ranks, std::shared_ptr<const CallVerdict> verdict);
 
   std::uint64_t begins(CallSignature call);
@@ -68,7 +68,7 @@ class GroupCalls {
   void aborted(const absl::Status&) {}
   void ends() { is_made_of(nullptr); }
 
-  /// `group`: the group whose calls this object records. It is null when that group ends.
+  /// Says which group's calls this object records. It is called with null when that group ends.
   void is_made_of(Collectives* group);
 
   /// Returns a number for the group's call in which the program, or the device that makes its calls, is now. 0 means no
@@ -104,9 +104,9 @@ class GroupCalls {
   Collectives* group_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
-/// The known facts about calls that this process makes through another library, by which the same ranks communicate.
-/// They say how far the process is in that library's groups, and in which calls threads have waited for
-/// CallWatch::kLong. The Python package gets these facts from torch.distributed.
+/// The known facts about calls that this process makes through another library, over which the same ranks communicate
+/// too. The facts say how far the process is in that library's groups, and in which of its calls threads have waited
+/// for CallWatch::kLong. The Python package gets these facts from torch.distributed.
 struct OutsideCalls {
   std::map<std::string, WaitReport::Group> groups;
   std::vector<WaitReport::Wait> waits;
@@ -132,8 +132,8 @@ class OutsideNews {
   Clock::time_point told_ = {};
 };
 
-/// Notices that ranks wait for each other in different calls (deadlock), in any group and over any transport.
-/// MeshGroups makes one for each rank.
+/// Notices that ranks wait for each other in different calls (deadlock), in any group and over any transport. The
+/// MeshGroups of a rank has one CallWatch.
 ///
 /// A thread of the rank looks twice a second, in this rank's memory, whether the program has been in one call for 3 s.
 /// Only then do ranks communicate, through the store. Each one writes its WaitReport under "waits/RANK" and reads other
@@ -146,16 +146,18 @@ class OutsideNews {
 /// program does not leave its call after `report`, because its transport cannot be ended, the process ends with the
 /// error.
 ///
-/// A call may also take long because a rank has failed and the network library has lost the end of its connection.
-/// CallWatch therefore ends a group if one of its ranks has said in the store that it failed
+/// A call may also take long because a rank has failed and the network library has not noticed the end of the rank's
+/// connection. CallWatch therefore ends a group if one of its ranks has said in the store that it failed
 /// (Collectives::end_if_left_alone). A rank that was killed says nothing. If ranks communicate over Gloo, the rank
-/// before it sees the end of its process (RankWatch) and says so in the store. If the killed rank served the store, the
-/// end of the store shows that this rank is gone. The same is true for the ranks of a host that vanishes. A rank that
-/// ends well tells the ranks that watch it how many calls it has begun, which counts once its process has ended, since
-/// destructors may make calls. The calls that it has begun are not ended, and from then on these ranks watch the rank
-/// behind it. If a rank waits in a call that the ended rank has not begun, it would wait for ever, so this is a
-/// disagreement too. In worlds of at most 64 ranks, all ranks watch rank 0. Rank 0 mostly serves the store, and once it
-/// has ended, no rank can ask the store about it.
+/// before the killed rank sees the end of its process (RankWatch) and says so in the store. If the killed rank served
+/// the store, the end of the store shows that this rank is gone. Ranks of a host that vanishes are noticed in the same
+/// ways. In worlds of at most 64 ranks, all ranks watch rank 0. Rank 0 mostly serves the store, and once it has ended,
+/// no rank can ask the store about it.
+///
+/// A rank that ends well tells the ranks that watch it how many calls it has begun. They use this number once the
+/// rank's process has ended, since destructors may make calls. Calls that the rank has begun are not ended. If another
+/// rank waits in a call that the ended rank has not begun, the wait would never end, so this is a disagreement too. The
+/// ranks that watched the ended rank watch the rank behind it from then on.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -164,8 +166,8 @@ class CallWatch {
   CallWatch(int rank, int world_size, const std::shared_ptr<KeyValueStore>& store, Report report);
   ~CallWatch();
 
-  /// Lets an outage of the network last this long: a host that has vanished counts as gone only after it. Call it
-  /// before the first group is made.
+  /// Lets an outage of the network last this long: a host that has vanished counts as gone only after this time. Call
+  /// it before the first group is made.
   void bear_outages(double seconds) { ranks_.bear_outages(seconds); }
 
   /// Returns the group that `make` makes, watched from the moment when the rank begins to make it. Groups of one rank,
@@ -183,9 +185,9 @@ class CallWatch {
   /// Tells the ranks that watch this rank that its program is about to end well. A later call replaces what this one
   /// says of the rank's calls. Any thread may call.
   void tell_end() const;
-  /// Asks `store` what `questions` asks, outside of any call, as ask_in_time does within `limit`. `store` is a
-  /// connection to the job's store. If that does not answer, and its host has vanished, the wait ends before the limit,
-  /// with false. Any thread may call.
+  /// Runs `questions` with `store`, outside of any call, as ask_in_time does within `limit`. `store` is a connection to
+  /// the job's store. If the store does not answer, and its host has vanished, this function returns false before the
+  /// limit. Any thread may call.
   bool ask_store(const std::shared_ptr<KeyValueStore>& store, std::function<void(KeyValueStore&)> questions,
                  std::chrono::milliseconds limit);
   /// Takes the current state of another library's calls; this state is used for two seconds. Any thread may call.
@@ -229,7 +231,7 @@ class CallWatch {
 
   std::atomic<bool> waits_ = false;
   std::atomic<int> questions_ = 0;                ///< threads in ask_store
-  std::atomic<bool> store_has_vanished_ = false;  ///< whether those threads wait in vain, so far as is known
+  std::atomic<bool> store_has_vanished_ = false;  ///< true: a host is gone, so threads in ask_store wait in vain
 
   // The members below are used by the watch's thread only.
   OwnConnection connection_;

@@ -54,11 +54,11 @@ class Work {
   /// Makes a Work of a state that it does not own. The Work calls State::release when it no longer needs the state.
   explicit Work(State* state) : state_(state) {}
 
-  /// Returns whether the operation has ended, so that `wait` returns at once.
+  /// Returns whether `wait` returns at once, since the operation is known to have ended.
   bool done() const { return state_ == nullptr; }
 
   /// Does the work of this rank that its peers need to finish the operation. It blocks until all ranks have started the
-  /// operation. `wait` does the same first. If it is called some time before `wait`, peers need not wait for this rank.
+  /// operation. `wait` does the same first. Call `advance` some time before `wait`, so that peers need not wait.
   absl::Status advance() { return state_ ? state_->advance() : status_; }
 
   /// Blocks until the caller may read the operation's outputs and overwrite its inputs.
@@ -80,7 +80,7 @@ class Work {
 
 /// Memory that the transport reaches without a copy: a shared mapping that every rank of the group maps on `host`,
 /// plain memory on `thread`, registered memory on `nccl`. Collectives accept any pointer, and are fast on this memory.
-/// It is freed with the object. The object must not outlive its Collectives.
+/// The memory is freed with the object. The object must not outlive its Collectives.
 class CommBuffer {
  public:
   virtual ~CommBuffer() = default;
@@ -92,8 +92,9 @@ class CommBuffer {
 class SumVisitor {
  public:
   /// `values[0, numel)` are the final values of `output[offset, offset + numel)` of the call, but perhaps not at that
-  /// address. It is called with consecutive pieces in ascending order that cover the output. Each piece begins at a
-  /// multiple of `kAlignment` elements. The calls of `visit` come between the start of the reduction and the end of its
+  /// address. `visit` is called with consecutive pieces in ascending order that cover the output. Each piece begins at
+  /// a multiple of `kAlignment` elements. The calls of `visit` come between the start of the reduction and the end of
+  /// its
   /// Work::wait, on the thread that makes these two calls. If the reduction fails, the visitor may have seen only some
   /// of the pieces.
   virtual void visit(std::size_t offset, const float* values, std::size_t numel) = 0;
@@ -120,8 +121,8 @@ struct ReduceOptions {
       : waits(waits), visitor(visitor) {}
 
   Waits waits = Waits::kAtOnce;
-  /// It sees the output, and must live until the Work was waited for. (`nccl` has no sums that the host could see, and
-  /// refuses a visitor.) Null means none.
+  /// A visitor that sees the output; null if there is none. It must live until the Work was waited for. (`nccl` has no
+  /// sums that the host could see, and refuses a visitor.)
   SumVisitor* visitor = nullptr;
   /// Codecs on the wire, for transports that send over a network; other transports ignore them. A lossy codec rounds a
   /// rank's own contribution too, and all_reduce returns the same values on all ranks. kLossless changes no bit; only
@@ -129,9 +130,9 @@ struct ReduceOptions {
   WireForm contributions = WireForm::kPlain;
   WireForm sums = WireForm::kPlain;  ///< codec in which a rank of all_reduce sends its sums to the other ranks
   /// Memory for error feedback: the rounding error of this rank's earlier contributions is added to this contribution.
-  /// The new error replaces the old one (runs that are not finite do not change it). It has as many elements as this
-  /// rank sends (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. Null: no
-  /// feedback.
+  /// The new error replaces the old one (runs that are not finite do not change it). The memory has as many elements as
+  /// this rank sends (Collectives::compressed_part). Give the same memory at each reduction of the same gradients.
+  /// Null: no feedback.
   float* feedback = nullptr;
   /// A compressor (sum/sum_method.h) that makes the sums of fp32 in place of the transport, if compressed_part() is not
   /// 0. The codecs and `feedback` then have no effect, and the whole input of reduce_scatter becomes sums.
@@ -265,14 +266,14 @@ class Collectives {
   }
 
   /// `output[i] = sum over ranks of input_q[i]`, fp32, for i < numel. All ranks get the same bits. `output` may be
-  /// `input` when dtype is fp32. `input` and `options` are those of reduce_scatter: the visitor sees all of `output` on
-  /// every rank.
+  /// `input` when dtype is fp32. `input` and `options` have the same meaning as in reduce_scatter, but the visitor sees
+  /// all of `output` on every rank.
   Work all_reduce(std::string_view label, void* input, DType dtype, float* output, std::size_t numel,
                   const ReduceOptions& options = {}) {
     return do_reduce({false, label, input, dtype, output, numel, options});
   }
 
-  /// Makes one of these two calls.
+  /// Makes a reduce_scatter or an all_reduce, as `call` says.
   Work reduce(const ReduceCall& call) { return do_reduce(call); }
 
   /// Copies `data` of rank `root` to all ranks.
@@ -281,15 +282,15 @@ class Collectives {
   /// Exchanges: `output[q * bytes_per_rank ...] = input_q[rank * bytes_per_rank ...]`.
   virtual Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) = 0;
 
-  /// Returns after all ranks have called it.
+  /// Makes a barrier: the wait for its Work ends after all ranks have called this function.
   virtual Work barrier(std::string_view label) = 0;
 
   /// Ends the group: calls on every rank, both those under way and later ones, fail with `reason` and this rank's
   /// number.
   virtual void abort(const absl::Status& reason) = 0;
 
-  /// Says that this rank makes no more calls. Peers that need this rank for a call learn of the error immediately, if
-  /// the transport can inform them. The destructor does the same.
+  /// Says that this rank makes no more calls. Peers that need this rank for a call get an error immediately, if the
+  /// transport can inform them. The destructor does the same.
   virtual void leave() {}
 
   /// Returns OK, or the failure of a call that was queued and failed when it ran. Work::wait on a GPU returns before

@@ -13,8 +13,9 @@
 namespace tessera {
 
 /// Records the latest calls of a rank's groups, for use after a failure. When a rank of a job hangs, the files of all
-/// ranks show the last calls of each rank in every group. It is on if the environment variable TESSERA_FLIGHT_RECORDS
-/// names a folder. Each call then costs one lock and one more allocation. Groups of GPUs use c10d's recorder instead.
+/// ranks show the last calls of each rank in every group. The recorder is on if the environment variable
+/// TESSERA_FLIGHT_RECORDS names a folder. Each call then costs one lock and one more allocation. Groups of GPUs use
+/// c10d's recorder instead.
 ///
 /// The first call that fails, or an abort, writes FOLDER/rank-00001.json:
 ///

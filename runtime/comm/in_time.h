@@ -18,8 +18,8 @@ using InVain = std::function<bool()>;
 
 /// Runs each of `tasks` on a thread of its own and waits no longer than `limit`. Returns true if all tasks returned
 /// true in time. A task that is not over by then is left behind, so it must own everything that it uses. Tasks must not
-/// throw. The
-/// wait also ends where `in_vain`, which may be null, returns true; it is asked only after kForTheStore.
+/// throw. The wait also ends when `in_vain`, which may be null, returns true. `in_vain` is first called after
+/// kForTheStore.
 bool succeed_in_time(std::vector<std::function<bool()>> tasks, std::chrono::milliseconds limit,
                      const InVain& in_vain = nullptr);
 
@@ -28,13 +28,13 @@ bool ends_in_time(std::function<void()> task, std::chrono::milliseconds limit, c
 
 /// Runs `questions` with `store`, on a thread of its own, since the process that serves the store may hang. Returns
 /// true if the store has answered or failed within `limit`. Otherwise returns false and leaves `questions` behind, so
-/// it must own everything that it uses. While `questions` of an earlier call are left behind, no thread of this process
-/// waits for the same store: the next call returns false at once. `in_vain` is that of succeed_in_time.
+/// `questions` must own everything that it uses. While `questions` of an earlier call are left behind, no thread of
+/// this process waits for the same store: the next call returns false at once. `in_vain`: as for succeed_in_time.
 bool ask_in_time(const std::shared_ptr<KeyValueStore>& store, std::function<void(KeyValueStore&)> questions,
                  std::chrono::milliseconds limit = kForTheStore, const InVain& in_vain = nullptr);
 
-/// A connection to the store that one thread has for itself, and over which it asks in time. The first question makes
-/// it.
+/// A connection to the store that one thread has for itself. The thread asks over it as ask_in_time does. The
+/// connection is made when the first question is asked.
 class OwnConnection {
  public:
   /// `shared`: the connection of the rank's groups. It may be in use by the call in which the program waits.
@@ -46,7 +46,8 @@ class OwnConnection {
   bool ask(std::function<void(KeyValueStore&)> questions) {
     return connect() && ask_in_time(own_, std::move(questions));
   }
-  /// Asks over the shared connection from now on, since this one has ended. Returns false if it did so already.
+  /// Asks over the shared connection from now on, since its own connection has ended. Returns false if it did so
+  /// already.
   bool fall_back() { return std::exchange(own_, shared_) != shared_; }
 
  private:

@@ -186,7 +186,7 @@ const char* tasks_variable(const LauncherVariables& variables) {
   return variables.has(kTasksOfStep) ? kTasksOfStep : kSlurm.world_size;
 }
 
-/// Reads the step's own list first, since the list that sbatch asked for does not hold for a smaller srun inside it.
+/// Reads the step's own list first, since the list of the whole job does not hold for a smaller srun inside the job.
 absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate& c) {
   std::string other;  // lists whose numbers do not add up to this step's tasks
   for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
@@ -258,11 +258,11 @@ bool agree(const Candidate& a, const Candidate& b) {
   return a.rank == b.rank && a.world_size == b.world_size && locals;
 }
 
-/// Returns true if `outer` only started one agent a host (or one at all), which then started the ranks that `inner`
-/// counts: torchrun, mpirun or `tessera launch` inside an allocation, `mp.spawn` inside any launcher. torchrun may go
-/// on with fewer hosts than Slurm gave it, so its own agent is believed; exported RANK and WORLD_SIZE are not believed.
-/// A process group need not know its hosts yet. Its ranks then count as those of as many hosts as there are agents, in
-/// the same order, and each agent has started one at least.
+/// Returns true if `outer` only started one agent on each host (or one agent in all), and the agents then started the
+/// ranks that `inner` counts. Examples are torchrun, mpirun or `tessera launch` inside an allocation, and `mp.spawn`
+/// inside any launcher. torchrun may go on with fewer hosts than Slurm gave it, so its own agent is believed; exported
+/// RANK and WORLD_SIZE are not believed. A process group may not know its hosts yet. Each agent then counts as one host
+/// that has at least one rank, and ranks are in the order of the agents.
 bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_agent) {
   if (outer.dialect->outerness <= inner.dialect->outerness) return false;
   if (inner.world_size == 1 && outer.world_size > 1) return false;  // a WORLD_SIZE=1 that an earlier program set

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-constexpr int kMostRanks = 1 << 24;  ///< a larger number is a mistake, and products of two fit into 64 bits
+constexpr int kMostRanks = 1 << 24;  ///< a larger number is a mistake; the product of two numbers fits into 64 bits
 
 /// The names of the variables in which one launcher gives a process its rank, the world size and the local numbers. An
 /// empty name means that this launcher has no such variable.

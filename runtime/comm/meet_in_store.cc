@@ -84,7 +84,7 @@ absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::str
         if (!has_given_up)
           return make_error(ExitCode::kPeerLost,
                             "the process of rank " + std::to_string(ended->first) +
-                                " has ended. hint: this rank waited for it; what that rank printed last, or its "
+                                " has ended. [T1082] hint: this rank waited for it; what that rank printed last, or its "
                                 "launcher, says why");
         TESSERA_ASSIGN_OR_RETURN(const std::string who, store.get(kGivenUp, std::chrono::milliseconds(0)));
         return make_error(ExitCode::kPeerLost,

@@ -12,28 +12,29 @@
 
 namespace tessera {
 
-/// Says in the store that a rank gives up, and why. MeshGroups calls it. It is how ranks hear of a rank that fails
-/// before it has made the group for which they wait. Only the first rank of a job that gives up is named. `self`: the
-/// rank's name, such as "rank 1/4".
+/// Says in the store that a rank gives up, and why. MeshGroups calls it. Ranks that wait to make a group with the rank
+/// learn of its failure in this way. Only the first rank of a job that gives up is named. `self`: the rank's name, such
+/// as "rank 1/4".
 void publish_given_up(KeyValueStore& store, const std::string& self, const absl::Status& reason);
 
 /// Says in the store which process this rank is. Ranks of its host then see that it has ended, however it ends, also
 /// before it has made a group. Each rank calls it when it joins the store.
 absl::Status publish_process(KeyValueStore& store, int rank);
 
-/// Waits until another rank has set `key`, as KeyValueStore::get does, and ends too if a rank gives up meanwhile, or if
-/// the process of one of `ranks` ends on this host. `ranks`: the world ranks without which nobody sets the key.
-/// Errors of exit code 75: absl::IsDeadlineExceeded is true for the one after `timeout`, whose text is not for users.
-/// Another one names the rank that has given up, and its reason, or the rank that has ended, or says that the store is
-/// gone.
+/// Waits until another rank has set `key`, as KeyValueStore::get does. The wait also ends if a rank gives up meanwhile,
+/// or if the process of one of `ranks` ends on this host. `ranks`: the world ranks without which nobody sets the key.
+/// Errors have exit code 75. absl::IsDeadlineExceeded is true for the error after `timeout`, whose text is not for
+/// users. Other errors name the rank that has given up, and its reason, or the rank that has ended, or say that the
+/// store is gone.
 absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::string& key,
                                             std::chrono::milliseconds timeout, std::span<const int> ranks);
 
 inline constexpr const char* kNotAllHaveCome = "not all of its ranks have come in time (comm.init_timeout_s)";
 
-/// Returns once all ranks of the group have called it. A transport calls it first, if it would wait for a rank that
-/// does not come without asking why. `way`: a prefix of keys that belongs to the transport. It waits for init_timeout_s
-/// at most. Errors: those of get_from_others; those for users name the group.
+/// Returns once all ranks of the group have called it. A transport calls this function first, if the transport itself
+/// would wait for a missing rank without asking whether the rank has given up. `way`: a prefix of keys that belongs to
+/// the transport. The wait takes init_timeout_s at most. Errors: those of get_from_others; texts for users name the
+/// group.
 absl::Status meet_in_store(const Group& group, const std::string& way, KeyValueStore& store);
 /// The same for a transport that cannot find out which ranks have not come: the error after the limit is for users too.
 absl::Status meet_in_store_or_fail(const Group& group, const std::string& way, KeyValueStore& store);

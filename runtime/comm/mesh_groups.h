@@ -53,7 +53,7 @@ struct MeshAxes {
   /// all-gathers; null if there is no second copy.
   std::shared_ptr<Collectives> secondary = nullptr;
 
-  /// Returns OK, or the first failure among the groups (Collectives::status).
+  /// Returns OK, or the first failure among the groups except `readers` (Collectives::status).
   absl::Status status() const;
 };
 
@@ -78,7 +78,7 @@ class MeshGroups {
   absl::StatusOr<MeshAxes> axes(int replicate, int shard);
 
   /// Returns the axes of this rank's replica, as if there were no other replica. It is collective over the world.
-  /// `axes` are those of the mesh; the result has the same shard axis. It is never used for a GPU's memory.
+  /// `axes` are those of the mesh; the result has the same shard axis. The result is never used for a GPU's memory.
   absl::StatusOr<MeshAxes> within_replica(const MeshAxes& axes);
 
   /// Makes the group of `ranks` neighbours on the shard axis of `axes` with which this rank holds a second copy of the
@@ -102,7 +102,7 @@ class MeshGroups {
   /// Returns the group for the messages that the program itself sends (tessera/collectives.h).
   absl::StatusOr<std::shared_ptr<Collectives>> user_group() { return shared_world(kUser); }
 
-  /// Returns the watch that names ranks that wait for each other.
+  /// Returns the watch, which finds ranks that wait for each other.
   CallWatch& watch() { return watch_; }
 
   /// Tells every rank of every group of this mesh, and ranks that wait to make a group with this one, that this rank
@@ -117,7 +117,7 @@ class MeshGroups {
   /// because of that peer. The group may have ended since the call of `abort`.
   bool told_by_peer() const;
 
-  /// Says that an exception that ends this rank will be reported, with its text, by a call of `abort`. tessera::run and
+  /// Says that a later call of `abort` will report the exception that ends this rank, with its text. tessera::run and
   /// run_ranks call it.
   void expect_report();
   /// Stores the groups of an object that an exception destroys, so that the report can still reach the peers. Returns

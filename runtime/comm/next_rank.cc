@@ -129,7 +129,7 @@ bool NextRank::hear(Watcher& watcher) const {
   const std::size_t wanted = std::clamp<std::size_t>(word_.size() - watcher.said.size(), 1, sizeof bytes);
   const ssize_t got = ::recv(watcher.socket, bytes, wanted, MSG_DONTWAIT);
   if (got <= 0) return got < 0 && (errno == EAGAIN || errno == EINTR);
-  if (has_said_word(watcher)) return true;  // it says nothing more
+  if (has_said_word(watcher)) return true;  // a rank that has said its word says nothing more
   watcher.said.append(bytes, static_cast<std::size_t>(got));
   return word_.starts_with(watcher.said);
 }
@@ -166,8 +166,8 @@ void NextRank::tell_end(const std::string& report) {
     const std::string words = (has_said_word(each) ? report : "") + "\n";
     ::send(each.socket, words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
-  // The process may need seconds for the rest of its exit. A rank that connected during that time would count it as
-  // gone, unless the program still destroys the mesh.
+  // The process may need seconds for the rest of its exit. A rank that connected during that time would hear no word
+  // before the connection ends, and might count this rank as gone.
   ::shutdown(listener_, SHUT_RD);
 }
 

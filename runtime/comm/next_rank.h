@@ -15,18 +15,19 @@ namespace tessera {
 /// The next rank is the one after this rank; 0 comes after the last one. An idle TCP connection leads to that rank, and
 /// the kernel of its host ends the connection with the process. Each rank therefore listens at a port. A rank that
 /// connects says a word that only the store's users know, and hears nothing until the other end is about to end well
-/// (tell_end). The end of the connection behind that is the proof that it has ended: its destructors may run long, and
-/// make calls. Whoever has not said the word is a stranger, and strangers' connections are bounded (take_watchers).
+/// (tell_end). Only the end of the connection after that proves that the other end has ended: its destructors may run
+/// long, and make calls. A process that has not said the word is a stranger. The number of strangers' connections is
+/// limited (take_watchers).
 ///
 /// A host that vanishes sends nothing. The kernel therefore asks for a sign of life every few seconds (TCP's
 /// keepalive), and ends the connection about nine seconds after the last sign. The process of the next rank does
 /// nothing for this, so a process that computes, or that was stopped, is not taken to be gone.
 ///
-/// RankWatch makes a NextRank where ranks talk over Gloo, which may lose the end of a connection. Only the end of a
-/// connection that was once made counts, so if a network refuses the port, no rank is watched, and no rank counts as
-/// gone. The end of a connection counts only if no new connection can be made, since a firewall may end an idle
-/// connection. A child process that was forked from the rank, and that runs no other program, keeps the port open as
-/// long as it lives. CallWatch's thread makes all calls, by RankWatch, unless a function says otherwise.
+/// RankWatch makes a NextRank where ranks communicate over Gloo, which may not notice the end of a connection. Only the
+/// end of a connection that was once made counts, so if a network refuses the port, no rank is watched, and no rank
+/// counts as gone. The end of a connection counts only if no new connection can be made, since a firewall may end an
+/// idle connection. A child process that was forked from the rank, and that runs no other program, keeps the port open
+/// as long as it lives. CallWatch's thread makes all calls, through RankWatch, unless a function says otherwise.
 class NextRank {
  public:
   /// Opens this rank's port. `address`: the numeric address at which the other ranks reach this host.
@@ -69,8 +70,8 @@ class NextRank {
   /// until these connections end. It keeps the latest 64 of the other connections, so that strangers take neither the
   /// port's queue nor many descriptors.
   void take_watchers();
-  /// Tells the ranks that watch this rank that it is about to end well, so that no rank counts it as gone once its
-  /// connections end. It also sends them `report`, a text without line ends that they need in this case. A later call
+  /// Tells the ranks that watch this rank: it is about to end well. No rank then counts it as gone once its connections
+  /// end. The call also sends them `report`, a text without line ends that they need in this case. A later call
   /// replaces the report. After the first call, no more connections are accepted. Any thread may call it.
   void tell_end(const std::string& report);
   /// Returns whether the next rank's host did not answer at all at the last attempt to connect.
@@ -105,8 +106,8 @@ class NextRank {
   std::vector<Watcher> watchers_ ABSL_GUARDED_BY(mutex_);  ///< the oldest first
 };
 
-/// The first function returns the key that the store gets after this rank's process was seen to be gone. The second
-/// returns the key that the store gets after any rank's process was.
+/// Returns the key that the store gets after the process of rank `world_rank` was seen to be gone. kAnyGoneRank is the
+/// key that the store gets after the process of any rank was seen to be gone.
 std::string key_of_gone_rank(int world_rank);
 inline constexpr const char* kAnyGoneRank = "gone";
 

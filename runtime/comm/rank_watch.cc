@@ -13,7 +13,7 @@ constexpr int kMostOfRankZero = 64;  // most ranks of a job in which all ranks w
                                      // this many connections
 constexpr int kMostTries = 600;      // most times that a rank looks for the next one's port
 constexpr auto kToReturn = 1s;       // time for this rank to return from its call after it learns that a rank is gone
-// An outage lasts at least this long when the kernel has found a connection silent (NextRank).
+// Seconds that an outage has lasted at least when the kernel finds a connection silent (NextRank).
 constexpr double kSilentByThen = 6;
 
 }  // namespace
@@ -65,7 +65,8 @@ void RankWatch::look_after_next() {
   next_.tries = 0;
 }
 
-// The watch stays on rank 0, since has_first_ended_well asks for its end, and the store has ended with it.
+// If the next rank is rank 0, the watch stays on it: has_first_ended_well asks whether rank 0 has ended, and the store
+// mostly ends with rank 0.
 void RankWatch::pass_over_next() {
   next_.has_gone_on = true;
   next_.is_done = next_.rank->rank() == 0 || !next_.rank->go_on();

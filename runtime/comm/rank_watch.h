@@ -17,10 +17,10 @@ namespace tessera {
 /// Returns the key under which the store has the WaitReport of a rank.
 std::string key_of_report(int rank);
 
-/// The ranks whose processes this rank watches, and what it knows of ranks that are gone: the next rank, and rank 0
-/// unless that is the next one (NextRank). A rank that is gone is published in the store. A rank that has ended well
-/// has told how far it is, which is published too, and from then on the rank behind it is watched. CallWatch has one;
-/// its thread makes all calls, unless a function says otherwise.
+/// Watches the process of the next rank (NextRank), and in worlds of at most 64 ranks also that of rank 0. A rank that
+/// is gone is published in the store. A rank that has ended well has sent a report that says how many calls it has
+/// begun. The report is published too, and from then on the rank behind that rank is watched. CallWatch has one
+/// RankWatch. CallWatch's thread makes all calls, unless a function says otherwise.
 class RankWatch {
  public:
   /// A process that ends well may end while other processes are in their last call with it. The other ranks have this
@@ -31,8 +31,8 @@ class RankWatch {
   /// to `store`.
   RankWatch(int rank, int world_size, const std::string& address, OwnConnection& store);
 
-  /// Sets the time for which a host may be silent before it counts as gone, less the time in which the kernel finds
-  /// that it is silent. Call it before the first `look`.
+  /// Lets a host be silent for `seconds` before it counts as gone. The first part of this time passes before the kernel
+  /// finds that the host is silent. Call it before the first `look`.
   void bear_outages(double seconds);
   /// Returns whether any rank is watched. Any thread may call it.
   bool has_ranks() const { return next_.rank != nullptr; }
@@ -44,17 +44,18 @@ class RankWatch {
   void look();
   /// Returns the last reports of the ranks that have told this one that they end well.
   const std::map<int, WaitReport>& ended() const { return ended_; }
-  /// Returns whether the host of a rank that is gone did not answer, or whether that of rank 0 has been silent for so
-  /// long that it counts as gone.
+  /// Returns whether the host of a rank that is gone did not answer, or whether the host of rank 0 has been silent for
+  /// so long that it counts as gone.
   bool has_host_vanished();
   /// Asks the store whether it has `key`, over the watch's connection (Collectives::HasKey). If neither the store nor
   /// the next rank's host answers, all keys count as existing, since this rank waits for a host that has vanished.
   absl::StatusOr<bool> has_key(const std::string& key);
 
-  /// Says that the program no longer waits long: an end of the store that was seen does not shorten the time of the
-  /// next wait. With `also_of_first`, nor does a silence of rank 0's host.
+  /// Says that the program no longer waits long. An end of the store that was seen then does not shorten the time of
+  /// the next wait. If `also_of_first`, a silence of rank 0's host does not shorten it either.
   void end_wait(bool also_of_first);
-  /// Says that the store has answered: a silence of rank 0's host that is over does not count towards the next one.
+  /// Says that the store has answered. A silence of rank 0's host is then over. It does not count towards the next
+  /// silence.
   void end_silence();
 
  private:
@@ -64,14 +65,14 @@ class RankWatch {
     bool is_done = false;                         ///< true: its end was published, or it cannot be watched
     bool has_gone_on = false;                     ///< it is watched instead of a rank that has ended well
     int tries = 0;                                ///< number of times that the watch asked for the address at which
-                                                  ///< this rank listens
+                                                  ///< the watched rank listens
     std::optional<Clock::time_point> ended = {};  ///< time from which the watched rank seemed to have ended
   };
 
   /// Connects to the next rank after it listens. Tells the store when the process of that rank has ended, or its host
   /// has vanished.
   void look_after_next();
-  /// Goes on with the rank behind the next one, since that has ended well.
+  /// Goes on with the rank behind the next rank, since the next rank has ended well.
   void pass_over_next();
   /// Connects to rank 0 in the same way as look_after_next does to the next rank, but tells the store nothing.
   void look_after_first();
@@ -79,13 +80,14 @@ class RankWatch {
   /// rank has not said that.
   bool hear_end(const NextRank& rank);
   void find(Watched& watched);
-  /// These return whether rank 0 has said that it ends well, and whether its host has been silent for too long.
+  /// The first function returns whether rank 0 has said that it ends well. The second returns whether the host of rank
+  /// 0 has been silent for too long.
   bool has_first_ended_well() const;
   bool has_first_vanished();
 
   OwnConnection& store_;
   std::chrono::milliseconds silence_ = kForLastCalls;  ///< time without an answer after which a silent host is gone
-  Watched next_;                    ///< no rank is watched unless the network library may lose ends of connections
+  Watched next_;                    ///< no rank is watched unless the network library may miss ends of connections
   Watched first_;                   ///< rank 0, unless rank 0 is the next rank
   bool host_has_vanished_ = false;  ///< whether the host of a rank that is gone did not answer
   std::optional<Clock::time_point> store_ended_;

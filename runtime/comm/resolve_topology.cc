@@ -91,7 +91,7 @@ void find_run_id(const LauncherVariables& variables, Topology& topology) {
   if (topology.launcher == "pmi") take("PMI_JOBID");
 }
 
-/// Returns a port that jobs on the same host do not share: 15000 + hash(run id) % 10000, below the ephemeral range.
+/// Returns a port that jobs on one host hardly ever share: 15000 + hash(run id) % 10000, below the ephemeral range.
 int port_of(const std::string& run_id) {
   if (run_id.empty()) return kDefaultPort;
   std::uint32_t hash = 2166136261u;  // this is FNV-1a
@@ -232,7 +232,7 @@ absl::StatusOr<Topology> resolve_topology(const Environment& environment) {
   const LauncherVariables variables(environment);
   TESSERA_ASSIGN_OR_RETURN(const auto launcher, find_launcher(variables));
   Topology topology;
-  const Dialect& dialect = launcher ? *launcher->dialect : kTorchrun;  // this launcher sets MASTER_ADDR and MASTER_PORT
+  const Dialect& dialect = launcher ? *launcher->dialect : kTorchrun;  // torchrun sets MASTER_ADDR and MASTER_PORT
   if (launcher) TESSERA_RETURN_IF_ERROR(place(variables, *launcher, topology));
   TESSERA_RETURN_IF_ERROR(name_launcher(variables, topology));
   find_run_id(variables, topology);

@@ -29,13 +29,13 @@ constexpr const char* kHostsVariable = "TESSERA_HOSTS";
 
 /// Reads the launcher's variables and every other source that says who this process is, and compares them
 /// (runtime/comm/launcher_variables.h has the order). If no source says anything, the job has one rank. If the hosts of
-/// a process group are unknown, its ranks count as those of one host. Error 78, naming variable, value and launcher:
-/// sets are incomplete, texts are no numbers, rank >= world size, two sources have different values, or ranks do not
-/// fill hosts evenly and no source says the ranks of each host. Slurm is such a source, and so is TESSERA_HOSTS=2,3.
+/// a process group are unknown, its ranks count as those of one host. Error: 78 if a set of variables is incomplete, a
+/// text is no number, rank >= world size, two sources have different values, or ranks do not fill hosts evenly and no
+/// source says the ranks of each host (as Slurm and TESSERA_HOSTS=2,3 do). The text names variable, value and launcher.
 absl::StatusOr<Topology> resolve_topology(const Environment& environment = process_environment);
 
-/// Returns only the rank and the world size. The rank and world size of a process group are known even before its hosts
-/// are known. The launcher tells a rank only the number of ranks on its own host. Errors are those of resolve_topology.
+/// Returns only the rank and the world size. If resolve_topology fails because a process group's hosts are not known
+/// yet, returns the rank and the world size of that process group. Errors are those of resolve_topology.
 absl::StatusOr<std::pair<int, int>> resolve_rank(const Environment& environment = process_environment);
 
 }  // namespace tessera

@@ -186,7 +186,8 @@ std::string hint_for_token(std::string_view rest) {
   return "";
 }
 
-// Returns the probable meaning of text that is not JSON at `at`; "" if that is unknown. `reason` is nlohmann's text.
+// Returns a hint at the probable mistake in text that stops being JSON at `at`, or "" if it is unknown. `reason` is
+// nlohmann's text.
 std::string hint_for(std::string_view text, std::size_t at, const std::string& reason) {
   const std::string_view rest = text.substr(at), before = text.substr(0, at);
   const std::size_t last = before.find_last_not_of(" \t\r\n");

@@ -18,7 +18,8 @@ struct OldKey {
   const char* name;
   bool chooses;     ///< true if the key turned a method on; false if it was a number of a method
   const char* off;  ///< JSON: the value that had no effect
-  /// Types of compression.method, with " or " between them. For "sign" it is "sign_": the old value completes the name.
+  /// Types of compression.method, with " or " between them. For "sign" this text is "sign_", and the old value
+  /// completes the name.
   const char* types;
   const char* member;  ///< the member that has the value; null: the value chooses the type
 };
@@ -130,7 +131,7 @@ class Renewal {
   JsonNode method_;
 };
 
-/// Rewrites "delay_compensation" of "sync", which once was a number: its lambda.
+/// Rewrites "delay_compensation" of "sync". It once was a number, which is now its member "lambda".
 std::optional<std::string> renew_delay_compensation(JsonNode& root, const std::string& file) {
   const auto sync = std::ranges::find(root.children, std::string("sync"), &JsonNode::key);
   if (!root.is_object() || sync == root.children.end() || !sync->is_object()) return std::nullopt;

@@ -9,7 +9,7 @@
 namespace tessera {
 
 /// The traits with which a row of TESSERA_OPTIMIZER_TYPES (tessera/optimizer_types.h) says which numbers of
-/// OptimizerConfig a rule reads, and how the rule updates.
+/// OptimizerConfig a rule reads, and how the rule updates parameters.
 namespace optimizer_traits {
 
 enum OptimizerTrait : unsigned {
@@ -24,11 +24,11 @@ enum OptimizerTrait : unsigned {
   kLrDecay = 1u << 7,
   kFreezeStep = 1u << 8,
   kTrustCoefficient = 1u << 9,
-  // How the rule updates.
+  // How the rule updates parameters.
   kOnlyMomentum = 1u << 10,   ///< without momentum the rule keeps no state
   kLayers = 1u << 11,         ///< the norms of each parameter adapt its rate
   kGradientNorms = 1u << 12,  ///< for kLayers: they are norms of the gradient, not of a direction
-  kMatrices = 1u << 13,       ///< the rule updates matrices except embeddings; adamw updates all others
+  kMatrices = 1u << 13,       ///< the rule updates matrices except embeddings; adamw updates all other parameters
   kTensors = 1u << 14,        ///< the rule updates every parameter as a whole tensor
   kTensorStates = 1u << 15,   ///< with kMatrices, kTensors: states are whole tensors (TensorRule::states_of)
   kOwnElements = 1u << 16,    ///< the rule updates element by element, by a formula of the user's program

@@ -44,7 +44,8 @@ std::string pointer_of(const At& at) {
   return pointer;
 }
 
-/// Makers of Condition. This one holds where a member has a value, which the file spells as `word`.
+/// Makers of Condition. with_value makes a condition that holds where a member has the value `value`. The file spells
+/// this value as `word`.
 template <typename At, typename Value>
 Condition with_value(At at, const std::string& word, Value value) {
   return {at.path + (" " + word), {pointer_of(at)}, [at, value](const Strategy& s) { return at(s) == value; }};

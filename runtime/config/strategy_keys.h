@@ -33,8 +33,8 @@ std::vector<StrategyRule> compression_rules();
 std::vector<StrategyRule> asynchronous_rules();
 /// Returns the rules about keys that "noise_scale" excludes.
 std::vector<StrategyRule> noise_rules();
-/// Returns the rules about axes that "placement" allows, keys that it excludes, and placements that are allowed with
-/// "secondary".
+/// Returns the rules of "placement": the axes that it allows, the keys that it excludes, and the placements that go
+/// with "secondary".
 std::vector<StrategyRule> placement_rules();
 /// Returns the rules about keys that "reproducible" excludes.
 std::vector<StrategyRule> reproducible_rules();

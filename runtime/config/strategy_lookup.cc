@@ -12,7 +12,7 @@ namespace {
 std::string holder_of(const std::string& pointer) { return pointer.substr(0, pointer.rfind('/')); }
 std::string last_name_of(const std::string& pointer) { return pointer.substr(pointer.rfind('/') + 1); }
 
-// Writes whole numbers up to 10^9 in full ("1000000"), and other numbers as short as possible ("1e-30", "1e12").
+// Writes whole numbers below 10^10 in full ("1000000"), and other numbers as short as possible ("1e-30", "1e12").
 std::string number(double x) {
   const bool whole = x < 1e10 && x == static_cast<double>(static_cast<std::int64_t>(x));
   std::string text = whole ? fmt::format("{}", static_cast<std::int64_t>(x)) : fmt::format("{:g}", x);

@@ -54,7 +54,7 @@ std::string name_of_group(const OptimizerConfig& optimizer, std::size_t index);
 
 /// Returns whether the rule adapts rates by the norms of each parameter.
 bool adapts_layers(OptimizerType type);
-/// Returns whether the rule updates whole matrices, or all tensors as a whole. Each of them is then assigned to one
+/// Returns whether the rule updates whole matrices, or all tensors as a whole. Each such tensor is then assigned to one
 /// rank.
 bool updates_whole_tensors(OptimizerType type);
 /// Returns whether the method or error feedback has residuals of gradients, which stay from step to step.

@@ -24,8 +24,7 @@ std::vector<std::string> names_of_keys(const std::vector<StrategyKey>& keys) {
   return names;
 }
 
-// Returns a value that was read, or reports what is wrong with it and where. An empty optional means that the value is
-// wrong.
+// Reads one value, or reports what is wrong with it and where. An empty optional means that the value is wrong.
 class ValueReader {
  public:
   ValueReader(const StrategyKey& key, Diagnostics& diagnostics) : key_(key), diagnostics_(diagnostics) {}

@@ -13,10 +13,10 @@ namespace tessera {
 /// Fills a Strategy from a JSON tree by the rows of strategy_keys(). Use one object for one tree. Everything that is
 /// wrong is reported to `diagnostics`. Use the strategy only if nothing was wrong.
 ///
-/// It works in phases. First it checks values one by one (type, range, known key). If a key's value is right, it then
-/// checks whether the key has an effect together with the other keys (Condition). At last it checks the rules between
-/// keys (StrategyRule). A rule is not checked if one of its keys was wrong already, so that one mistake gives one
-/// message.
+/// The reader works in phases. First it checks values one by one (type, range, known key). If a key's value is right,
+/// it then checks whether the key has an effect together with the other keys (Condition). Last, it checks the rules
+/// between keys (StrategyRule). A rule is not checked if one of its keys was wrong already, so that one mistake gives
+/// one message.
 class StrategyReader {
  public:
   explicit StrategyReader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {}
@@ -40,12 +40,12 @@ class StrategyReader {
   std::map<std::string, std::size_t> given_;  ///< offset of the value of every known key and group in the file
 };
 
-/// Keys of earlier versions, which this version reads and the next one does not. They are the methods of "compression",
-/// each of which was a key, and "delay_compensation" of "sync", which was a number.
+/// Keys of earlier versions. This version still reads these keys, and the next version does not. They are the methods
+/// of "compression", each of which was a key, and "delay_compensation" of "sync", which was a number.
 
 /// Rewrites old keys in `root` into the form of this version; each value keeps its place in the file. An old key that
-/// has no new form, or stands beside its new form, is reported to `diagnostics`. The result is the warning, which shows
-/// the new form of this file; empty where the file has no old key.
+/// has no new form, or stands beside its new form, is reported to `diagnostics`. The result is a warning that shows the
+/// new form of these keys. It is empty if the file has no old key.
 std::optional<std::string> renew_old_keys(JsonNode& root, Diagnostics& diagnostics, const std::string& file);
 
 }  // namespace tessera

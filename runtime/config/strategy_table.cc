@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-/// Takes from a row's field what the row does not say.
+/// Fills in the members that a row leaves to its field.
 void fill_in(StrategyKey& key) {
   if (key.pointer.empty()) key.pointer = key.field.pointer;
   if (key.range == Range{}) key.range = key.field.range;

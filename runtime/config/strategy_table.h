@@ -69,7 +69,8 @@ struct VariantType {
 /// The key of an object of kind kVariant that says which type it is.
 inline constexpr char kTypeKey[] = "type";
 
-/// The member of the struct that holds a key. `set` takes JSON of the right kind and range (bytes as an integer).
+/// The member of Strategy in which the value of a key is stored. `set` takes JSON of the right kind and range (bytes as
+/// an integer).
 struct StrategyField {
   ValueKind kind = ValueKind::kInteger;
   std::vector<Choice> choices;
@@ -112,7 +113,7 @@ struct StrategyKey {
   std::string name() const;   ///< "lr"
   std::string group() const;  ///< "/optimizer"; "" at the top
   /// Returns whether the value is the key's default, of this version or of an earlier one. A resolved strategy that
-  /// to_json wrote has all keys.
+  /// to_json wrote has all keys, those with defaults too.
   bool says_nothing(const nlohmann::ordered_json& value, const Strategy& strategy) const;
 };
 
@@ -124,7 +125,7 @@ struct StrategyGroup {
 
 /// A rule between keys. A file can break it.
 struct StrategyRule {
-  std::vector<std::string> keys;  ///< pointers of keys that the rule reads; errors are reported at the first given one
+  std::vector<std::string> keys;  ///< pointers of keys that the rule reads; errors are reported at the first given key
   std::string doc;                ///< the rule, as a sentence
   /// Returns the problem and its remedy; empty if nothing is wrong.
   std::function<std::string(const Strategy&)> problem;
@@ -135,7 +136,7 @@ const std::vector<StrategyKey>& strategy_keys();  ///< order of the page; keys o
 const std::vector<StrategyGroup>& strategy_groups();
 const std::vector<StrategyRule>& strategy_rules();
 
-/// Top-level key that editors read to find the schema. It is an allowed string without any effect on training.
+/// Top-level key that editors read to find the schema. Its value is a string, which has no effect on training.
 inline constexpr char kSchemaKey[] = "$schema";
 
 /// Returns the row of a key; null if there is none.

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// The traits with which a row of TESSERA_TRANSPORTS (tessera/transports.h) tells the location of its ranks, and the
-/// abilities of its groups.
+/// The traits with which a row of TESSERA_TRANSPORTS (tessera/transports.h) tells where the transport's ranks are, and
+/// what its groups can do.
 namespace transport_traits {
 
 enum TransportTrait : unsigned {
@@ -38,7 +38,8 @@ const TransportRow& row_of(TransportChoice choice);
 /// Returns the word of a transport: that of its row, or "auto".
 std::string word_of(TransportChoice choice);
 
-/// Returns the transport with this word; kAuto if no transport has it, as for "" of an option that was not given.
+/// Returns the transport with this word. It returns kAuto if no transport has the word: an option that was not given
+/// has the word "".
 TransportChoice transport_named(const std::string& word);
 
 /// Returns whether the transport has one of `traits` (transport_traits, joined by |); false for kAuto, which trains on

@@ -17,7 +17,7 @@ absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin, std::
 
 /// Returns the entropy of the tokens' frequencies, in nats per token: -sum p ln p. It is the loss of the best model
 /// that knows how often each token occurs, and nothing about its neighbours. A model whose loss falls below this
-/// entropy has therefore learnt from context. It reads the whole dataset once.
+/// entropy has therefore learnt from context. The function reads the whole dataset once.
 absl::StatusOr<double> unigram_entropy(const TokenDataset& dataset);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Token files of llm.c: 256 int32 (1024 bytes), then the tokens up to the end of the file.
+// Token files of llm.c: a header of 256 int32 (1024 bytes), then the tokens up to the end of the file.
 
 #include <fmt/format.h>
 

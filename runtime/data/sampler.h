@@ -16,7 +16,7 @@ namespace tessera {
 
 /// Returns the number of samples. Sample i of a dataset is the window of tokens [i * seq_len, i * seq_len + seq_len +
 /// 1). It has seq_len inputs and equally many targets, which are the inputs shifted by one token. Neighbouring samples
-/// share one token. Every token but the first is a target once.
+/// share one token. Each token of the samples is a target once, except the first token of the dataset.
 std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len);
 
 /// The order of the samples of an epoch, which depends on nothing but its arguments. The samplers of all kinds take
@@ -43,7 +43,8 @@ class EpochOrder {
 ///     the r-th run of `batch` of these positions. If `runs` is set, rank r instead has the r-th run of `batch *
 ///     accumulation` of a step's positions, one microbatch after the other. If `deal` was called, the rank has the run
 ///     of microbatches that `deal` gave it. Step k therefore takes the positions [k * G, (k + 1) * G) for every number
-///     of ranks and microbatches with the same global batch G. The order is the same too if `batch` is the same.
+///     of ranks and microbatches with the same global batch G. Step k has the same microbatches too if
+///     `batch` is the same.
 ///  3. No sample is given twice within an epoch, to one rank or two, except for the `padded_samples()` of Tail::kPad.
 ///  4. Every rank gets the same number of microbatches, a multiple of `accumulation`, unless `deal` was called.
 class DistributedSampler {
@@ -58,17 +59,18 @@ class DistributedSampler {
   /// samples come first.
   std::int64_t counted() const { return counted_; }
 
-  /// Writes the samples of microbatch number `microbatch` of the step under way, for whichever rank they are. The step
-  /// stays under way until `end_step`. Returns false, and writes nothing, at the end of the epoch. Errors: 78 if the
-  /// step has no microbatch of this number, or if `next` has already begun the step. REQUIRES: samples.size() == batch.
+  /// Writes the samples of microbatch number `microbatch` of the step under way, whichever rank they belong to. The
+  /// step stays under way until `end_step`. Returns false, and writes nothing, at the end of the epoch. Errors: 78 if
+  /// the step has no microbatch of this number, or if `next` has already begun the step. REQUIRES: samples.size() ==
+  /// batch.
   absl::StatusOr<bool> take(std::int64_t microbatch, std::span<std::int64_t> samples);
   /// Moves to the next step. If this epoch is over, that is the first step of the next epoch. `take` must have given
   /// all samples of the step under way.
   void end_step();
 
   /// From now on, this rank takes the microbatches of `run` in each step, whatever the options say. Call it between two
-  /// steps. `consumed` increases when all microbatches of a run were taken. Errors: 78 if a run is empty or reaches
-  /// beyond a step's microbatches, or if the call is made within a step.
+  /// steps. SamplerCursor::consumed increases when all microbatches of a run were taken. Errors: 78 if a run is empty
+  /// or reaches beyond a step's microbatches, or if the call is made within a step.
   absl::Status deal(const MicrobatchRun& run);
   /// Returns the run of microbatches that this rank takes. It is empty if the options say which microbatches it takes.
   const MicrobatchRun& run() const { return dealt_; }
@@ -79,8 +81,9 @@ class DistributedSampler {
   void set_epoch(std::int64_t epoch);
   /// Moves to the beginning of a step, counted from 0 over all epochs. Error: 78 if the number is below 0.
   absl::Status go_to_step(std::int64_t step);
-  /// Returns a number from 0 on that stands for the data of all steps: of samplers for which it is equal, equal numbers
-  /// of steps have the same samples. `tokens`, `seq_len`: those of the dataset whose windows the samples are.
+  /// Returns a number, at least 0, that stands for the data of all steps. If two samplers have the same number, their
+  /// steps with the same index have the same samples. `tokens`, `seq_len`: those of the dataset whose windows the
+  /// samples are.
   std::int64_t data_order(std::int64_t tokens, std::int64_t seq_len) const;
   std::int64_t epoch() const { return epoch_; }
   /// Returns whether this epoch has no further step.
@@ -93,8 +96,8 @@ class DistributedSampler {
 
   SamplerCursor cursor() const;
   /// Continues after `cursor`, which may come from another number of ranks or another batch. The global order continues
-  /// where it stopped, provided that `cursor` was taken between two steps. Error: 78 if seed, shuffling or samples
-  /// differ.
+  /// where it stopped, provided that `cursor` was taken between two steps. Errors: 78 if seed, shuffling or samples
+  /// differ; 65 if the numbers of `cursor` make no sense.
   absl::Status resume(const SamplerCursor& cursor);
 
  private:

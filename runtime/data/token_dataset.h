@@ -16,9 +16,9 @@
 namespace tessera {
 
 /// A long row of tokens on disk, read through mapped memory. Opening reads no tokens, and ranks of one host share the
-/// page cache. It is immutable and thread-safe.
+/// page cache. A dataset is immutable and thread-safe.
 ///
-/// The factory has checked a dataset against its files' sizes, so `copy` cannot run past a file. Values are *not*
+/// `open_dataset` has checked a dataset against its files' sizes, so `copy` cannot run past a file. Values are *not*
 /// checked: see `check_tokens` in dataset_stats.h.
 class TokenDataset {
  public:
@@ -54,7 +54,8 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> open_dataset(const std::filesystem
 /// Text: files (text_files.h) follow one another without a separator.
 absl::StatusOr<std::unique_ptr<TokenDataset>> open_text(const std::filesystem::path& path,
                                                         const std::vector<std::string>& extensions = {});
-/// llm.c: 256 int32, then the tokens. [0], [1] = 20240520, 1 (uint16) or 20240801, 7 (uint32); [2] = tokens.
+/// llm.c: a header of 256 int32, then the tokens. The first two int32 are 20240520 and 1 for uint16, or 20240801 and 7
+/// for uint32. The third one is the number of tokens.
 absl::StatusOr<std::unique_ptr<TokenDataset>> open_llmc(const std::filesystem::path& path);
 /// Megatron: `prefix.idx` describes `prefix.bin` (layout in megatron_dataset.cc). Sequences follow one another in the
 /// order of the index, without a separator (Megatron's tools write end-of-document tokens themselves).

@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 /// The integer type of a token in a file.
 enum class TokenType : std::uint8_t { kU8, kI8, kI16, kU16, kI32, kU32, kI64 };
 
-/// Returns the bytes of a token.
+/// Returns the number of bytes of a token.
 constexpr std::int64_t size_of(TokenType type) {
   switch (type) {
     case TokenType::kU8:

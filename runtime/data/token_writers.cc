@@ -18,8 +18,7 @@ namespace tessera {
 namespace {
 
 /// A file that is written from front to back under "<path>.partial". It gets its name when `finish` has found that all
-/// of it has reached the disk. An older file of this name therefore keeps its content under its other names (hard
-/// links).
+/// of it was written. An older file of this name therefore keeps its content under its other names (hard links).
 class Output {
  public:
   explicit Output(const std::filesystem::path& path) : path_(path), partial_(path) {

@@ -5,9 +5,9 @@
 namespace tessera {
 
 /// Makes `tensor.data()` (Python's `.data`) share the version counter of `tensor` if `is_watched(tensor)`, as
-/// `detach()` does. Code that compares versions then sees writes through it. Without this, `data()` gives a tensor over
-/// the same memory with its own counter, and writes through it cannot be seen. The change holds for the whole process
-/// and for good, and `is_watched` of the first call stays in use.
+/// `detach()` does. Code that compares versions then sees writes through `data()`. LibTorch itself gives this tensor
+/// over the same memory its own counter, so that such writes cannot be seen. The change holds for the whole process and
+/// for good, and `is_watched` of the first call stays in use.
 ///
 /// LibTorch asks a table of functions for `data()` (at::impl::VariableHooksInterface). This call puts another table in
 /// front of it, which differs only in that function.

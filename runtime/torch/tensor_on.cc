@@ -5,7 +5,7 @@
 namespace tessera {
 
 at::Tensor tensor_on(c10::Device device, const void* data, std::size_t numel, at::ScalarType type) {
-  // LibTorch would ask CUDA on which device the memory lies each time, if no device were given.
+  // If no device were given, LibTorch would ask CUDA each time on which device the memory lies.
   const auto options = at::TensorOptions().dtype(type).device(device);
   return at::for_blob(const_cast<void*>(data), {static_cast<std::int64_t>(numel)})
       .options(options)

@@ -109,7 +109,7 @@ def draw_slots(full):
         body.append(label(20, y + 22, f"slot {slot + 1}"))
         for at, unit in enumerate(blocks):
             if at % 2 == slot:
-                # A unit is gathered while the unit before computes, and stays until another unit takes its slot.
+                # A unit is gathered while the unit before it computes, and stays until another unit takes its slot.
                 end = at + 2 if at + 2 < len(blocks) else 1 + len(blocks)
                 body += box("a", left + at * wide, y, wide - 4, 32, "gather")
                 body += box("b", left + (at + 1) * wide, y, (end - at - 1) * wide - 4, 32, unit["name"])

@@ -2,11 +2,13 @@
 
 Pages are written for a reader of the repository: a link may lead out of docs/, for example to SECURITY.md. The rules on
 the site are:
-- a page of Markdown that a link names is a page below project/, and what it links to comes with it,
+- a page of Markdown that a link names is a page below project/, and so are the files that it links to,
 - a public header is its page of the C++ API (cpp_api.py has made that),
 - a source is a page below project/ that shows it,
-- any other file is copied below project/. If the text of a link is the file name of its page, the site shows that
-page's title. A link to a folder, or to a missing file, is a warning, which ends the build.
+- any other file is copied below project/.
+
+If the text of a link is the file name of its page, the site shows that page's title. A link to a folder, or to a
+missing file, is a warning, which ends the build.
 """
 
 import os

@@ -2,8 +2,8 @@
 
 Every page is opened at the width of a desktop and of a phone. It must not scroll sideways, all its pictures must load,
 no script may fail, and nothing may come from another machine. Search must find a word. Ten pages are drawn into
-PICTURES at both widths, light and dark, so that a person can look at them. It ends with exit code 69 if there is no
-Chromium.
+PICTURES at both widths, light and dark, so that a person can look at them. The program ends with exit code 69 if there
+is no Chromium.
 """
 
 import functools

@@ -33,7 +33,7 @@ class MajorityVote final : public GradientMethod {
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
     const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
     const std::size_t bytes = words_ * sizeof(std::uint32_t);
-    // This also clears the words behind messages that are shorter.
+    // This also clears the words behind messages that have fewer than `words_` words.
     std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
     for (int q = 0; q < ranks_; ++q)
       cast_votes(data + part(q).offset, static_cast<std::size_t>(part(q).numel), turn_, out_ + q * words_);

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// The layout, in messages and in memory, of gradients that are sent in another form, or of which only a part is sent.
-/// It consists of integers, which are the same on every rank.
+/// The layout, in messages and in memory, of gradients that a method compresses: it sends them in another form, or
+/// sends only a part of them. It consists of integers, which are the same on every rank.
 
 /// The memory that a reduction needs for a group: fp32 elements, in whole cache lines.
 struct MethodMemory {
@@ -34,7 +34,7 @@ struct MethodLayout {
   MethodMemory memory = {};
   std::vector<MethodMessage> messages = {};
 
-  /// Returns the bytes of messages that a rank sends in the reduction.
+  /// Returns the number of bytes of the messages that a rank sends in the reduction.
   std::int64_t wire_bytes(int ranks) const;
 };
 
@@ -47,7 +47,7 @@ MethodLayout method_layout(const CompressionMethod& method, const GroupShape& gr
 TESSERA_COMPRESSION_METHODS(TESSERA_LAYOUT_OF)
 #undef TESSERA_LAYOUT_OF
 
-/// Returns `numel` fp32 elements, rounded up to whole cache lines.
+/// Returns `numel`, a number of fp32 elements, rounded up to whole cache lines.
 std::int64_t in_lines(std::int64_t numel);
 /// Returns the layout of a method whose `work` has this rank's message, and the messages of all ranks.
 MethodLayout layout_by_gather(std::int64_t kept, std::int64_t words, int ranks);

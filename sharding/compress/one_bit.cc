@@ -27,13 +27,13 @@ namespace {
 /// optimizer's first moment is b m + (1 - b) g, it then changes as M changes, and never by the rounding of a single
 /// gradient. (The optimizer's second moments would square a gradient's rounding error, which is 1 / (1 - b) times that
 /// of M.) The factor b is used once in each step; further reductions of a step use a factor of one. M begins at 0, and
-/// begins anew when the residuals do, since it has an effect on rounding but not on the sum. If gradients are scaled or
-/// dropped after the sum (clipping), M does not follow this, but the optimizer's momentum does.
+/// begins anew when the residuals do. This does no harm, since M has an effect on rounding but not on the sum. If
+/// gradients are scaled or dropped after the sum (clipping), M does not follow this, but the optimizer's momentum does.
 class OneBit final : public GradientMethod {
  public:
-  /// `kept` has `numel` elements and the elements that a rank owns, each rounded up to whole cache lines; with
-  /// momentum, `numel` elements more. `work` has 2 * ranks messages of an owner.
-  /// `momentum`: 0 or more, and below 1.
+  /// `kept` has `numel` elements, then the elements that a rank owns, and then, with momentum, `numel` elements again.
+  /// Each of these parts is rounded up to whole cache lines. `work` has 2 * ranks messages of an owner. `momentum`: 0
+  /// or more, and below 1.
   OneBit(const Layout& layout, int rank, int ranks, float momentum, float* kept, float* work)
       : gaps_(layout.gaps().begin(), layout.gaps().end()),
         ranks_(ranks),
@@ -70,7 +70,7 @@ class OneBit final : public GradientMethod {
   absl::Status sum_values(Collectives& group, std::string_view label, float* data, std::size_t numel) {
     const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
     const std::size_t bytes = words_ * sizeof(std::uint32_t), own_numel = static_cast<std::size_t>(own_.numel);
-    // This also clears the words behind messages that are shorter.
+    // This also clears the words behind messages that have fewer than `words_` words.
     std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
     for (int q = 0; q < ranks_; ++q)
       encode_signs(kept_.data() + part(q).offset, data + part(q).offset, static_cast<std::size_t>(part(q).numel),

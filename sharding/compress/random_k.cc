@@ -21,8 +21,8 @@ namespace {
 /// are summed by an ordinary all-reduce of fp32. The other elements are kept as the residual.
 ///
 /// The buffer is cut into as many pieces as elements are sent; the lengths of the pieces differ by at most one. One
-/// element of each piece is drawn. If the drawn element lies in a gap, it is sent as zero. An element waits for 1 /
-/// share reductions on average.
+/// element of each piece is drawn. If the drawn element lies in a gap, it is sent as zero. The mean wait of an element
+/// is numel / count reductions.
 class RandomK final : public GradientMethod {
  public:
   /// Sends `count` elements of a flat buffer of `numel`. `kept` has the shape [numel], and `work` [2 count].
@@ -39,7 +39,7 @@ class RandomK final : public GradientMethod {
     auto* const places = reinterpret_cast<std::uint32_t*>(values_ + count_);
     draw(places);
     for (std::size_t i = 0; i < count_; ++i) values_[i] = std::exchange(kept_[places[i]], 0.0f);
-    // Without this, a value that is not finite might stay in the residual without ever being noticed in a sum.
+    // A value that is not finite might otherwise stay in the residual, and never be noticed in a sum.
     if (!all_finite(kept_.data(), numel)) values_[0] = std::numeric_limits<float>::quiet_NaN();
     TESSERA_RETURN_IF_ERROR(group.all_reduce(label, values_, DType::kF32, values_, count_).wait());
     std::fill_n(data, numel, 0.0f);

@@ -8,11 +8,11 @@ namespace tessera {
 /// Measures how long a program waits for data: from the end of a step, or of a microbatch, to the next operator that
 /// reads a parameter. A Training owns one, and begins a wait at the end of each step or microbatch.
 ///
-/// A wait ends with the first operator, on the thread that began the wait, that reads a parameter of any Engine. A
-/// thread that computes with parameters does not wait for data. OpWatch notifies it of that operator
-/// (parameter_is_read). If no OpWatch lives, nothing is measured unless `look` was called. In that case the thread
-/// looks at the inputs of its operators during a wait, for which LibTorch allocates a few times. Otherwise only the
-/// first wait of a thread allocates.
+/// A wait ends when an operator on the thread that began the wait reads a parameter of any Engine. A thread that
+/// computes with parameters does not wait for data. OpWatch notifies DataWait of that operator (parameter_is_read). If
+/// no OpWatch lives, nothing is measured unless `look` was called. In that case the thread looks at the inputs of its
+/// operators during a wait, for which LibTorch allocates a few times. Otherwise only the first wait of a thread
+/// allocates.
 class DataWait {
  public:
   using Clock = std::chrono::steady_clock;

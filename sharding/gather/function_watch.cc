@@ -24,8 +24,8 @@ struct Applied {
   c10::SmallVector<c10::weak_intrusive_ptr<c10::StorageImpl>, 4> storages;
 };
 
-/// The latest functions that were applied. A function is forgotten after a very large number of later functions. A
-/// forgotten function pins no units, so its reads in backward are refused, and the error names the unit.
+/// The latest functions that were applied. There are 4096 entries, and a function is forgotten when a later one gets
+/// its entry. A forgotten function pins no units, so its reads in backward are refused, and the error names the unit.
 class AppliedFunctions {
  public:
   void add(const Key& key, const Units& units) {

@@ -88,7 +88,7 @@ std::atomic<bool> is_watched = false;  // whether there are watchers, for reader
 
 thread_local at::CallbackHandle first_read = at::INVALID_CALLBACK_HANDLE;
 
-/// It is called like on_start, but pins no units, since these units have no UnitKeeper that gathers them.
+/// It is called like on_start, but pins no units, since no UnitKeeper gathers the units that it finds.
 std::unique_ptr<at::ObserverContext> on_first_read(const at::RecordFunction& function) {
   Units units;
   for (const c10::IValue& input : function.inputs()) find_units(input, units);

@@ -35,7 +35,7 @@ class Publication final : public UnitKeeper {
   void start(FlatGroup& group);
   /// Waits until all started gathers have ended.
   void finish();
-  /// It is called in a forked process. In that process, gathers under way never end, so their units are poisoned.
+  /// It is called in a forked process. Gathers under way never end in that process, so their units are poisoned.
   void give_up();
 
   void use(Unit& unit) override;

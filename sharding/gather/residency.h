@@ -120,8 +120,8 @@ class Residency final : public UnitKeeper {
   /// filled with NaN, so that a program that kept pointers or arrays notices this. It does nothing without
   /// check_values, or while the unit is pinned.
   void spoil(Unit& unit);
-  /// Gives back slots beyond the plan, unless a unit in one is pinned. Under check_values they are kept, so that
-  /// pointers into them can still be read, and show NaN.
+  /// Gives back slots beyond the plan, from the last one on, up to the first slot whose unit is pinned. Under
+  /// check_values they are kept, so that pointers into them can still be read, and show NaN.
   void give_back_overflow();
 
   const Schedule& schedule() const { return schedule_; }

@@ -16,8 +16,8 @@ namespace tessera {
 /// (MemoryPlan::has_secondary). A unit that was gathered over the whole axis is stored in this copy, and is gathered
 /// from the copy until its values change. So only the first gather of a step goes over the network.
 ///
-/// A rounded copy holds quantized values (codes of runtime/comm/sum/wire_codec.h). In this case even the first use in a
-/// step gets rounded values: `finish` replaces the values that `keep` got by the decoded values.
+/// A rounded copy holds quantized values (codes of runtime/comm/sum/wire_codec.h). Even the first use in a step then
+/// gets rounded values: `finish` writes the decoded values over the exact values from which `keep` made the copy.
 ///
 /// Residency owns it and calls it, on the thread that runs forward and backward. All ranks of `group` call it for the
 /// same units in the same order.

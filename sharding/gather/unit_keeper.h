@@ -30,7 +30,7 @@ class UnitKeeper {
   /// Ends a `use` or a `hold`.
   void unpin(Unit& unit);
   /// It is called when the values are about to change, or have changed. Afterwards no transfer of the unit is under
-  /// way, and values that this rank has only gathered are released, unless the unit is pinned.
+  /// way, and values that were gathered from other ranks are released, unless the unit is pinned.
   virtual void drop(Unit& unit) = 0;
 
  protected:

@@ -27,7 +27,8 @@ bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ra
   return std::ranges::all_of(bits, [&](float set) { return set == 0.0F || set == static_cast<float>(ranks); });
 }
 
-/// Replaces, for each bit, the number of ranks that set it by a number that is 0 only if all ranks or no rank set it.
+/// `bits` has the number of ranks that set each bit. Replaces this number by a number that is 0 only if all ranks or no
+/// rank set the bit.
 void compare_digests(at::Tensor bits, int ranks) { bits.mul_(bits.sub(ranks)); }
 
 void read_used(std::span<const float> sum, std::span<char> used) {

@@ -30,7 +30,7 @@ class Chunks {
   /// Returns the first chunk that has a record; chunks() if none has.
   std::int64_t first_record() const { return first_record_; }
   std::int64_t records() const { return chunks_ - first_record_; }
-  /// Returns the elements in front of the first chunk that has a record.
+  /// Returns the number of elements in front of the first chunk that has a record.
   std::int64_t before_records() const { return numel_before(first_record_); }
 
   /// Returns the first offloaded chunk if a fraction `share` of the chunks (0 to 1) is offloaded. The number of

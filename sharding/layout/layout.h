@@ -43,15 +43,15 @@ enum class SmallTensors {
 ///  3. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of cut() and of `multiple`. No shard
 ///     boundary is inside a tensor's block: it cuts a large tensor at a multiple of kBlock from the tensor's start, and
 ///     a small one never.
-///  4. cut() is kBlock, or a smaller power of two if all tensors fit into that. Then no tensor reaches over a multiple
+///  4. cut() is kBlock, or a smaller power of two into which each tensor fits. Then no tensor reaches over a multiple
 ///     of cut(), and shards need not be padded to whole blocks.
 ///  5. Offsets and cut() depend on the tensors alone, not on `parts`.
 ///  6. padding() is less than the sum of kBlock for each tensor that begins a block, max(kAlign, its numel) for each
-///     other one, and cut() (or `multiple`, if that is more) for each part.
+///     other tensor, and cut() (or `multiple`, if that is more) for each part.
 class Layout {
  public:
   static constexpr std::int64_t kAlign = 32;     ///< 128 bytes of fp32
-  static constexpr std::int64_t kLeastCut = 64;  ///< a cache line of bytes
+  static constexpr std::int64_t kLeastCut = 64;  ///< a cache line, if an element has one byte
   static constexpr std::int64_t kBlock = 256;
 
   Layout() = default;

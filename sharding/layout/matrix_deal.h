@@ -82,11 +82,11 @@ class MatrixDeal {
   /// whole tensors also the master.
   int collected_values() const { return work_.is_muon ? 1 : 2; }
 
-  /// Returns the elements of each of the two buffers in which a rank exchanges messages: the number of ranks times the
-  /// longest message.
+  /// Returns the number of elements of each of the two buffers in which a rank exchanges messages: the number of ranks
+  /// times the longest message.
   std::int64_t exchange_numel() const;
-  /// Returns the fp32 elements of an owner's memory: for all data that it gets for the largest matrix, and for the
-  /// scratch of orthogonalization.
+  /// Returns the number of fp32 elements of an owner's memory: for all data that it gets for the largest matrix, and
+  /// for the scratch of orthogonalization.
   std::int64_t work_numel() const;
   /// Returns the largest number of elements, over all ranks and batches, that a rank holds of the matrices that it
   /// owns. Each matrix begins on a cache line.

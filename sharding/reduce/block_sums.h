@@ -51,13 +51,13 @@ class BlockSums {
   }
   /// Computes `group.gradient` from the sums of whole gradients that ranks have, and shows it to `visitor`, which is
   /// null on a GPU. `own`: the sums of this rank's nodes, in order, followed by the leaves of other ranks' microbatches
-  /// that it has completed, in the order of completion. Any one of them may lie in `group.gradient`.
+  /// that this rank has completed, in the order of completion. Any one of them may lie in `group.gradient`.
   void join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor* visitor);
   /// Returns the bytes that this rank has sent so far.
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
-  /// A node of the tree, whose sum comes from a rank, and the index of that sum among all sums that this rank receives.
+  /// A node of the tree whose sum this rank receives, and the index of this sum among all received sums.
   struct Arrival {
     TreeBlock block;
     std::int64_t place = 0;

@@ -41,7 +41,8 @@ class GradientPacker {
   void keep_squares();
   /// Sets whether gradients that arrive from now on are squared. REQUIRES: `keep_squares` was called.
   void squares(bool on) { squares_ = on; }
-  /// Returns the squared norm of the gradients in the bucket, if all of them arrived while gradients were squared.
+  /// Returns the squared norm of the gradients in the bucket. REQUIRES: all of them arrived while gradients were
+  /// squared.
   double square() const;
   /// Appends to `pieces` the places in `bucket` of the group's gradients that have arrived.
   void add_pieces(const FlatGroup& group, const std::byte* bucket, std::vector<GradientPiece>& pieces) const;

@@ -26,7 +26,7 @@ class GradientSquares {
   /// order of parameters. If a unit is added twice between two calls of `take`, the sum becomes NaN, unless one of the
   /// two norms is 0.
   virtual void add(const Unit& unit, std::span<const GradientPiece> pieces, DType dtype) = 0;
-  /// Adds the squares since the last call to those of the step.
+  /// Adds the squares since the last call of `take` to the squares of the step.
   virtual void take() = 0;
   /// Drops the squares that were added since the last `take`.
   virtual void forget() = 0;

@@ -32,7 +32,7 @@ struct ReducedUnit {
   Memory bucket;
   Memory sum;            ///< used if units are updated in backward
   bool reduced = false;  ///< whether the unit was reduced in this round
-  bool has_sum = false;  ///< whether `gradient` holds a sum since `reset`, or will hold a sum
+  bool has_sum = false;  ///< whether FlatGroup::gradient holds a sum of this step, or will hold one
   /// Used if there is only one rank: the number of gradients taken in this round, and the number at the last call of
   /// `Reducer::on_reduced`.
   std::int64_t taken = 0, told = 0;

@@ -212,8 +212,8 @@ void Reducer::start(ReducedUnit& unit) {
   if (setup_.updates_in_backward()) unit.unit->close();
 }
 
-/// If sums are offloaded, gives the unit's sum memory. If gradients are added to earlier sums, the next unit's sum is
-/// read ahead.
+/// If sums are offloaded, acquires the record of the unit's sum. If gradients are added to earlier sums, the next
+/// unit's sum is read ahead.
 Lease Reducer::take_sum(const ReducedUnit& unit) {
   if (!memory_.sums_below) return {};
   Lease sum = memory_.sums_below->acquire(unit.unit->index, unit.has_sum ? LeaseUse::kChange : LeaseUse::kOverwrite);

@@ -42,9 +42,9 @@ namespace tessera {
 /// that a rank did not use takes part with zeros, at the latest when backward ends. So ranks may take different
 /// branches.
 ///
-/// Gradients of parameters that no rank used in the last step are not waited for (`expect`), so that their units do not
-/// hold buckets that other units need. When the set of used parameters changes, the step of the change may need buckets
-/// beyond the plan, and the ranks agree on the order again.
+/// Reducer does not wait for gradients of parameters that no rank used in the last step (`expect`). Otherwise their
+/// units would hold buckets that other units need. When the set of used parameters changes, the step of the change may
+/// need buckets beyond the plan, and the ranks agree on the order again.
 ///
 /// A gradient goes from `.grad` (parameter dtype) to a bucket (reduce dtype; one copy), to the sum over ranks (fp32),
 /// and to `FlatGroup::gradient`. Sums are plain: the factor 1/N, the loss scale and clipping are applied in the
@@ -145,7 +145,7 @@ class Reducer final : private ReductionEnds {
     notes_.begin_round(digest, weight, samples);
   }
 
-  /// The hook calls this when `parameter`'s gradient is in `.grad`; the gradient is taken and reset. If `counts` is
+  /// A parameter's hook calls this when its gradient is in `.grad`; the gradient is taken and reset. If `counts` is
   /// false, zeros are taken instead of the gradient, and the parameter does not become used.
   void take(FlatGroup& group, std::size_t parameter, bool counts = true);
 

@@ -38,8 +38,8 @@ class UnitBuckets {
 
   /// Returns whether the unit's gradients wait in the place of their sum.
   bool is_in_place(const ReducedUnit& unit) const;
-  /// Returns the address at which a group's gradients wait: the place of their sum, or a place in the unit's bucket
-  /// behind earlier groups.
+  /// Returns the address at which a group's gradients wait: a place in the tree (MicrobatchTree::leaf_of), the place of
+  /// their sum, or a place in the unit's bucket behind earlier groups.
   std::byte* of(const ReducedUnit& unit, const FlatGroup& group) const;
   /// Returns the dtype of gradients in buckets.
   DType dtype() const;

@@ -67,7 +67,7 @@ TEST_F(OffloadCommand, OffloadedRunHasTheSameBitsAndPlannedTraffic) {
   }
 }
 
-// A run with the queue depth that the message names gets no such message.
+// A message about waiting for the disk names a queue depth. A run with this depth gets no such message.
 TEST_F(OffloadCommand, MessageNamesAQueueDepthThatHidesTheDisk) {
   const auto said = [&](const std::string& depth, const std::string& in_backward) {
     write_file(path("said.json"), R"({"units": {"classes": ["Block"]}, "optimizer": {"in_backward": )" + in_backward +
@@ -127,8 +127,9 @@ TEST_F(OffloadCommand, FailedGradientTransferEndsAllAndNamesTheUnit) {
   }
 }
 
-// Fault F1 (docs/faults.md): rank 1 dies at the moments at which a disk failed in the test above. Rank 0 ends too,
-// nothing is left behind, and the next run continues with the same bits.
+// Fault F1 (docs/faults.md): rank 1 dies at the moments at which a disk fails in
+// FailedDiskEndsAllRanksAndNamesTheParameter. Rank 0 ends too, nothing is left behind, and the next run continues with
+// the same bits.
 TEST_F(OffloadCommand, RankThatDiesAnywhereInAStepEndsAllAndRunResumes) {
   const std::string file = strategy("FULL_SHARD", offload(kParametersToo));
   const Words saves = {"--checkpoint-dir", path("parts"), "--every-steps", "1"};
@@ -202,8 +203,8 @@ TEST_F(OffloadCommand, BenchTimesDisksAndSteps) {
     for (const char* way : {"write", "read", "mixed"}) EXPECT_FALSE(disk.at(way).at("samples_s").empty()) << way;
   }
   ASSERT_EQ(report.at("steps").size(), 4u);
-  // Each format moves fewer bytes than the format before it, except the second one. It also moves the low halves of the
-  // masters of bf16 parameters.
+  // Each format moves fewer bytes than the format before it, except the second format. This format also moves the low
+  // halves of the masters of bf16 parameters.
   const auto moved = [&](std::size_t i) { return report.at("steps")[i].at("bytes_moved").get<std::int64_t>(); };
   EXPECT_GT(moved(1), moved(0));
   EXPECT_LT(moved(2), moved(1));

@@ -1,5 +1,5 @@
-// Tests that the collectives that `tessera plan` lists are those that a step makes, to the byte, under every legal
-// placement of a 2 x 2 mesh.
+// Tests the list of collectives of `tessera plan`: a step makes exactly these collectives, to the byte, under every
+// legal placement of a 2 x 2 mesh.
 
 #include <gtest/gtest.h>
 

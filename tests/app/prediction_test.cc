@@ -1,5 +1,6 @@
-// Tests `tessera train --profile`, `tessera doctor --links`, and the predictions of `plan` and `simulate` from their
-// files. Measured times are not compared. Only numbers that must follow from each other are compared.
+// Tests `tessera train --profile`, `tessera doctor --links`, and the predictions that `plan` and `simulate` make from
+// the files that these write. Measured times are not compared. Only numbers that must follow from each other are
+// compared.
 
 #include <gmock/gmock.h>
 
@@ -247,7 +248,7 @@ TEST_F(Prediction, StrategiesAreComparedByTime) {
   EXPECT_FALSE(std::filesystem::exists(path("chosen.json")));
 }
 
-// Another mode changes what is computed, so all are shown, and none is chosen.
+// Another mode changes what is computed, so all modes are shown, and none is chosen.
 TEST_F(Prediction, ModesAreShownBesideTheChoiceForRanksThatDiffer) {
   measure();
   write_file(path("like.json"), R"({"units": {"classes": ["Block"]}})");

@@ -336,7 +336,7 @@ TEST_F(Train, RunWithBackupsSavesOnItsWayAndEndsAtItsSteps) {
     EXPECT_THAT(ended.out, HasSubstr(saved));
 }
 
-// The speeds of ranks differ from step to step, so a rank gets other microbatches, and their samples.
+// The speeds of ranks differ from step to step, so a rank gets other microbatches in each step, and so other samples.
 TEST_F(Train, DealtMicrobatchesGiveTheBitsOfEvenOnes) {
   const std::string keys = R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]},
       "optimizer": {"lr": 0.01}, "gradient_sync": "last_microbatch", "reproducible": true)";

@@ -19,7 +19,7 @@ TEMPLATE = [("pull", "root", 0, 0), ("push", "root", 0, 0)]
 
 
 class Trained:
-    """Stands for asynchronous.Runs: runs end at once, with a loss that falls by ticket."""
+    """Stands for asynchronous.Runs: runs end at once, and a ticket's loss is lower than those of earlier tickets."""
 
     def __init__(self, folder, study, size):
         self.folder, self.study, self.size = folder, study, size

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tests with label gpu are declared WHOLE (one entry of ctest): scripts/gpu_check asks ctest for them before they are
 built, and uses their names as targets. A test with an entry for each case has no label until it is built. It would be
-neither built nor run, without any message. They share no program with other tests (IN), since scripts/gpu_bundle packs
-the programs that have their names, with the limits of time that they have here.
+neither built nor run, without any message. Tests with label gpu share no program with other tests (IN), since
+scripts/gpu_bundle packs the programs that have their names, with the limits of time that they have here.
 """
 
 import json

@@ -138,7 +138,8 @@ class Backups(unittest.TestCase):
 
 
 class Listed:
-    """A clock whose seconds are in a table [rank], which is read again from its begin."""
+    """A clock whose seconds are in a table [rank, step]. Steps beyond the table take its seconds again, from the first
+    on."""
 
     def __init__(self, table):
         self.table, self.slowness = table, (1.0,) * len(table)

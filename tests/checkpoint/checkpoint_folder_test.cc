@@ -292,7 +292,6 @@ TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
   }
 }
 
-// Faults F2 and F26 (docs/faults.md): at any operation of a save, its process is killed, or the machine loses power.
 TEST(CheckpointFolder, ExceededQuotaIsNamed) {
   for (const FaultSite site : {FaultSite::kMkdir, FaultSite::kWrite}) {
     const ScratchFolder folder;
@@ -305,6 +304,7 @@ TEST(CheckpointFolder, ExceededQuotaIsNamed) {
   }
 }
 
+// Faults F2 and F26 (docs/faults.md): at any operation of a save, its process is killed, or the machine loses power.
 TEST(CheckpointFolder, AnyCrashLeavesTheOldCheckpointOrTheNewOne) {
   for (const FaultRule& kind : {FaultRule{.action = FaultAction::kCrash, .number = 137},
                                 FaultRule{.action = FaultAction::kDropUnsynced, .keep_renames = false},

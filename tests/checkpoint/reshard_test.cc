@@ -109,7 +109,7 @@ TEST(Reshard, AnyNumberOfFilesHoldsTheSameTensors) {
   }
 }
 
-// There is a matrix, in the second of many files, and a parameter without elements whose states have elements.
+// The checkpoint has a matrix, in the second of many files, and an empty parameter whose states have elements.
 TEST(Reshard, StatesOfOtherShapesStayWhole) {
   const ScratchFolder made;
   Manifest manifest;

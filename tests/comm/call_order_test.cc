@@ -1,4 +1,4 @@
-// Tests which reports prove that ranks do not make the same calls in the same order, and which do not.
+// Tests which reports prove that ranks do not make the same calls in the same order, and which reports prove nothing.
 
 #include "runtime/comm/call_order.h"
 
@@ -92,7 +92,7 @@ TEST(CallOrder, ThreadsThatShareNoGroupHaveNoCommonOrder) {
   EXPECT_NE(disagreement_of({waiting(a, "gather", 1), waiting(b, "user", 2)}), "");
 }
 
-// Autograd's threads make an Engine's calls of backward, and the program's thread those of forward.
+// Autograd's threads make an Engine's calls of backward, and the program's thread makes the calls of forward.
 TEST(CallOrder, CallsOfOneEngineHaveAnOrderOnAnyThreads) {
   WaitReport a = at(0, 5, 2), b = at(1, 4, 3);
   for (WaitReport* report : {&a, &b}) report->groups["reduce"].threads = {2};

@@ -148,9 +148,9 @@ inline void check_visited_sums(Collectives& group, DType dtype, std::size_t nume
   require(same_bits(reduced.seen(), {output, output + numel}), "all_reduce has another output");
 }
 
-/// Starts reductions of both kinds that are under way together, advances them late or never, and makes a blocking call
-/// between them. Checks that each reduction has its own sum, and that its visitor sees this sum once. If `symmetric`,
-/// every third buffer is nevertheless outside the group's memory.
+/// Starts all-reduces and reduce-scatters that are under way together, advances them late or never, and makes a
+/// blocking call between them. Checks that each reduction has its own sum, and that its visitor sees this sum once. If
+/// `symmetric`, the buffers of every fourth reduction are nevertheless outside of the group's memory.
 inline void check_started_reductions(Collectives& group, std::size_t numel, bool symmetric) {
   struct Started {
     std::vector<Bytes> inputs;

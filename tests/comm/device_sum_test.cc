@@ -53,8 +53,8 @@ void finish() {
 #endif
 }
 
-/// Fills memory with numbers below 2, including zeros and subnormals. No sum overflows, because NaNs have other bits on
-/// a GPU.
+/// Fills memory with numbers below 2, including zeros and subnormals. They are so small that no sum overflows and
+/// becomes a NaN: NaNs have other bits on a GPU.
 void fill(std::byte* data, DType dtype, std::size_t numel, std::uint32_t seed) {
   std::mt19937 random(seed);
   const std::size_t bytes = size_of(dtype);

@@ -58,7 +58,7 @@ TEST(AskInTime, WaitInVainEndsBeforeItsLimit) {
   while (store->unanswered > 0) std::this_thread::sleep_for(1ms);
 }
 
-/// A store in which another rank sets "wanted", and gives up behind that, just before this rank asks for anything else.
+/// A store in which another rank sets "wanted" and then gives up, just before this rank asks for any other key.
 class StoreOfARankThatEnds final : public KeyValueStore {
  public:
   absl::StatusOr<bool> has(const std::string& key) override {

@@ -31,7 +31,7 @@ class Rank {
     }
     return streams;
   }
-  /// Returns whether the last round of a call is written past the caches. The calls before have tried both ways.
+  /// Returns whether the last round of a call is written past the caches. The calls before it have tried both ways.
   bool streams_after(int kept, int streamed) {
     for (int call = 0; call < 7; ++call) this->call(kept, streamed);
     return this->call(kept, streamed).back();

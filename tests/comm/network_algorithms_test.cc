@@ -240,7 +240,7 @@ absl::Status call_once(Collectives& group, Operation operation, void* input, DTy
   }
 }
 
-/// Returns the bytes that each rank of a group sends in one call.
+/// Returns the messages and bytes that each rank of a group sends in one call.
 std::vector<Sent> sent_by_each(int ranks, Algorithm algorithm, Operation operation, DType dtype, std::size_t numel) {
   const auto mailboxes = std::make_shared<testing::Mailboxes>();
   const auto store = memory_store();
@@ -272,7 +272,7 @@ Sent sent_by_all(int ranks, Algorithm algorithm, Operation operation, DType dtyp
   return sent;
 }
 
-/// Returns the messages of all ranks in the addition by halving (halving_rounds.h).
+/// Returns the number of messages of all ranks in the addition by halving (halving_rounds.h).
 std::size_t messages_of_addition(std::size_t ranks) {
   std::size_t messages = 0, before = 0;
   for (std::size_t left = ranks; left > 0; left -= before) {
@@ -460,7 +460,7 @@ TEST(SentByNetworkAlgorithms, MeasuredTrafficEqualsTheModelOfChoices) {
     const bool is_power = std::has_single_bit(static_cast<unsigned>(ranks));
     const std::size_t of_one_piece = 16 * static_cast<std::size_t>(ranks * halving_slices(ranks));
     for (const std::size_t numel : {of_one_piece, 3 * kPieceBytes / 2}) {
-      if (numel > of_one_piece && (!is_power || ranks > 4)) continue;  // all pieces are alike, and this saves memory
+      if (numel > of_one_piece && (!is_power || ranks > 4)) continue;  // left out to save memory: all pieces are alike
       for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing})
         check(ranks, algorithm, Operation::kAllGather, numel, true);
       check(ranks, Algorithm::kDoubling, Operation::kAllGather, numel, ranks == 2);
@@ -607,8 +607,8 @@ void wait_until_watched(int port) {
   for (;;) raise(SIGKILL);
 }
 
-/// Lets the rank `ends` of two end after one call, with open connections over Gloo, and the other one make another
-/// call. `last` is what the first one does at its end.
+/// Makes two ranks. Rank `ends` makes one call, calls `last`, and ends with open connections over Gloo. The other rank
+/// makes another call.
 std::unique_ptr<ForkedRanks> world_where(int ends, void (*last)(const CallWatch& watch)) {
   const int port = free_port();
   return std::make_unique<ForkedRanks>(2, [=](int rank, KeyValueStore& outside) -> absl::Status {
@@ -626,7 +626,7 @@ std::unique_ptr<ForkedRanks> world_where(int ends, void (*last)(const CallWatch&
   });
 }
 
-// Gloo does not notice the end of a connection about once in 300 kills. Here no connection over Gloo ends.
+// About once in 300 kills, Gloo does not notice the end of a connection. Here no connection over Gloo ends.
 TEST(FailureWithOpenConnections, KilledRankIsNamedThoughItSaidNothing) {
   std::array<std::unique_ptr<ForkedRanks>, 2> worlds;  // both at the same time, since each waits for seconds
   for (int killed = 0; killed < 2; ++killed)

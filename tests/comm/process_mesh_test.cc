@@ -1,5 +1,5 @@
-// Tests groups of processes over shared memory, Gloo and both: their results, and compressed transfers. Also tests what
-// the other ranks learn when a rank dies, stops or makes another call.
+// Tests the results and the compressed transfers of groups of processes over shared memory, over Gloo and over both.
+// Also tests what the other ranks learn when a rank dies, stops or makes another call.
 
 #include "runtime/comm/job/process_mesh.h"
 
@@ -70,8 +70,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ProcessMesh,
                                          World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"},
                                          World{4, 2, TransportChoice::kGloo, "gloo"}));
 
-// Calls between hosts ask for their algorithm, too. A group across hosts consists of one group inside each host and one
-// group that joins the hosts.
+// Calls over Gloo ask the job's ChooseAlgorithm which algorithm to use. A group across hosts consists of one group
+// inside each host and one group that joins the hosts.
 TEST(ProcessMeshTest, CallsOverGlooAskForTheirAlgorithm) {
   for (const World& world :
        {World{3, 1, TransportChoice::kGloo, "gloo"}, World{4, 2, TransportChoice::kAuto, "hierarchical(host, gloo)"}}) {
@@ -199,7 +199,7 @@ TEST(Mpi, RanksThatMpiCountsDifferentlyAreRefused) {
   EXPECT_THAT(message_of(refused), AllOf(HasSubstr("/2 to MPI"), HasSubstr("by one mpirun")));
 }
 
-// The waiting receive is cancelled, so both ranks can end MPI and their programs well.
+// The receive that still waits is cancelled, so both ranks can end MPI and their programs normally.
 TEST(MpiFailures, RankThatDoesNotCallIsNamedAtTheTimeLimit) {
   const auto self = rank_of_mpirun();
   if (!self) return run_by_mpirun(2);
@@ -329,8 +329,8 @@ struct Forms {
 };
 
 /// Checks sums of compressed contributions to parts of `share` elements. The runs of elements that the codec encodes
-/// together begin where they would begin if the whole input were encoded. This holds for both operations, so bits do
-/// not depend on the strategy.
+/// together begin where they would begin if the whole input were encoded. This is checked for all-reduce and for
+/// reduce-scatter, so the bits do not depend on the strategy.
 void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType dtype, std::size_t share) {
   ReduceOptions options(waits);
   options.contributions = forms.contributions;
@@ -445,7 +445,7 @@ TEST(ProcessMeshTest, ReductionAndGatherMayBeUnderWayTogether) {
   }));
 }
 
-/// Returns the body of ranks that make sums until one fails. One rank serves the store until the last rank has ended.
+/// Returns the body of ranks that make sums until a sum fails. One rank serves the store until the last rank has ended.
 ForkedRanks::Body sum_until_failure(int ranks, int port, double timeout_s) {
   return [=](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(
@@ -481,7 +481,7 @@ TEST(GlooFailures, KilledRankIsNamedByTheOthers) {
                                    ContainsRegex("; rank (0, )?1(, 2)? do(es)? not answer")));
     both += end.message;
   }
-  // The rank that fails last learns in which call the other one was.
+  // The rank that fails last learns in which call the other rank was.
   EXPECT_THAT(both, ContainsRegex("rank [02] was in all_reduce 'blocks.3'"));
   EXPECT_FALSE(soon.passed());
 }
@@ -551,7 +551,7 @@ TEST(ProcessMeshTest, RankThatGivesUpBeforeItsFirstGroupIsNamed) {
           return status;
         }
         const auto axes = groups_of(mesh).axes(1, 3);
-        if (rank == 0) told(outside, "end/2").status().IgnoreError();  // it serves the store
+        if (rank == 0) told(outside, "end/2").status().IgnoreError();  // rank 0 serves the store
         return axes.status();
       });
       for (const int rank : {0, 2}) {
@@ -585,7 +585,7 @@ std::vector<int> own_ports() {
   return ports;
 }
 
-/// Makes connections to `port` that send nothing: slowly, or all at once.
+/// Makes `count` connections to `port`, either slowly or all at once. They send nothing.
 void connect_in_silence(int port, int count, bool at_once, std::vector<int>& sockets) {
   for (int i = 0; i < count; ++i) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
@@ -600,8 +600,8 @@ void connect_in_silence(int port, int count, bool at_once, std::vector<int>& soc
   }
 }
 
-/// Strangers (processes that are no ranks of the job) connect to `most_ports` ports of two ranks and to the store,
-/// before the ranks have met. They make `count` connections to each.
+/// Strangers (processes that are no ranks of the job) connect to the store before two ranks have met, and to
+/// `most_ports` ports of the ranks after the ranks have met. They make `count` connections to each of these ports.
 struct Strangers {
   int count;
   bool at_once;
@@ -625,7 +625,7 @@ void expect_ranks_go_on(const rlimit& limit, const Strangers& coming) {
     std::vector<float> data(5000, 1);
     TESSERA_RETURN_IF_ERROR(axes.world->all_reduce("sum", data.data(), DType::kF32, data.data(), data.size()).wait());
     require(data[0] == 2 && data.back() == 2, "sums");
-    std::vector<int> opened;  // a save opens files in this way
+    std::vector<int> opened;  // a save opens files, too
     for (rlim_t i = 0; i < limit.rlim_cur / 2; ++i) opened.push_back(::open("/dev/null", O_RDONLY));
     require(opened.back() >= 0, "descriptors are left");
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes again, groups_of(mesh).axes(2, 1));  // this call needs the store
@@ -730,8 +730,8 @@ TEST(GlooFailures, StoppedRankIsNamedEvenIfItServesTheStore) {
   }
 }
 
-/// Returns the body of ranks that make different calls: rank 0 gathers, and the other ranks reduce. These are different
-/// groups, so no transport notices the mistake.
+/// Returns the body of ranks that make different calls: rank 0 gathers, and the other ranks reduce. The two calls are
+/// calls of different groups, so no transport notices the mistake.
 ForkedRanks::Body in_different_groups(const World& world, int port) {
   return [=](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,

@@ -28,7 +28,7 @@ inline CommConfig over(TransportChoice transport = TransportChoice::kAuto, doubl
   return {.transport = transport, .timeout_s = timeout_s, .init_timeout_s = kNeverPassed};
 }
 
-/// Waits until a process listens at `port` of this host.
+/// Waits until a process listens at `port` of this host. Returns false if none does in time.
 inline bool is_listened_at(int port) {
   const auto until = std::chrono::steady_clock::now() + patient(std::chrono::seconds(20));
   return wait_for_listener(*resolve_in_time("127.0.0.1", until), port, until).ok();

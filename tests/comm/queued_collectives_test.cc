@@ -1,4 +1,4 @@
-// Tests collectives that a backend queues. The backend of the test is as late as NCCL may be.
+// Tests collectives that a backend queues. The test's backend makes calls late, as NCCL may.
 
 #include "runtime/comm/device/queued_collectives.h"
 

@@ -53,7 +53,7 @@ struct Play {
           ++has_sent[rank];
           moves = true;
         }
-        std::map<int, std::size_t> awaited;  // number of messages from each peer for which the rank waits
+        std::map<int, std::size_t> awaited;  // for each peer: how many messages the rank awaits from it
         for (const SliceMessage& message : round.receives) ++awaited[message.peer];
         bool is_complete = true;
         for (const auto& [peer, count] : awaited) is_complete &= wires[{peer, rank}].size() >= count;
@@ -101,7 +101,7 @@ struct Play {
 
 std::size_t ceil_log2(int ranks) { return static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(ranks - 1))); }
 
-/// Returns the sizes of binary blocks, beginning with the largest.
+/// Returns the sizes of the binary blocks that `ranks` ranks form, beginning with the largest.
 std::vector<std::size_t> block_sizes(int ranks) {
   std::vector<std::size_t> blocks;
   for (auto left = static_cast<std::size_t>(ranks); left > 0; left -= blocks.back())

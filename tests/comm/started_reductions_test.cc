@@ -17,7 +17,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 constexpr std::size_t kNumel = 3000;
 
-/// Runs `body` on each rank, and returns their statuses.
+/// Runs `body` on each rank, and returns the statuses of all ranks.
 std::vector<absl::Status> statuses(int ranks, const std::function<absl::Status(int rank, Collectives&)>& body) {
   std::vector<absl::Status> results(ranks);
   run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {

@@ -1,5 +1,5 @@
-// Tests the TCP store at which the ranks of a job meet: who comes, who is missing, who does not belong, and how soon
-// each of this is said.
+// Tests the TCP store at which the ranks of a job meet: which ranks come, which are missing, which do not belong to the
+// job, and how soon this is reported.
 
 #include "runtime/comm/c10d/tcp_store.h"
 
@@ -124,7 +124,7 @@ TEST(TcpStore, Ipv6LoopbackServesTheStore) {
     if (rank == 1) return outside.set("has come", "yes");
     return told(outside, "has come").status();  // this process serves the store until rank 1 has joined
   });
-  // On a machine without IPv6, rank 0 says so, and the other ranks find no store.
+  // If the machine has no IPv6, rank 0 says so, and rank 1 finds no store.
   const bool has_ipv6 = ends[0].exit_code != ExitCode::kUnavailable;
   for (const auto& end : ends) EXPECT_TRUE(!has_ipv6 || end.exit_code == ExitCode::kOk) << end.message;
 }
@@ -146,8 +146,8 @@ TEST(TcpStore, RankClaimedTwiceIsRefused) {
   EXPECT_THAT(ends[1].message + ends[2].message, HasSubstr("RANK 1 is claimed by another process"));
 }
 
-/// Open MPI tells each rank only the number of ranks on its own host. The numbers 2, 1 and 1 look like equal hosts to
-/// each rank.
+/// Open MPI tells each rank only the number of ranks on its own host. If hosts have 2, 1 and 1 ranks, each rank takes
+/// them for equal hosts.
 TEST(TcpStore, RanksThatKnowOtherHostsAreRefused) {
   const int port = free_port();
   const auto ends = fork_ranks(4, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -164,11 +164,11 @@ TEST(TcpStore, IdleConnectionsGetSignsOfLife) {
   const int port = free_port();
   expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 2, 1, port), kNeverPassed));
-    if (rank == 0) return told(outside, "looked").status();  // it serves the store
+    if (rank == 0) return told(outside, "looked").status();  // rank 0 serves the store
     const auto another = store->connected_anew();
     int connections = 0;
     for (int fd = 0; fd < 1024; ++fd) {
-      sockaddr_in6 there{};  // the port of an address of IPv4 is at the same place
+      sockaddr_in6 there{};  // the port of an IPv4 address is at the same place
       socklen_t length = sizeof there, size = sizeof(int);
       if (getpeername(fd, reinterpret_cast<sockaddr*>(&there), &length) != 0) continue;
       if ((there.sin6_family != AF_INET && there.sin6_family != AF_INET6) || ntohs(there.sin6_port) != port) continue;

@@ -304,7 +304,7 @@ TEST(Topology, ContradictoryVariablesAreRefusedByName) {
   }
 }
 
-/// One launcher inside another, and the launcher whose variables are used. It is null if both are refused.
+/// One launcher inside another, and the launcher whose variables are used.
 struct Nesting {
   const char* name;
   Variables inner, outer;
@@ -424,7 +424,7 @@ TEST(Topology, RankOfAProcessGroupNeedsNoHosts) {
   EXPECT_EQ(*rank_of({}), (std::pair{0, 1}));
 }
 
-/// `mp.spawn` starts two ranks, or one, under the first of two agents, and three under the other one.
+/// `mp.spawn` starts one or two ranks under the first of two agents, and three ranks under the second agent.
 TEST(Topology, GroupOfUnequalAgentsIsPlacedByItsHosts) {
   for (const int first : {2, 1}) {
     const std::string all = std::to_string(first + 3), of_first = std::to_string(first);

@@ -1,5 +1,5 @@
-// Tests which combinations with methods of "compression" are refused. Also tests the keys of 0.1 (one for each method),
-// which this version still reads.
+// Tests which combinations of "compression" methods with other keys are refused. Also tests the keys of version 0.1
+// (one for each method), which this version still reads.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Tests files that are wrong in every way we can think of. Each is refused with its name, an offset and exit code 65 or
 // 66, and is never read beyond its end. (Run this under AddressSanitizer too. The last page of a mapped file ends with
-// the file only if the size is a multiple of the page. The tests therefore check the verdict, and not the absence of a
+// the file only if its size is a multiple of a page. The tests therefore check the verdict, and not the absence of a
 // crash.)
 
 #include <gmock/gmock.h>

@@ -67,7 +67,8 @@ TEST(Sampler, WindowCountLeavesOneTokenForTheLastTarget) {
   EXPECT_EQ(num_windows(9, 4), 2);
 }
 
-/// Each sample occurs once, for every size, number of ranks, batch, accumulation, tail and epoch.
+/// Each sample occurs once, apart from the samples that the tail drops or repeats. This holds for every size, number of
+/// ranks, batch, accumulation, tail and epoch.
 TEST(Sampler, EachSampleComesOnceOverAllRanks) {
   for (const std::int64_t samples : {1, 2, 7, 8, 31, 64, 100}) {
     for (int world = 1; world <= 8; ++world) {
@@ -261,7 +262,7 @@ TEST(Sampler, WindowsAreCopiedAndBadTokensNamed) {
   EXPECT_THAT(message_of(status), HasSubstr("a.txt at byte 9: token 9 is 106"));
 }
 
-// The microbatches of a step are the same samples on any number of ranks. A rank's microbatches are neighbours, and
+// The microbatches of a step have the same samples on any number of ranks. A rank's microbatches are neighbours, and
 // every rank's cursor is that of a run on one rank.
 TEST(Sampler, DealtRunsCoverEachStepOnceAndTheirCursorGoesOnAnywhere) {
   const SamplerOptions one{.num_samples = 100, .batch = 2, .accumulation = 8, .seed = 5};

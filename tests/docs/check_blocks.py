@@ -85,7 +85,7 @@ class Commands:
         text = block.text.replace("\\\n", " ")
         for line in text.splitlines():
             if line.startswith(" ") or not line.strip():
-                continue  # this line continues the line before, or is no command
+                continue  # this line continues the previous line, or is no command
             line = LEADERS.sub("", DESCRIPTION.sub("", line)).split("  #")[0]
             # A list of commands gives all possible continuations in one line: `tessera checkpoint ls, show or export`.
             if not re.match(r"(tessera|scripts/|benchmarks/|examples/|tests/|python3? )", line) or re.match(r"tessera \w+ +\w+, ", line):

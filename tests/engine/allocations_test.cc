@@ -1,5 +1,5 @@
 // Tests that a steady step allocates no more from the heap than the module itself does. Every operator new of the
-// process is counted for the thread that called it, which is one rank. (Tensors' data does not come from operator new.)
+// process is counted for the thread that called it. Each thread is a rank. (Tensors have another heap.)
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ void measure_noise(Strategy& strategy) { strategy.noise_scale.every = 1; }
 void update_whole_tensors(Strategy& strategy) { strategy.optimizer.type = OptimizerType::kAdafactor; }
 constexpr void (*kUpdates[])(Strategy&) = {update_after_backward, update_in_backward, watch_for_spikes, measure_noise};
 
-/// Counts the allocations of one step's forward and backward without an Engine, in a program with torch::optim.
+/// Counts the allocations of a forward and a backward without an Engine, as in a program with torch::optim.
 std::int64_t plain_allocations(const Mesh& mesh, const Batch& batch) {
   Tiny model = make_tiny({}, /*deferred=*/false);
   const at::Tensor tokens = rows_of(batch.tokens, mesh), targets = rows_of(batch.targets, mesh);
@@ -100,8 +100,8 @@ TEST(Allocations, TimedCallsAllocateNothing) {
 }
 
 void expect_no_more_than_plain_module(const Mesh& mesh, const Strategy& strategy) {
-  // The scaled seed of backward and reading the loss allocate once each, whatever the size of the model. Autograd also
-  // makes a list for each parameter with a hook before accumulation (engine/parameters/gradient_hooks.h).
+  // Each backward makes a scaled seed and reads the loss. These allocations do not depend on the size of the model.
+  // Autograd also makes a list for each parameter with a hook before accumulation (engine/parameters/gradient_hooks.h).
   constexpr std::int64_t kOfOneBackward = 10;
   Session session(mesh, strategy);
   const Batch& batch = session.batches[0];
@@ -121,8 +121,8 @@ TEST(Allocations, ForwardAndBackwardAllocateNoMoreThanThePlainModule) {
   for (const auto update : kUpdates) on_each_placement(2, expect_no_more_than_plain_module, update);
 }
 
-// Pulls are counted in forward and pushes in the step. This is done once with a bound on staleness, for which ranks
-// wait, and once without a bound.
+// Pulls are counted in forward, and pushes in the step. They are counted once with a bound on staleness, which makes
+// ranks wait, and once without a bound.
 TEST(Allocations, AsynchronousPullsAndPushesAllocateNothing) {
   for (const bool is_bound : {false, true}) {
     Strategy strategy = tiny_strategy(ShardingStrategy::kShardOptimizer);

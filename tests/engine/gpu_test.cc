@@ -106,7 +106,7 @@ void on_ranks(int ranks, const std::function<std::string(int rank, int port)>& b
   }
 }
 
-/// Returns the first difference of bits between two runs. The text is empty if there is none.
+/// Returns all differences of bits between two runs. The text is empty if there is none.
 std::string difference(const Trained& a, const Trained& b, const std::string& what) {
   std::ostringstream text;
   for (std::size_t i = 0; i < a.steps.size(); ++i) {
@@ -191,7 +191,7 @@ TEST_F(Gpu, OffloadedMastersAndStatesChangeNoBits) {
   }
 }
 
-/// Activations lie in files, as do parameters.
+/// If gradients lie in files, activations lie in files too.
 TEST_F(Gpu, OffloadedParametersAndGradientsChangeNoBits) {
   struct Lying {
     Tier parameters, gradients, states;
@@ -424,7 +424,7 @@ TEST_F(Gpu, RanksThatShareAGpuGiveTheSameBitsUnderEveryStrategy) {
 }
 
 /// Two ranks add one gradient each, and one rank adds its two microbatches. Both runs make one addition, so the bits
-/// are the same. With "reproducible", the bits are the same for any number of microbatches.
+/// are the same. The key "reproducible" gives the same bits for any number of microbatches.
 TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
   const int port = free_port();
   const std::vector<RankEnd> ends = fork_ranks(2, [&](int rank, KeyValueStore& store) -> absl::Status {

@@ -119,7 +119,7 @@ TEST(LittleMemory, ModelWithParametersOfTwiceTheMemoryTrainsAndWritesItsWeights)
   EXPECT_EXIT(train_in(kParameters, OnDisk::kAll, /*writes_weights=*/true), ::testing::ExitedWithCode(0), "");
 }
 
-// This shows that the limits above have an effect.
+// This test shows that the limits above have an effect.
 TEST(LittleMemory, SameModelsFailByNameWithoutOffload) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fails = ::testing::ExitedWithCode(static_cast<int>(ExitCode::kOsResource));

@@ -24,7 +24,7 @@ void train_once(bool tensor_heap) {
   });
 }
 
-// This changes the whole process, so the order of the calls is part of the test.
+// An Engine changes the heap of the whole process, so the order of the calls is part of the test.
 TEST(TensorHeap, EngineInstallsItUnlessTheStrategyForbids) {
   c10::Allocator* const libtorchs = c10::GetCPUAllocator();
   const at::Tensor before = at::arange(100);
@@ -64,8 +64,8 @@ long faults() {
   return usage.ru_minflt;
 }
 
-// A malloc without this setting returns the end of the heap to the system. The tensors of the second step then cause as
-// many page faults as those of the first.
+// A malloc that is not set up by install_tensor_heap returns the end of the heap to the system. The tensors of the
+// second step then cause as many page faults as those of the first step.
 TEST(TensorHeap, FreedMemoryOfAStepIsKeptForTheNext) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "a sanitizer has a malloc of its own";

@@ -1,7 +1,7 @@
 """Tests that the patches of docs/extending*.md fit the tree and touch few files, and that the code that they add builds
 and passes its tests.
 
-With TESSERA_LONG_TESTS, each patch is applied to a copy of the tree. The targets without LibTorch that the patch
+If TESSERA_LONG_TESTS is set, each patch is applied to a copy of the tree. The targets without LibTorch that the patch
 concerns are built and run there. Sources with LibTorch are compiled, and not linked. A patch changes a header that
 nearly every source includes, so linking would need a whole build. The last check removes the new row from the table of
 transports, which the compiler must refuse.
@@ -70,7 +70,7 @@ def flags_of(target):
 
 
 def compile_in(copy, source):
-    """Checks that the compiler accepts the source, and makes no object file."""
+    """Compiles the source without an object file, and returns how the compiler ended."""
     target = next((target for folder, target in TARGETS.items() if source.startswith(folder)), "tessera_config")
     flags = [word.replace(f"-I{ROOT}", f"-I{copy}") for word in flags_of(target)]
     return subprocess.run([*flags, "-fsyntax-only", copy / source], capture_output=True, text=True)

@@ -1,5 +1,5 @@
-// Fuzzes files of weights: the pickle of an archive, whose tree stays within its bounds and whose parts have different
-// names, and the code that recognizes other files.
+// Fuzzes files of weights. The tree of an archive's pickle stays within its bounds, and its parts have different names.
+// The code that recognizes other files is fuzzed, too.
 
 #include <set>
 

@@ -28,8 +28,8 @@ VERSIONS = sorted(file.parent for file in HERE.glob("*/expected.json"))
 CHECKPOINTS = ["fp32", "narrow", "compressed"]
 # Tessera's own sums and updates have the same bits on every instruction set, but LibTorch's forward and backward do
 # not, and they differ between its versions. Losses of a run in fp32 differ by 1e-7 without AVX-512. The tolerance 1e-6
-# accepts that. An error of a reader changes a loss by more, since losses are about 5 and change by 0.1 in each step. In
-# bf16 such a difference sometimes rounds an element of an activation or a weight the other way, by 1 / 256 of its
+# accepts that. An error of a reader changes a loss by more, since losses are about 5 and change by 0.1 in each step. A
+# difference of 1e-7 sometimes rounds a bf16 element of an activation or a weight the other way, by 1 / 256 of its
 # value. Losses then differed by 1e-5.
 TOLERANCE = {"fp32": 1e-6, "narrow": 3e-4, "compressed": 1e-6, "durable": 1e-6}
 

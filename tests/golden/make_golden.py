@@ -1,5 +1,5 @@
 """Writes the golden files of a version: the inputs below, the files that a `tessera` command of that version makes from
-them, and its next steps.
+them, and the losses of the steps that follow.
 
 golden_test.py reads them with later versions. A folder that is committed never changes. A version whose files have
 another form gets its own folder, before its release.

@@ -1,4 +1,4 @@
-// Without CUDA's headers, no kernels can be emulated.
+// No kernels can be emulated if CUDA's headers are missing.
 
 #include <stdexcept>
 

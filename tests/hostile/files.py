@@ -1,5 +1,5 @@
-"""Makes cases of hostile files. Each place is a file that a command reads. It gets all ways of mutations.py that fit
-the file's format."""
+"""Makes cases of hostile files. Each place is a file that a command reads. It gets all ways of mutations.py that belong
+to the file's format, and some of those that damage the bytes of any file."""
 
 import json
 

@@ -1,5 +1,5 @@
-"""Makes cases of limits of the process and of full devices. Each ends in an error that names the limit or device, and
-never in a signal."""
+"""Makes cases of limits of the process and of full devices. A command may succeed, or end in an error that names the
+limit or the device. It may never end by a signal."""
 
 from case import CONFIG, CREATE, IO, MIB, RESOURCE, Case
 from seeds import DURABLE, OFFLOAD, PLAN, SAMPLE, TOKENIZE, TRAIN

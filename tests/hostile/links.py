@@ -21,7 +21,7 @@ def inputs():
     for turn, place in enumerate(PLACES):
         for number, (what, kind, change) in enumerate(mutations.LINKS):
             if (number + turn) % 2 and kind in ("loop", "device", "dangling"):
-                continue  # every second place has cases of these kinds
+                continue  # each link of these kinds is tried at every second place
             named = place.path in NAMED
             codes = READ_CODES if kind != "link" or not named else (*READ_CODES, 0)
             if kind in place.harmless or "in place" in place.harmless:
@@ -56,8 +56,8 @@ OUTPUTS = [("--metrics", TRAIN, "out"), ("--trace", TRAIN, "out"), ("--save-weig
 
 
 def outputs():
-    """Returns cases in which something exists at the path of an output. The command may not change what exists there,
-    nor, if it is a link, its target."""
+    """Yields cases in which something exists at the path of an output. The command may change what exists there only
+    with --overwrite. It may never change the target of a link."""
     def made(path):
         path.write_text("results")
     ways = [("a link to a file outside", "link", lambda at: at.symlink_to(os.path.relpath(mutations.outside_of(at.with_name("text")), at.parent))),
@@ -83,7 +83,7 @@ def outputs():
 
 
 def partials():
-    """Returns cases in which something exists at the path of a partial output."""
+    """Yields cases in which something exists at the path of a partial output."""
     for option, command, name in OUTPUTS:
         if option in ("--checkpoint-dir", "--tensorboard", "--export-hf") or (option == "--out" and command is TRAIN):
             continue
@@ -96,7 +96,7 @@ HARD_LINK = ("a hard link of a file outside", "hard link", mutations.replaced(la
 
 
 def inside_folders():
-    """Returns cases in which something unexpected exists in a folder that a command uses for its own files."""
+    """Yields cases in which something unexpected exists in a folder that a command uses for its own files."""
     save = [*TRAIN, "--checkpoint-dir", "saved", "--steps", "3"]
     for path, words, writes in [("saved/lock", save, ("saved*",)), ("saved/run.lock", save, ("saved*",)), ("saved/latest", save, ("saved*",)),
                                 ("durable/rank-00000.lock", DURABLE, ("durable*", "scratch*")),

@@ -148,7 +148,7 @@ class Process:
         self.data, self.said, self.end = b"", 0, None
 
     def look(self):
-        """Reads the output of the processes. Returns True when they and their output have ended."""
+        """Reads the output so far. Returns True when the process and its output have ended."""
         while self.reads >= 0:
             try:
                 data = os.read(self.reads, 65536)

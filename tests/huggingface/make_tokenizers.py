@@ -7,7 +7,7 @@ FOLDER/text is 1 MB of text in many scripts, and FOLDER/bytes is text with parts
 ways in which GPT-2, Llama 3, Qwen and others cut text. For each kind, FOLDER/<kind>/tokenizer.json is the tokenizer.
 FOLDER/<kind>/wanted has `text` and `bytes`, which are the tokens of these files, and `words` with `word_ends`, which
 are the tokens of many short texts. FOLDER/<kind>/decoded is the text that `tokenizers` decodes from the text's tokens.
-It prints how fast the package is.
+The program prints how fast the package is.
 """
 
 import pathlib
@@ -69,7 +69,7 @@ def make_bytes(seed):
 
 
 def tokenizers(text):
-    """Returns a dictionary from each kind to a tokenizer with about 3000 tokens."""
+    """Yields (kind, tokenizer) for each kind. A tokenizer has about 3000 tokens."""
     def trained(pre_tokenizer, normalizer=None, special=("<|endoftext|>",), **options):
         tokenizer = Tokenizer(models.BPE(**options))
         tokenizer.pre_tokenizer = pre_tokenizer

@@ -79,8 +79,8 @@ def accepted_by_package(path):
 
 
 def has_our_own_bounds(path):
-    """Returns whether the package accepts the file, but Tessera refuses it because of its own bounds. Such a file has
-    unknown members in a tensor's entry, names or shapes beyond the bounds, or a NUL in a name."""
+    """Returns whether Tessera's own bounds refuse a file that the package accepts. Such a file has unknown members in a
+    tensor's entry, a NUL in a name, or the same key twice."""
     whole = path.read_bytes()
     header = json.loads(whole[8:8 + struct.unpack("<Q", whole[:8])[0]], object_pairs_hook=list)
     for name, entry in header:

@@ -104,7 +104,8 @@ TEST_F(TokenizersPackage, TokensAndTextEqualThePackages) {
   }
 }
 
-/// Returns a tokenizer.json with all bytes and a few merges. `more` adds members, and another model may be given.
+/// Returns a tokenizer.json with all bytes and a few merges. `more` adds members to the file, and `model_members` adds
+/// members to its model.
 std::string tokenizer_json(const std::string& more = "", const std::string& model_members = "",
                            const std::string& merges = R"(["a b","ab c"])") {
   std::string vocabulary;

@@ -145,8 +145,8 @@ TEST(Launch, RanksThatAllFailBesideServersAreAFailure) {
   EXPECT_EQ(launcher.wait(), 65);
 }
 
-/// Returns options for workers that come and go, with a server that speaks and that SIGUSR1 then ends, as with
-/// `tessera serve`. `script` runs once the server is running.
+/// Returns options for workers that come and go. Their server prints "serves" and ends at SIGUSR1, as `tessera serve`
+/// does. `script` runs once the server is running.
 LaunchOptions elastic(const Folder& folder, const WorkerRange& workers, const std::string& script) {
   auto options = shell(workers.most, "until test -e " + (folder / "serves") + "; do sleep 0.01; done; " + script);
   options.workers = workers;
@@ -190,7 +190,8 @@ TEST(Launch, ServerOfWorkersThatKeepsItsShardsStartsAgain) {
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("parameter server 0 has ended: signal 9"), HasSubstr("it starts again")));
 }
 
-// Workers of another launcher may still need the server then. It starts again, and is told again to end.
+// The server is killed when this launcher's workers have ended. Workers of another launcher may still need it, so it
+// starts again, and is told again to end.
 TEST(Launch, ServerOfWorkersThatIsKilledBehindTheWorkersOfItsLauncherStartsAgain) {
   const Folder folder;
   const std::string told = folder / "told";
@@ -205,8 +206,8 @@ TEST(Launch, ServerOfWorkersThatIsKilledBehindTheWorkersOfItsLauncherStartsAgain
   EXPECT_TRUE(std::filesystem::exists(told)) << "the server that has started again is told to end";
 }
 
-// All steps have been made by then, as the end of the other worker shows. The worker that is started again writes the
-// results.
+// All steps have been made when the worker fails, as the end of the other worker shows. The worker that is started
+// again writes the results.
 TEST(Launch, WorkerThatFailsToWriteTheResultsBeginsAnewOrIsAFailure) {
   for (const int restarts : {0, 1}) {
     const Folder folder;

@@ -152,7 +152,7 @@ TEST(LaunchHosts, SilentLauncherEndsTheRanksOfOtherHosts) {
   for (int rank = 0; rank < 4; ++rank) launcher.wait_for("[rank " + std::to_string(rank) + "] ready");
   const pid_t there = numbers_after(launcher.out, "pid3=").at(0), here = numbers_after(launcher.out, "pid0=").at(0);
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));
-  EXPECT_TRUE(is_running(there));  // launcher was silent longer than silence_s, but it lives
+  EXPECT_TRUE(is_running(there));  // the launcher was silent for longer than silence_s, but it lives
   launcher.send(SIGSTOP);
   EXPECT_TRUE(becomes_true([&] { return !is_running(there); }));
   EXPECT_TRUE(is_running(here));

@@ -42,7 +42,7 @@ C_COMMENTS = re.compile(r"//.*")
 # Headers and files of other projects: those of LibTorch, PyTorch, the standard library and the system, and files that a
 # user writes.
 ELSEWHERE = re.compile(r"(ATen|c10|torch|caffe2|absl|nlohmann|gloo|CLI|sys|linux|arpa|netinet)/|(nccl|mpi|sysexits)\.h$|main\.cc$")
-EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # these tests make trees of sources, and name files in them
+EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # tests/layers/ names files of trees that its tests make
 
 
 def folders_and_programs_in(page):

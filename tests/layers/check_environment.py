@@ -45,7 +45,7 @@ def names_in(name, text):
 
 
 def read_by(root):
-    """Returns {variable: the first file that reads it}"""
+    """Returns {variable: the first file that reads or sets it}."""
     listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True, check=True).stdout.split("\n")
     found = {}
     for name in sorted(filter(None, listed)):

@@ -51,8 +51,8 @@ def end_of_call(bare, opening):
 
 
 class Function:
-    """The function or named lambda around a position in the text: its name, its parameters' names, and the place where
-    its body begins."""
+    """The function or named lambda around a position in the text. It has a name, the names of those parameters that
+    hold the text of an error, and the place where its body begins."""
 
     def __init__(self, bare, place):
         self.name, self.parameters, self.body = "", [], 0

@@ -153,7 +153,7 @@ def layer_of(path):
 
 
 def target_of(root, source, name):
-    """Returns the file that an include names, relative to the root; None for files of other projects."""
+    """Returns the file that an include names, relative to the root. Returns None for files of other projects."""
     for base in (root, root / "include", root / GLOO_STUBS, source.parent):
         candidate = (base / name).resolve()
         if candidate.is_file() and candidate.is_relative_to(root):
@@ -162,7 +162,8 @@ def target_of(root, source, name):
 
 
 def public_complaints(root, source):
-    """To compile against the public headers, a user needs only these, LibTorch and the standard library."""
+    """Yields complaints about the includes of a public header. Users compile against the public headers with only
+    LibTorch and the standard library."""
     free_of_torch = source.relative_to(root).as_posix() in PUBLIC_FREE_OF_TORCH
     for bracket, name in INCLUDE.findall(source.read_text(encoding="utf-8")):
         if TORCH.match(name):

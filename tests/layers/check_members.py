@@ -21,7 +21,7 @@ MACRO = "ABSL_"  # an attribute of a member, such as ABSL_GUARDED_BY(mutex_)
 
 
 def opens_arguments(cpp, i):
-    """Returns whether token i begins template arguments. It does not after `operator`, as in `operator<(const A& a)`."""
+    """Returns whether token i begins template arguments. A "<" after `operator` does not: `operator<(const A& a)`."""
     return cpp.is_sign(i, "<") and cpp.is_name(i - 1) and not cpp.is_name(i - 1, "operator") and follows(cpp, i)
 
 
@@ -68,7 +68,7 @@ def statements(cpp, brace):
             found = []
         elif depth == 0:
             found.append(i)
-            # The body of a function ends it. A type's body and the value of a member do not.
+            # The body of a function ends the statement. A type's body and the value of a member do not.
             if cpp.is_sign(i, "{") and is_function(cpp, found) and not cpp.is_sign(cpp.partner[i] + 1, ";", ",", "{"):
                 found = []
         i = cpp.partner.get(i, i) + 1 if cpp.is_sign(i, *cpp_source.PAIRS) else i + 1

@@ -29,7 +29,7 @@ def version_of(root):
 
 
 def tracked(root):
-    """Returns Git's files. In a tree without git, returns the files outside of builds and of hidden folders."""
+    """Returns Git's files. If the tree is without Git, returns the files outside of builds and hidden folders."""
     listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True)
     if listed.returncode == 0:
         return sorted(path for path in listed.stdout.split("\0") if path)

@@ -1,4 +1,4 @@
-"""Tests that a build that fails ends the set-up behind it, with all processes that the set-up has started."""
+"""Tests that a failed build ends the set-up in the background, with all processes that the set-up has started."""
 
 import pathlib
 import shutil

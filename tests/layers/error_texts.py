@@ -66,8 +66,8 @@ class CppTexts:
         return [(source, i) for i, token in enumerate(source.tokens) if token.kind == "name" and token.text == name]
 
     def find_constant(self, name):
-        """Returns the text of the constant kName. For a Phrase, returns its texts for C++ and for Python. For other
-        names, returns None."""
+        """Returns the text of the constant kName, or a Phrase's texts for C++ and for Python. Returns None if there is
+        no such constant."""
         for source, i in self.places(name) if re.match(r"k[A-Z]", name) else ():
             after = source.partner[i + 1] + 1 if source.is_sign(i + 1, "[") else i + 1
             value = source.tokens[after + 1:after + 6]

@@ -188,7 +188,7 @@ TEST(MatrixDeal, OwnerWithItsOwnCopyCollectsNothing) {
   EXPECT_EQ(alone.exchange_numel(), 0);
 }
 
-/// Returns the computing time of the slowest rank, divided by the mean.
+/// Adds up the computing time of each batch's slowest rank. Returns that sum divided by the mean time of all ranks.
 double unevenness(const MatrixDeal& deal, int ranks) {
   double longest = 0, all = 0;
   for (const MatrixBatch& batch : deal.batches()) {

@@ -87,7 +87,7 @@ TEST(MemoryPlan, SecondCopyTakesTheParametersOfAHostAndInt8AQuarterOfThem) {
   EXPECT_FALSE(MemoryPlan(input).has_secondary()) << "ranks that share one copy gather nothing";
 }
 
-// Records have 64 KiB each, with two moments of 31 blocks of 256 elements. The last record has fewer.
+// Records have 64 KiB each, with two moments of 31 blocks of 256 elements. The last record has fewer blocks.
 TEST(MemoryPlan, OpenQueueDepthHoldsTheRecordsOfAUnit) {
   struct Case {
     std::int64_t block_records, depth;

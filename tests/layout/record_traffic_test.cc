@@ -18,7 +18,7 @@ std::int64_t pick(Random& random, std::int64_t least, std::int64_t most) {
 
 bool chance(Random& random) { return pick(random, 0, 1) == 1; }
 
-/// A slow model of slots, through which records go one by one. RecordSlots computes the same counts without that.
+/// A slow model of slots, through which records go one by one. RecordSlots computes the same counts at once.
 class SlowSlots {
  public:
   SlowSlots(const RecordList& records, std::int64_t slots)

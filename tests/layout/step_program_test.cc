@@ -116,8 +116,8 @@ std::string words_of(const std::vector<StepProgram>& programs) {
   return text;
 }
 
-/// Returns an input with three groups, each with the same number of units. The last group has matrices if a rule
-/// updates matrices.
+/// Returns an input with three groups, each with one unit. The last two groups have matrices if a rule updates
+/// matrices.
 StepInput input_of(VisitWork first_work = VisitWork::kUpdate) {
   StepInput input;
   input.groups = {{0}, {1}, {2}};

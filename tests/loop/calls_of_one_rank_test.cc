@@ -52,7 +52,7 @@ bool train(Training& training, int step) {
   return true;
 }
 
-/// Returns a program's step. At step kOdd, only rank 0 calls `alone` before it.
+/// Returns a program's step. Only rank 0 calls `alone`, before it trains step kOdd.
 Step rank_zero_alone(std::function<void(Training&)> alone) {
   return [alone = std::move(alone)](Training& training, int step) {
     if (training.rank == 0 && step == kOdd) alone(training);

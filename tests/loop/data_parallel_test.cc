@@ -38,7 +38,7 @@ const std::vector<std::pair<std::string, MakeOptimizer>> kOptimizers = {
        return std::make_unique<torch::optim::LBFGS>(std::move(parameters), torch::optim::LBFGSOptions(0.5).max_iter(4));
      }}};
 
-/// Returns the module's parameters, each of them once.
+/// Returns the module's parameters that are trained, each of them once.
 std::vector<at::Tensor> parameters_of(const torch::nn::Module& module) {
   std::vector<at::Tensor> once;
   for (const at::Tensor& parameter : module.parameters()) {

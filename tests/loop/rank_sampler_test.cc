@@ -95,7 +95,7 @@ TEST(RankSampler, SeedDecidesADifferentOrderForEachEpoch) {
   for (std::size_t epoch = 0; epoch < 8; ++epoch)
     for (const auto& [sample, n] : times_of(dropped, epoch)) seen.insert(sample);
   EXPECT_EQ(seen.size(), 7u);
-  // The job continues from the middle of an epoch.
+  // The first epoch need not be epoch 0.
   const auto later = dealt(3, 100, {.seed = 5, .epoch = 2}, 1);
   for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(later[rank][0], all[rank][2]);
 }
@@ -293,8 +293,8 @@ TEST(RankSampler, EvaluationCountsEachSampleOnceOnAnyNumberOfRanks) {
 constexpr std::size_t kOfSteps = 50;  // samples
 constexpr RankSamplerOptions kDealt{.seed = 4, .microbatches = 6, .batch = 2};
 
-/// Returns this rank's run of a step's six microbatches. The runs of even steps have equal lengths. In odd steps the
-/// borders between runs lie one microbatch later.
+/// Returns this rank's run of a step's six microbatches. The runs of even steps have equal lengths. The borders between
+/// runs lie one microbatch later in odd steps.
 MicrobatchRun run_of(std::size_t step, int rank, int ranks) {
   const auto begin = [&](std::int64_t of) {
     return of == 0 || of == ranks ? of * 6 / ranks : of * 6 / ranks + static_cast<std::int64_t>(step % 2);

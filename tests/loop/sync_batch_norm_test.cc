@@ -59,7 +59,7 @@ struct Left {
   at::Tensor weight_gradient, bias_gradient, mean, variance, batches;
 };
 
-/// Returns a loss that is a sum over rows. Each element has a different weight in it.
+/// Returns a loss that is a sum over all elements. The gradient of an element depends on its value.
 at::Tensor loss_of(const at::Tensor& output) { return (output * output * 0.5 + output.sin()).sum(); }
 
 template <class Norm>

@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Writes values that differ from make_tiny's to a file with save_weights. Returns the model that has these values.
+/// Returns a model with other values than make_tiny's.
 Tiny other_values(const TinyOptions& options = {}) {
   const at::NoGradGuard no_grad;
   Tiny model = make_tiny(options, false);
@@ -35,7 +35,8 @@ Tiny other_values(const TinyOptions& options = {}) {
 
 class WeightsFiles : public ::testing::Test {
  protected:
-  /// Returns the text of the error of loading a file. Checks that the error has exit code 65 and the file's name.
+  /// Returns the text of the error that loading a file throws, or "accepted". Checks that the error has exit code 65
+  /// and the file's name, and that the model keeps its values.
   std::string refusal(const fs::path& path, const LoadOptions& options = {}) {
     Tiny model = make_tiny({}, false);
     const Values before = values_of(*model);

@@ -24,8 +24,8 @@ TEST(AlgorithmsBench, EveryAlgorithmIsTimedWithOneChosenAndOneFastest) {
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(used.size(), 4u);
     EXPECT_EQ(report->ranks, 4);
-    // Each size is measured with 3 algorithms of all_gather. For 2 dtypes, it is also measured with 2 algorithms of
-    // reduce_scatter and 3 of all_reduce. Doubling is missing for many bytes, since no all_reduce of many bytes uses
+    // Each size is measured with 3 algorithms of all_gather. It is also measured in each of 2 dtypes with 2 algorithms
+    // of reduce_scatter and 3 of all_reduce. Doubling is missing for many bytes, since no all_reduce of many bytes uses
     // it.
     EXPECT_EQ(report->timings.size(), 13u + 11u);
     int chosen = 0, fastest = 0;

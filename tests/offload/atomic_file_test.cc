@@ -136,7 +136,7 @@ TEST(AtomicFile, ShortAndInterruptedCallsAreContinued) {
   EXPECT_EQ(content_of(folder.file("x")), kNew);
 }
 
-/// Writes the new file in a child process under one rule for faults, over the old file. Checks that the file is whole,
+/// Lets a child process write the new file over the old file, with one rule for faults. Checks that the file is whole,
 /// and returns the child's exit code.
 int write_in_child(const ScratchFolder& folder, const FaultRule& rule) {
   const std::string path = folder.file("manifest.json");

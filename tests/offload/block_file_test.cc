@@ -73,7 +73,7 @@ TEST(BlockFile, NothingIsLeftAfterAnEndOrAKill) {
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
-// Some file systems (NFS) do not support files without names. There the file has a name for a moment.
+// Some file systems (NFS) do not support files without names. A scratch file on them has a name for a moment.
 TEST(BlockFile, NameIsRemovedWhereUnnamedFilesAreUnsupported) {
   ScratchFolder folder;
   ScopedFaults faults({{.site = FaultSite::kOpen, .nth = 1, .action = FaultAction::kErrno, .number = EOPNOTSUPP}});

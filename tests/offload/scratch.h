@@ -39,8 +39,8 @@ struct ChildEnd {
 /// Runs `body` in a child process. The child's exit code is the result of `body`.
 ChildEnd in_child(const std::function<int()>& body);
 
-/// Functions for bodies of children, which call them before they do anything else. They return false if the system does
-/// not allow it.
+/// Functions that bodies of children call before they do anything else. They return false if the system refuses the
+/// call.
 bool enter_own_mounts();                                           ///< enters a private mount namespace
 bool mount_tmpfs(const std::string& at, const std::string& size);  ///< mounts memory in that namespace
 bool forbid_io_uring(int error);                ///< lets io_uring_setup fail with that errno (seccomp)

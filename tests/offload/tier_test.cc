@@ -239,7 +239,7 @@ TEST_P(TierTest, FailedCopyIsAnErrorThatStays) {
   EXPECT_FALSE(tier->get(6).ok());
 }
 
-// A record is wanted during a slow write of it. The tier gives the bytes that were put, and does not read.
+// A record is wanted while it is slowly being written. The tier gives the bytes that were put, and does not read.
 TEST_P(TierTest, RecordBeingWrittenIsNotReadBack) {
   ScratchFolder folder;
   const auto tier = GetParam().make(folder, 12).value();
@@ -575,8 +575,8 @@ TEST_P(TrafficTest, SlotsOfEndedWritesServeReads) {
   }
 }
 
-// A step may update elements and then read only masters of matrices. Slots are reused in order, whether their records
-// were put or released.
+// A step may update elements first, and then read the masters of matrices without changing them. Slots are reused in
+// order, whether their records were put or released.
 TEST_P(TrafficTest, LastReadRecordsAreFoundBehindWrites) {
   ScratchFolder folder;
   FileTierOptions options = small_tier(folder, 30);
@@ -667,7 +667,7 @@ TEST_P(TierFaultTest, EveryFailedTransferIsAnErrorThatStays) {
 }
 
 // Fault F44 (docs/faults.md): a record with a flipped bit or after a torn transfer is never returned as good, whichever
-// transfer it is.
+// transfer has the fault.
 TEST_P(TierFaultTest, WrongBytesAreNoticed) {
   ScratchFolder folder;
   for (const FaultRule& kind : {FaultRule{.site = FaultSite::kWrite, .action = FaultAction::kBitFlip, .number = 5000},
@@ -693,7 +693,7 @@ TEST_P(TierFaultTest, WrongBytesAreNoticed) {
   }
 }
 
-// Without checksums, the tier does not notice the same fault, so the test above can fail.
+// The tier does not notice the same fault if it has no checksums, so the test above can fail.
 TEST_P(TierFaultTest, FlippedBitIsReadWithoutVerify) {
   ScratchFolder folder;
   FileTierOptions unverified = options(folder);

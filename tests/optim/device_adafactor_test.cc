@@ -212,7 +212,7 @@ TEST_F(DeviceAdafactor, SumsWholeTensorsInTheCpusOrder) {
     Values values{vector_of(kNumel)};
     values.parameter = few_small(random, kNumel, kNumel / (trial % 2 == 0 ? 4 : 2), 0x1p-27f);
     values.gradient.assign(values.gradient.size(), 1.0f);
-    // The squares add up to the square of 1 + 2^-24, and to half an ulp of the root.
+    // The squares add up to (1 + 2^-24)^2 + 2^-52. The last term adds half an fp64 ulp to the root.
     for (const float x : {1.0f, 0x1p-12f, 0x1p-12f, 0x1p-24f, 0x1p-26f}) {
       values.parameter[random() % (trial % 2 == 0 ? kNumel : kAdafactorBlock)] = x;
     }

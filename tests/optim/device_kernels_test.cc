@@ -288,7 +288,7 @@ TEST_F(DeviceKernels, LossScaleMovesAsOnTheCpu) {
   request.loss_scale = cpu.rule();
   for (const char outcome : std::string("..xx..xxxx....x.xx..")) {
     step.sum.set(0, outcome == 'x' ? HUGE_VAL : 1.0);
-    // The host does not know of any skip yet, so the ratio counts all steps.
+    // The host knows of all skips so far, so the step takes the first of the ratios.
     request.known_skipped = step.decision.values()[0].so_far.skipped;
     step.decide(request);
     EXPECT_EQ(step.decision.values()[0].loss_scale, cpu.scale());

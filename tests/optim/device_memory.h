@@ -57,8 +57,8 @@ class Shared {
   T* data_ = nullptr;
 };
 
-/// Tests with this fixture are skipped if there is no GPU. With TESSERA_CUDA_ON_HOST the kernels run on the CPU, so no
-/// test is skipped.
+/// Tests with this fixture are skipped if there is no GPU. If TESSERA_CUDA_ON_HOST is defined, the kernels run on the
+/// CPU, so no test is skipped.
 class DeviceKernels : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -28,7 +28,7 @@ std::vector<float> random_values(std::size_t numel, std::uint32_t seed) {
   return StepProblem(numel, seed, false).gradient;
 }
 
-/// Returns the sums that the device computes of buffers that hold `runs`.
+/// Returns the sums that the device computes for buffers with these runs.
 std::vector<double> device_sums(const std::vector<std::vector<float>>& values,
                                 const std::vector<std::vector<NormRun>>& runs) {
   std::vector<Shared<float>> memory;

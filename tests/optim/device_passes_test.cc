@@ -110,8 +110,8 @@ TEST_F(DevicePasses, ReadingAndAssigningMastersGivesTheCpusBits) {
   }
 }
 
-/// The norms of four tensors, as two ranks sent them. Both ranks sent a half of the third tensor, and one rank sent
-/// each other tensor. The second tensor has only zeros.
+/// The norms of four tensors, as two ranks sent them. Each rank sent a half of the third tensor. Only one rank sent
+/// each of the other tensors. The second tensor has only zeros.
 struct SentNorms {
   static constexpr int kTensors = 4;
   const std::vector<std::uint64_t> numels = {256, 256, 512, 256};
@@ -285,7 +285,7 @@ TEST_F(DevicePasses, UnadaptedGroupsKeepTheirRates) {
   EXPECT_EQ(constants_for(step.constants.values()[0], SgdRule{}).lr, 0.0f) << "a step that is skipped";
 }
 
-/// In backward the norms are those of one unit, and the unit's parameters need not be the first parameters.
+/// The norms in backward are those of one unit, and the unit's parameters need not be the first parameters.
 TEST_F(DevicePasses, NormsOfAUnitLeaveOtherParametersAlone) {
   const LayerwiseOptimizer cpu({.type = OptimizerType::kLamb, .weight_decay = 0.1});
   const SentNorms sent(2);

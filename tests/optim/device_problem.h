@@ -32,7 +32,7 @@ inline OptimizerConfig adamw(StateDType states = StateDType::kF32) {
 }
 
 /// Returns a problem without gradients that overflow. A step with such gradients is skipped, so these kernels never get
-/// them, and NaNs have different bits on a GPU.
+/// them. They would also cause NaNs, which have different bits on a GPU.
 inline StepProblem finite_problem(std::size_t numel, Formats formats) {
   StepProblem problem(numel, 7, /*with_specials=*/true, formats);
   for (float& g : problem.gradient) {

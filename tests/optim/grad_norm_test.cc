@@ -64,8 +64,8 @@ struct Norm {
   friend bool operator==(const Norm&, const Norm&) = default;
 };
 
-/// Returns the norm of a buffer that is cut at the block numbers `cuts`, which run from 0 to its end. Each part is
-/// added in pieces of random length.
+/// Returns the norm of a buffer that is cut at the block numbers `cuts`. These run from 0 to the buffer's end. Each
+/// part is added in pieces of random length.
 Norm norm_of(const Buffer& buffer, const std::vector<std::uint64_t>& cuts, std::mt19937& random,
              InstructionSet set = best_instruction_set()) {
   std::vector<std::vector<NormRun>> runs;

@@ -61,7 +61,7 @@ TEST(NoiseScale, MeansOverDataGiveTheTruthWhateverTheWeights) {
 
 TEST(NoiseScale, SumsOfTheFirstMicrobatchesGiveTheTruthToo) {
   NoiseScale::Step step = mean_step(0.75, 40, {1, 3, 4, 6}, 6);
-  step.weight = 6;  // the whole batch's norm is the last number, and not the sum
+  step.weight = 6;  // the last sum is that of the whole batch
   step.square = 6 * 6 * 0.75 + 6 * 40;
   NoiseScale noise(0);
   ASSERT_TRUE(noise.add(step));

@@ -41,7 +41,7 @@ TEST(Rounding, RoundsToNearestEvenBetweenAllNeighbours) {
       const double above =
           low + 1 == format.infinity ? format.beyond_largest : format.value(static_cast<std::uint16_t>(low + 1));
       const auto middle = static_cast<float>(0.5 * (below + above));
-      if (static_cast<double>(middle) != 0.5 * (below + above)) continue;  // bf16's last pairs of subnormals
+      if (static_cast<double>(middle) != 0.5 * (below + above)) continue;  // fp32 cannot hold this middle
       for (std::uint16_t sign : {0x0000, 0x8000}) {
         const auto rounded = [&](float x) { return format.round(sign != 0 ? -x : x); };
         const auto wanted = [&](std::uint32_t bits) { return static_cast<std::uint16_t>(bits | sign); };
@@ -64,7 +64,7 @@ TEST(Rounding, ReproducesEveryNumberOfTheFormat) {
   }
 }
 
-// Numbers have all signs, exponents and leading mantissa bits, with low bits that round down, tie, and round up.
+// The numbers have all exponents and leading mantissa bits, with low bits that round down, tie, and round up.
 TEST(Rounding, RoundingIsMonotonicOverAllUpperHalves) {
   for (const Format& format : kFormats) {
     int previous = -1;

@@ -58,7 +58,7 @@ class LogisticProblem {
     }
   }
 
-  /// Returns the mean loss over a batch that changes with `step`, and its gradient.
+  /// Returns the mean loss over the `count` points that begin with point `first`, and writes its gradient.
   double loss(std::span<const float> weights, std::size_t first, std::size_t count, std::span<float> gradient) const {
     std::fill(gradient.begin(), gradient.end(), 0.0f);
     double total = 0.0;
@@ -117,9 +117,9 @@ TEST(StateFormats, EveryRuleReachesItsFp32LossWithNarrowStates) {
   }
 }
 
-// At beta2 0.999 a second moment without gradients shrinks by a thousandth per step, which is less than either format
-// resolves. With rounding to nearest it would never shrink. A step with a new gradient shows which share of the old
-// second moment is left.
+// A second moment without gradients shrinks by a thousandth per step at beta2 0.999, which is less than either format
+// resolves. It would never shrink if it were rounded to nearest. A step with a new gradient shows which share of the
+// old second moment is left.
 TEST(StateFormats, SecondMomentDecaysBelowItsPrecision) {
   constexpr std::size_t kNumel = 256 * 64;
   constexpr int kSteps = 1000;

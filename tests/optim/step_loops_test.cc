@@ -150,7 +150,7 @@ TEST(StepLoops, NoNoiseTurnsANaNIntoANumber) {
       step(make(test, set), test, problem, 0, kNumel, test.step);
       for (std::size_t k = 0; k < formats.states.size(); ++k) {
         if (formats.states[k].dtype != StateDType::kBF16) continue;
-        if (test.config.freeze_step > 0 && formats.states[k].name == "exp_avg_sq") continue;  // frozen: it only grows
+        if (test.config.freeze_step > 0 && formats.states[k].name == "exp_avg_sq") continue;  // frozen: ignores NaN
         for (std::size_t i = 0; i < kNumel; ++i) {
           std::uint16_t half;
           std::memcpy(&half, &problem.state[k][2 * i], 2);

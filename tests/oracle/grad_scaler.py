@@ -3,8 +3,8 @@
 
     Usage: grad_scaler.py --pattern ....x..xx --initial 1024 --growth-interval 3
 
-`x` is a step whose gradient is infinite, and `.` is a step whose gradient is finite. It prints one JSON object. The
-object has the scale that each step used, whether the optimizer's step was skipped, and the scale after the last step.
+`x` is a step whose gradient is infinite, and `.` is a step whose gradient is finite. The output is one JSON object.
+It has the scale that each step used, whether the optimizer's step was skipped, and the scale after the last step.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The models of models/ in PyTorch, written from their papers.
+"""The models of workshop/models/ in PyTorch, written from their papers.
 
 Parameters have the same names and shapes as in the C++ modules, so weights can be copied by name.
 """

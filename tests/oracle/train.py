@@ -8,15 +8,15 @@ The folder of `--batches` holds `tokens` and `targets`, each [batches, global_ba
 `--accumulation` batches, beginning with number s * accumulation. After the last batch it begins again with the first.
 Rank r of N takes rows r * B / N to (r + 1) * B / N of each batch of B rows.
 
-It prints one JSON object. For each update the object has the global mean loss before the update, and the norm of the
-averaged gradient before clipping. It also has the loss scale of this update, and whether the update was skipped because
-of an overflow. With --save, the final weights are written as a folder of the same format.
+The program prints one JSON object. It has the global mean loss before each update, and the norm of the averaged
+gradient before clipping. It also has the loss scale of each update, and whether the update was skipped because of an
+overflow. If --save is given, the final weights are written as a folder of the same format.
 
-Precision: fp32 means that everything is fp32. With bf16 or fp16 the parameters that compute are 16-bit, the optimizer
-owns fp32 masters, and gradients are reduced in fp32: FSDP2 does this by its MixedPrecisionPolicy(param_dtype,
-reduce_dtype=float32). `single` and `ddp` do it by a 16-bit copy of the model, since DDP has no such mode. So `ddp` is
-then not torch's class, and gradients are all-reduced one by one. The optimizer is torch.optim with foreach=False and
-fused=False: one formula, one tensor after the other.
+Precision: fp32 means that everything is fp32. If it is bf16 or fp16, the parameters that compute are 16-bit, the
+optimizer owns fp32 masters, and gradients are reduced in fp32. FSDP2 does this by its MixedPrecisionPolicy(param_dtype,
+reduce_dtype=float32). `single` and `ddp` do it by a 16-bit copy of the model, since DDP has no such mode. `ddp` does
+not use torch's class with such a copy, and gradients are all-reduced one by one. The optimizer is torch.optim with
+foreach=False and fused=False, which updates one tensor after the other by one formula.
 """
 
 import argparse
@@ -147,7 +147,7 @@ class Trainee:
 
 
 class LossScale:
-    """torch.amp.GradScaler's rule, spelled out so that sharded and unsharded gradients go the same way."""
+    """torch.amp.GradScaler's rule, written out here so that it is the same for sharded and unsharded gradients."""
 
     def __init__(self, options):
         self.active = options.loss_scale > 0
@@ -156,7 +156,8 @@ class LossScale:
         self.growth_interval = options.growth_interval
 
     def unscale(self, gradients, ranks):
-        """Divides the gradients by the scale; returns whether any rank's part has an infinity or NaN."""
+        """Divides the gradients by the scale, and updates the scale. Returns whether any rank's part has an infinity or
+        a NaN."""
         if not self.active:
             return False
         found = torch.zeros(())
@@ -223,19 +224,19 @@ def run_rank(rank, options, port, result_file):
     result = train(rank, options)
     if rank == 0:
         pathlib.Path(result_file).write_text(json.dumps(result))
-    # The group's worker threads hold Python objects (the tensors of finished work) and need the interpreter to let go
-    # of them. At the end of the process they sometimes ask for the interpreter when it is gone already. They are then
-    # made to exit in the middle of a destructor, which ends the process (SIGABRT, "terminate called without an active
-    # exception"). Destroying the group first only makes that rarer. So the process ends here, after all ranks have
-    # finished with the group.
+    # The group's worker threads hold Python objects (the tensors of finished work) and need the interpreter to release
+    # them. They sometimes ask for the interpreter at the end of the process, when it no longer exists. They must then
+    # exit in the middle of a destructor, which aborts the process (SIGABRT, "terminate called without an active
+    # exception"). This also happens if the group is destroyed first, but less often. So the process ends here, after
+    # all ranks have finished with the group.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)
 
 
 def train_ranks(options):
-    """Ranks are forked from the server of multiprocessing, which has imported the modules that set_forkserver_preload
-    names."""
+    """Trains on several ranks, and returns the result of rank 0. Ranks are forked from the server of multiprocessing,
+    which has imported the modules that set_forkserver_preload names."""
     store = dist.TCPStore("127.0.0.1", 0, options.ranks, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         result_file = pathlib.Path(folder) / "result.json"

@@ -19,8 +19,8 @@ TEST(FormCost, LossyFormsHaveTheCodecsLength) {
   EXPECT_EQ(bytes_on_wire(WireForm::kPlain, DType::kBF16, 100), 200);
 }
 
-/// The cost of coding depends on the number of elements, not on their width. A form that does not change the values
-/// costs nothing.
+/// The cost of coding depends on the number of elements, not on their width. It is 0 for the plain form, and for a
+/// dtype that the form does not code.
 TEST(FormCost, CodingTimeDependsOnElementsNotOnTheirWidth) {
   const CodingFit coding{.lossless_s_per_byte = 3, .int8_s_per_byte = 2, .int4_s_per_byte = 1};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {

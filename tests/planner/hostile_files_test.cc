@@ -1,4 +1,4 @@
-// Tests hostile files of measurements. Every file is read or refused, and a refusal names the file.
+// Tests readers of measurements with damaged files. Every file is read or refused, and a refusal names the file.
 
 #include <gtest/gtest.h>
 

@@ -104,8 +104,8 @@ TEST(Links, RanksOfOneHostShareItsLink) {
   EXPECT_DOUBLE_EQ(four.all_gather.beta_s_per_byte * (0.75 * 4), one_each.all_gather.beta_s_per_byte * (0.5 * 4));
   EXPECT_DOUBLE_EQ(replicas.reduce_scatter.beta_s_per_byte, 16e-9);
   EXPECT_EQ(replicas.all_reduce.alpha_s, 1e-5);
-  // Only numbers that are sent to the other host have fewer bits. These numbers are half of 1/2 of a buffer, while a
-  // rank sends 3/4 of a buffer in all. A rank reads a part that one peer has.
+  // Only numbers that are sent to the other host have fewer bits. A rank sends 1/4 of a buffer of such numbers, and 3/4
+  // of a buffer in all. A rank gathers half of its buffer from the other host.
   EXPECT_DOUBLE_EQ(four.coding.of_reductions, 0.25 / 0.75);
   EXPECT_DOUBLE_EQ(four.coding.of_gathers, 0.5);
   // A measurement with two ranks per host gives the same costs.

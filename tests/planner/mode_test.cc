@@ -1,5 +1,5 @@
-// Tests runs of ranks that have clocks of their own: the event model, whose runs are also those of
-// benchmarks/push_orders.py, and what a plan's steps cost in it.
+// Tests runs of ranks that have clocks of their own. The event model makes the same runs as benchmarks/push_orders.py.
+// Other tests check the costs that a plan's steps have in this model.
 
 #include <gtest/gtest.h>
 
@@ -33,8 +33,8 @@ ModeRun run_of(const json& one) {
   return run;
 }
 
-// tests/benchmarks/push_orders_test.py compares the study's simulator with the same file. All numbers are sums of
-// powers of two, so they are equal to the last bit.
+// tests/benchmarks/push_orders_test.py compares the simulator of benchmarks/push_orders.py with the same file. All
+// numbers are sums of powers of two, so they are equal to the last bit.
 TEST(ModeClock, RunsAreThoseOfTheStudysSimulator) {
   std::ifstream file(TESSERA_MODE_CASES);
   const json cases = json::parse(file);
@@ -56,7 +56,7 @@ TEST(ModeClock, RunsAreThoseOfTheStudysSimulator) {
   }
 }
 
-/// Returns [rank]: when each of its steps ends.
+/// Returns [rank][step]: the time at which the step ends.
 std::vector<std::vector<double>> ends_of(const ModeRun& run, const std::vector<std::vector<double>>& compute_s) {
   std::vector<std::vector<double>> ends_s(compute_s.size());
   const ModeTimeline timeline = play_mode(run, [&](int rank, std::int64_t step) {
@@ -68,7 +68,7 @@ std::vector<std::vector<double>> ends_of(const ModeRun& run, const std::vector<s
 
 TEST(ModeClock, FragmentsAreSummedWhileRanksCompute) {
   ModeRun run{.rule = {.every = 4, .delay = 1}, .costs = {}, .ranks = 1, .steps = 8};
-  run.costs.fragments = {{0.75, 0.125}, {1.5, 0}};  // the first is sent after steps 2 and 6, the second after 0 and 4
+  run.costs.fragments = {{0.75, 0.125}, {1.5, 0}};  // fragment 0 is sent after steps 2 and 6, fragment 1 after 0 and 4
   EXPECT_EQ(ends_of(run, {std::vector<double>(8, 1.0)}),
             (std::vector<std::vector<double>>{{1.5, 2.5, 3.625, 4.625, 6.125, 7.125, 8.25, 9.25}}));
   run.rule.delay = 0;  // nothing hides a sum
@@ -99,7 +99,7 @@ ModeWorld played(const ModeCost& cost, int ranks, const WorldOptions& options) {
   return world.ok() ? *world : ModeWorld();
 }
 
-/// Returns a plan of four ranks: a root and two blocks, whose rounds take 9 s, and whose update takes 3 s.
+/// Returns a plan of four ranks with a root and two blocks. A round takes 9 s, and the update takes 3 s.
 TimedPlan timed_mode(SyncType type) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardOptimizer, {1, 4, 0, 0}, 2, 1 << 16);
   timed.input.update.outer.type = type;

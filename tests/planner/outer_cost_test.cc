@@ -37,7 +37,7 @@ TEST(OuterCost, IsTheCostOfAllSumsDividedByTheStepsBetween) {
     const OuterCost cost = outer_cost(timed.plan(), 1, timed.links);
     EXPECT_NEAR(cost.exposed_s, bytes_of_all(timed, 4) * 1e-6 / 10, 1e-9);
     EXPECT_NEAR(static_cast<double>(cost.replicate.sent_bytes), bytes_of_all(timed, 4) / 10, 1);
-    EXPECT_EQ(cost.replicate.calls, 1);  // ten steps have five calls, rounded up
+    EXPECT_EQ(cost.replicate.calls, 1);  // five calls in ten steps, rounded up to one per step
     EXPECT_EQ(cost.shard.calls, 0);
     const PredictedStep with = timed.predicted();
     timed.input.update.outer = {};

@@ -207,7 +207,7 @@ TEST(PredictedStep, BytesMoveMoreSlowlyBesideCompute) {
   EXPECT_EQ(dragged.shard.transfer_s, hidden.shard.transfer_s);
 }
 
-/// Packing needs cores, and all cores of the machine are busy.
+/// Packing needs cores. It slows compute down only if all cores of the machine are busy.
 TEST(PredictedStep, PackingTakesCoresFromCompute) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);
   timed.links.shard = links_for(0.5);

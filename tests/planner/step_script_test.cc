@@ -87,8 +87,8 @@ TEST(StepScript, EveryPostedCallIsWaitedFor) {
   }
 }
 
-/// Returns the order in which gathers begin, gathers are waited for, and reductions begin. They have the names of the
-/// spans in a run's trace.
+/// Returns the order in which gathers begin, gathers are waited for, and reductions begin. Each of these events has the
+/// name of its span in a run's trace.
 std::string order_of(const StepScript& script, const MemoryPlan& plan) {
   std::string order;
   for (const Instruction& instruction : script.instructions) {

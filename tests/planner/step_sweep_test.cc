@@ -45,7 +45,7 @@ TEST(StepSweep, StepTimeLiesBetweenItsLongestPartAndTheirSum) {
     const double slack = close_to(step.seconds);
     EXPECT_GE(step.seconds, std::max({work, shard, replicate, step.shard.busy_s, step.replicate.busy_s}) - slack)
         << plan.text;
-    // Bytes that are sent beside compute take at most twice as long (any_links).
+    // Bytes that are sent beside compute take at most twice as long, since any_links draws no larger factor.
     EXPECT_LE(step.seconds, work + 2 * (alone_s(step.shard) + alone_s(step.replicate)) + step.agreement_s + slack)
         << plan.text;
     if (takes_cores(plan.timed)) continue;

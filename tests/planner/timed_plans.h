@@ -42,7 +42,7 @@ struct StrategyCase {
 std::vector<StrategyCase> all_strategies();
 TimedPlan timed_plan(const StrategyCase& strategy, int blocks, std::int64_t block_numel = 1 << 20);
 
-/// A random strategy with random numbers. `text` describes this plan.
+/// A random plan with random times. `text` describes both.
 struct RandomPlan {
   TimedPlan timed;
   std::string text;

@@ -138,7 +138,7 @@ TEST(Checks, AcrossHostsCheckFindsAnotherOrderOfUnits) {
   }
 }
 
-// The ranks share the parameters here, so the mistake that the test above refuses does no harm.
+// The ranks share the parameters here, so the mistake of the test above does no harm.
 TEST(Checks, UnitUsedOnOneRankPassesWhereParametersAreShared) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
@@ -153,8 +153,8 @@ TEST(Checks, UnitUsedOnOneRankPassesWhereParametersAreShared) {
   });
 }
 
-// If nothing is gathered, only this check finds the mistake. Misuse.GatheredOnOneRankAloneEndsInAnError tests the other
-// strategies.
+// Under strategies that gather nothing, only this check finds a guard that some ranks lack.
+// Misuse.GatheredOnOneRankAloneEndsInAnError tests the other strategies.
 TEST(Checks, GuardOnSomeRanksIsFoundAtTheStep) {
   on_matrix([](Scene& scene) {
     if (scene.mesh().world_size() == 1 || scene.is_sharded()) return;

@@ -1,5 +1,5 @@
-// Tests backwards that are not calls of this Engine. They are calls of another Engine, backwards that a program runs by
-// hand, or backwards in code that is left over from plain LibTorch.
+// Tests backwards that do not belong to the Engine of a module. They are calls of another Engine, backwards that a
+// program runs by hand, or backwards in code that is left over from plain LibTorch.
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>

@@ -74,8 +74,8 @@ TEST(SetTrainable, ReunfrozenParametersKeepTheirStates) {
   });
 }
 
-/// Trains while an unused block is frozen and unfrozen. A block that trains is frozen and unfrozen again at once. Every
-/// bit of state that is carried over must stay the same.
+/// Trains for six steps. If `replans` is true, an unused block is frozen and unfrozen between steps, and a block that
+/// trains is frozen and unfrozen again at once. Every bit of state that is carried over must stay the same.
 Values trained(const Mesh& mesh, const Placed& placed, StateDType states, DType dtype, bool replans) {
   Strategy strategy = strategy_for(placed, nullptr, dtype);
   strategy.optimizer.state_dtype = states;

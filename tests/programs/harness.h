@@ -34,7 +34,7 @@ class Trainer {
   virtual void read(const Action& action) = 0;
   virtual void write(const Action& action) = 0;
   /// Makes a new optimizer, or destroys the Engine and then makes a new Engine over the same module. `adjust` changes
-  /// its strategy.
+  /// the strategy of the new Engine.
   virtual void renew(const Adjust& adjust) = 0;
   /// Returns null if no Engine trains.
   virtual Engine* engine() { return nullptr; }
@@ -46,8 +46,8 @@ struct Refusal {
   std::optional<ExitCode> code = ExitCode::kUsage;  ///< if this is empty, any c10::Error is right
 };
 
-/// The place where a program runs. It runs once in this thread on the global batch, or on each rank on the rank's rows
-/// of the batch. Both kinds of run must record the same values.
+/// The place where a program runs. The program runs once in this thread on the global batch, or on each rank on the
+/// rank's rows of the batch. Both kinds of run must record the same values.
 class Scene {
  public:
   /// Makes a plain scene, without an Engine.
@@ -63,7 +63,7 @@ class Scene {
   /// Returns whether all ranks together hold one copy of the parameters.
   bool shares_parameters() const;
 
-  /// Returns this rank's rows of one microbatch of a global batch: of number `index` of `count`.
+  /// Returns this rank's rows of microbatch `index` of a global batch that is divided into `count` microbatches.
   at::Tensor rows(const at::Tensor& batch, std::int64_t index = 0, std::int64_t count = 1) const;
   std::unique_ptr<Trainer> trainer(std::shared_ptr<torch::nn::Module> module, const Adjust& adjust = nullptr);
   template <class Module>
@@ -73,8 +73,8 @@ class Scene {
 
   void note(double number) { numbers.push_back(number); }
   void note(Trainer& trainer, const torch::nn::Module& module);
-  /// Checks that `call` throws on this rank. It throws a tessera::Error with the code, or the exception of an operator
-  /// after the group has ended with this code. A plain scene does not run the call.
+  /// Checks that `call` throws on this rank: a tessera::Error with the code, or an operator's exception. If an operator
+  /// throws, the group has ended with this code before. A plain scene does not run the call.
   void refused(const Trainer::Action& call, const Refusal& wanted) const;
 
   std::vector<double> numbers;
@@ -87,13 +87,13 @@ class Scene {
 
 using Program = std::function<void(Scene&)>;
 
-/// One combination of ranks, sharing and strategy. Every program runs on each combination.
+/// One combination of ranks, sharing and strategy. for_each_cell chooses the combinations on which programs run.
 struct Cell {
   int ranks;
   Placed placed;
   std::string name() const { return name_of(placed) + " on " + std::to_string(ranks) + " ranks"; }
 };
-/// Calls `body` for a pairwise sample, 15 of 30 (all in long tests), of these cells: {1, 2, 3} ranks x {shared,
+/// Calls `body` for a pairwise sample of 15 cells. Long tests call it for all 30 cells: {1, 2, 3} ranks x {shared,
 /// private} x {FULL_SHARD with parameters on disk, FULL_SHARD, SHARD_GRAD_OP, SHARD_GRADIENTS, NO_SHARD}.
 void for_each_cell(const std::function<void(const Cell&)>& body);
 

@@ -112,7 +112,7 @@ TEST(Parameters, ReadingReleasedMemorySaysShardedAndGathered) {
         }};
     for (const auto& read : reads) {
       train(scene, *trainer, model, 1, 2);  // a step releases all gathered units
-      // the last two reads save: through operators, which gather units, or through a pointer
+      // the last two reads save: one through operators, which gather units, and the other through a pointer
       const bool saves = &read - reads.data() >= 5;
       if (scene.is_sharded() && saves) {
         try {

@@ -143,8 +143,8 @@ void expect_all_end(const std::function<void(Scene&)>& body, Where where = Where
       {.adjust = linear_units, .timeout_s = patient_s(kSoon)});
 }
 
-// Units that SHARD_GRAD_OP gathers stay gathered until the step. Under SHARD_GRAD_OP the next forward of the other
-// ranks gathers the same units, so nothing is wrong.
+// Only FULL_SHARD is tested. Under SHARD_GRAD_OP, gathered units stay gathered until the step, so the next forward of
+// the other ranks makes the gathers that rank 0 has begun, and nothing is wrong.
 TEST(Misuse, ForwardOnOneRankAloneEndsInAnError) {
   for (bool evaluates : {true, false}) {
     expect_all_end(

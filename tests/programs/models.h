@@ -38,8 +38,8 @@ at::Tensor noise(std::int64_t step, std::int64_t width);
 /// Returns Tiny, made immediately or deferred.
 Tiny tiny(const TinyOptions& options = {}, bool deferred = false);
 
-/// Returns one of six batches of text. Each batch has 12 rows, so every number of ranks and two microbatches can divide
-/// them evenly.
+/// Returns one of six batches of text. Each batch has 12 rows, so one, two or three ranks can divide it evenly, even
+/// into two microbatches each.
 const Batch& batch_of(std::int64_t step);
 
 /// Returns the loss of this scene's rows of microbatch `index` of `count` of batch `step`. Mlp's loss is the mean

@@ -112,7 +112,7 @@ TEST(Parameters, SuccessiveEnginesKeepMasters) {
   }
 }
 
-// Between two Engines the parameters belong to the program again if they were not sharded.
+// Parameters that were not sharded belong to the program again between two Engines.
 TEST(Parameters, WritesBetweenTwoEnginesCount) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     const double tolerance = dtype == DType::kF32 ? 1e-5 : 1e-2;

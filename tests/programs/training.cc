@@ -94,8 +94,8 @@ TEST(Training, LastUnitUnusedForSomeStepsTrainsAgain) {
 
 TEST(Training, UnitUsedOnSomeRanksTrainsLikePlainLibTorch) {
   expect_like_plain([](Scene& scene) {
-    // With two or three ranks, rank 0 does not run the block, except in one step. If ranks gather the block together,
-    // such a step is an error (Misuse.UnitRunOnSomeRanksEndsInAnError), so then all ranks run the block.
+    // If there are two or three ranks, rank 0 does not run the block, except in one step. If ranks gather the block
+    // together, such a step is an error (Misuse.UnitRunOnSomeRanksEndsInAnError), so then all ranks run the block.
     const bool together = scene.is_sharded();
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
@@ -275,7 +275,7 @@ TEST(Training, LossMayHaveAnyFloatingDtype) {
           }
           scene.note(*trainer, *model);
         },
-        {.loss_tolerance = dtype == at::kDouble ? 1e-5 : 1e-2});  // a rank's loss is rounded to eight bits
+        {.loss_tolerance = dtype == at::kDouble ? 1e-5 : 1e-2});  // bf16 rounds a rank's loss to eight bits
   }
 }
 

@@ -77,7 +77,7 @@ TEST(Parameters, MovedStorageUnderAGuardIsTakenOver) {
   });
 }
 
-// Making a view reads no number, so it gathers no unit, and the view has no memory. With memory, it would show other
+// Making a view reads no number, so it gathers no unit, and the view has no memory. A view with memory would show other
 // numbers after another unit gets this memory.
 TEST(Parameters, ViewOfAReleasedParameterHasNoMemory) {
   for_each_cell([](const Cell& cell) {
@@ -225,7 +225,7 @@ TEST(Parameters, PointerWriteUnderAReadingGuardIsNoticed) {
       const at::Tensor weight = model->blocks->ptr<BlockImpl>(1)->up->weight;
       std::memset(weight.mutable_data_ptr(), 0x41, 2 * weight.element_size());
       guard.close();
-      // Ranks that share one copy may have seen only what another one wrote. They get its error in the next step.
+      // Ranks that share one copy may have seen only what another rank wrote. They get its error in the next step.
       train(scene, trainer, model, 1, 2);
     };
     expect_refused(write, {{"parameter blocks.1.up.weight of unit blocks.1", "only reads", "Gathered::kWrite"}},

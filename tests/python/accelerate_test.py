@@ -19,8 +19,8 @@ class AccelerateTest(unittest.TestCase):
         self.assertEqual(output.count("trained like DDP, and refused what it cannot do"), 2, output)
 
     def test_accelerate_launch_trains_on_two_processes(self):
-        """With `--multi_gpu`, accelerate starts processes by itself, even without GPUs. Without this option, it needs
-        MPI if there are only CPUs."""
+        """The option `--multi_gpu` makes accelerate start processes by itself, even without GPUs. If there are only
+        CPUs, accelerate needs MPI without this option."""
         with tempfile.TemporaryDirectory() as folder:
             code, output = run([sys.executable, "-B", "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu",
                                 "--num_machines", "1", "--num_processes", "2", "--main_process_port", "0", "--mixed_precision", "no",

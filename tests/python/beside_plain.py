@@ -47,7 +47,8 @@ def clip(model):
 
 
 def train_plain(model, batches, loss_of, training=Training()):
-    """Returns losses, gradient norms and final parameters of AdamW with clipping, on the global batches."""
+    """Trains with AdamW and clipping on the global batches. Returns losses, gradient norms, the final state, and
+    hook_calls."""
     accumulation, parts, lr = training
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr, eps=EPS, weight_decay=DECAY)
     losses, norms = [], []
@@ -67,7 +68,7 @@ def train_plain(model, batches, loss_of, training=Training()):
 
 def train_sharded(model, batches, loss_of, strategy, training=Training()):
     """Trains as train_plain does, but with an Engine. A batch is a tuple of tensors, which are divided by rows. Only
-    rank 0 gets the state."""
+    rank 0 gets the final state."""
     engine = tessera.Engine(model, {"gradient_clipping": CLIP, "gradient_accumulation": training.accumulation,
                                     "optimizer": {"lr": training.lr, "eps": EPS, "weight_decay": DECAY},
                                     "comm": {"timeout_s": 60}, **strategy})

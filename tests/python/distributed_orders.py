@@ -37,8 +37,8 @@ def of_one_rank_each(tessera_first):
 
 
 def waits_in_torch_distributed(kind):
-    """Rank 0 waits in a call of torch.distributed. Rank 1 waits in a call of its Engine, over the transport `kind`. With
-    "gloo", the process group is made right before that call."""
+    """Rank 0 waits in a call of torch.distributed. Rank 1 waits in a call of its Engine, over the transport `kind`. If
+    `kind` is "gloo", the process group is made right before the call of rank 0."""
     if kind == "host":
         distributed.init_process_group("gloo")
     model = make_model()

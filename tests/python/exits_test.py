@@ -45,8 +45,8 @@ def run_by_hand(program, *words, **variables):
 
 class ExitsTest(unittest.TestCase):
     def expect(self, program, code, *texts, ranks=2):
-        # If no other rank tells a rank of the error, it waits until the limit of "comm", which is longer than the limit
-        # of this test.
+        # A rank that no other rank tells of the error waits until the limit of "comm". That limit is longer than the
+        # limit of this test.
         got, output = launch(ranks, program, at_rest=300)
         self.assertEqual(got, code, output)
         for text in texts:

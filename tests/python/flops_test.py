@@ -64,8 +64,8 @@ class Bilinear(nn.Module):
 
 
 def cases():
-    """Returns a dictionary. For each name it has the module, a batch, a function of both that returns the loss, and the
-    classes of units. Each call makes new modules."""
+    """Returns {name: (module, batch, function of both that returns the loss, classes of units)}. Each call makes new
+    modules."""
     made = {name: (ARCHITECTURES[name].make, ARCHITECTURES[name].batches(1)[0], ARCHITECTURES[name].loss_of, ARCHITECTURES[name].units)
             for name in NAMES}
     made["convolutions"] = (Convolutions, torch.randn(2, 3, 12, 12), lambda module, x: module(x), ("Conv2d",))

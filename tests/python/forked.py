@@ -1,7 +1,7 @@
-"""Starts ranks by forking this process, which has imported torch and tessera, since an import takes longer than a small
+"""Starts ranks by forking this process, which has imported torch and tessera. An import takes longer than a small
 program.
 
-No launcher watches them. The ranks find each other as they do under torchrun.
+No launcher watches the ranks. The ranks find each other as they do under torchrun.
 
 Usage: forked.py MODULE[,MODULE...] RANKS PROGRAM [ARGUMENT...] [then RANKS PROGRAM [ARGUMENT...]]...
 
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import traceback
 
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # looks for GPUs without CUDA, which forks could not use
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # finds GPUs without CUDA, which a fork could not use again
 
 import torch  # noqa: E402, F401
 from free_port import free_port  # noqa: E402

@@ -1,6 +1,6 @@
 """Cases of lightning_ranks.py. Schedulers, callbacks and modules change an optimizer or a model while Lightning trains.
 
-Lightning trains each case alone, and TesseraStrategy trains it on every rank. The losses and the weights are the same.
+Lightning trains each case on one process, and TesseraStrategy trains it on every rank. Losses and weights are the same.
 """
 
 import importlib.util

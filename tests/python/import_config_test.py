@@ -47,7 +47,7 @@ def fate_of(config, path):
 
 
 def paths_of(values, path=""):
-    """Returns the paths of all values, as the libraries read a file."""
+    """Returns the paths of all values of a file. An empty object counts as a value."""
     if not isinstance(values, dict) or not values:
         return [path]
     return [inner for name, value in values.items() for inner in paths_of(value, f"{path}.{name}" if path else name)]
@@ -234,7 +234,7 @@ class DeepSpeedTest(unittest.TestCase):
 
     def test_schedules_are_equal_from_the_end_of_the_warm_up_on_and_near_before(self):
         def of_deepspeed(name, update, warmup=20, total=100, end=0.1):
-            """Tests that DeepSpeed's schedulers take their first step after the first update."""
+            """Returns the rate of DeepSpeed's scheduler. Its first step comes after the first update."""
             iteration = update - 1
             if iteration < warmup:
                 return max(iteration, 0) / warmup
@@ -336,8 +336,8 @@ class DeviceTest(unittest.TestCase):
     ACCELERATE = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": True}, "mixed_precision": "bf16"}
 
     def offload_of(self, config, *refused, device="gpu"):
-        """Returns the keys of the strategy's "offload" that differ from the defaults. For a GPU, the method also checks
-        that the strategy's plan has records in the host's memory."""
+        """Returns the keys of the strategy's "offload" that differ from the defaults. If the device is a GPU, also
+        checks that the strategy's plan has records in the host's memory."""
         result = translated(config, device=device)
         self.assertEqual(result.refused, list(refused))
         strategy = json.loads(result.strategy)

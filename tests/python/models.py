@@ -158,7 +158,7 @@ class Functional(Classifier):
 
 
 class Hooked(Classifier):
-    """The program has hooks on parameters and modules, and the hooks change their arguments."""
+    """Has hooks on parameters and modules. The hooks change gradients and outputs, or record a gradient."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,5 @@
-"""Tests the wheel of scripts/wheel. In an environment with torch alone, it trains from Python and from C++. With
-another version of torch, the error has a remedy."""
+"""Tests the wheel of scripts/wheel. The wheel trains from Python and from C++ in an environment that has only torch.
+The error for another version of torch has a remedy."""
 
 import importlib.util
 import os

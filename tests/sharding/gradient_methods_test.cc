@@ -52,8 +52,8 @@ struct Memory {
 /// The numbers of the group's parameters.
 constexpr std::int64_t kNumbers[] = {5, 6, 7};
 
-/// The sums of kSteps steps [step], which have the same bits on all ranks, and the state of the ranks after these steps
-/// [rank].
+/// The results of kSteps steps. `sums` [step] has the same bits on all ranks. `kept` [rank] is the rank's state after
+/// these steps.
 struct Made {
   std::vector<Numbers> sums;
   std::vector<Numbers> kept;
@@ -358,7 +358,7 @@ TEST(TopKMomentum, LargestAccumulatedElementsAreSent) {
   }
 }
 
-// The method compresses momentum. Its result changes an optimizer's momentum as the sum of all ranks' momentum changes.
+// The method compresses momentum. An optimizer that gets its results as gradients has the ranks' compressed momentum.
 TEST(OneBitMomentum, SumMovesAsTheMomentumOfAllRanks) {
   constexpr float kMomentum = 0.75f;
   for (const int ranks : {2, 3}) {

@@ -17,7 +17,7 @@ namespace tessera::testing {
 
 /// Makes units by hand and gives them memory, as an Engine would. Tests of parts of `sharding` use these units.
 ///
-/// On every rank, parameter `i` of unit `u` is full of values_of(u, i) at first.
+/// Parameter `i` of unit `u` has the values values_of(u, i) at first, on every rank.
 class HandMadeUnits {
  public:
   struct Options {

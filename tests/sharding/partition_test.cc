@@ -234,7 +234,7 @@ TEST(Partition, TrainableParameterOfUnsupportedDtypeIsNamed) {
   }
 }
 
-// PowerSGD factors tensors in the form in which they lie in memory.
+// PowerSGD factors matrices as they lie in memory, so a transposed tensor of sizes [7, 5] is a matrix of sizes [5, 7].
 TEST(Partition, TensorsAreMatricesByTheirOutermostDimension) {
   torch::nn::Module module;
   module.register_parameter("convolution", torch::ones({6, 4, 3, 2}));

@@ -63,7 +63,7 @@ struct Reduced {
     if (order) std::shuffle(all.begin(), all.end(), *order);
     for (const auto& [u, i] : all) take(u, i, number);
   }
-  /// Checks the sums. `wanted(rank, u, i)` is the sum of this rank's gradients.
+  /// Checks the sums over ranks. `wanted(rank, u, i)`: the sum of the gradients that `rank` gave for this parameter.
   template <class Wanted>
   void expect_sums(const Wanted& wanted) {
     for (std::size_t u = 0; u < units.size(); ++u) expect_sum(u, wanted);

@@ -1,4 +1,4 @@
-// Tests the Reducer if units are updated in backward: it hands over sums unit by unit.
+// Tests that the Reducer hands over sums unit by unit if units are updated in backward.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

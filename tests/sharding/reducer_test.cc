@@ -232,8 +232,8 @@ std::int64_t step(Reduced& reduced, const Uses& uses) {
 
 const Uses kAll{[](int, std::size_t, std::size_t) { return true; }};
 
-/// Runs `body` in a state in which a unit's gradients wait in a bucket of the plan and there are more units than
-/// buckets.
+/// Runs `body` on two ranks with more units than the plan has buckets. A unit whose gradients wait then holds a bucket
+/// that another unit needs.
 template <class Body>
 void on_many_units(const Body& body) {
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -317,7 +317,7 @@ TEST(Reducer, LateGradientIsReducedOnceMoreOnAllRanks) {
   }
 }
 
-// Each step uses other parameters: any parameters on each rank, in any order.
+// Each rank uses random parameters in a random order. The choice of parameters changes every second step.
 TEST(Reducer, SumsAreExactForRandomUsesOnEachRank) {
   for (const Case& c : all_cases()) {
     SCOPED_TRACE(text_of(c));
@@ -367,7 +367,7 @@ TEST(Reducer, RowsOfSparseGradientsAreSummed) {
     SCOPED_TRACE(text_of(c));
     run_ranks({.ranks = c.ranks}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, options_of(c));
-      // The matrix of unit 3 gets gradients of two rows, and one of the rows twice. Each rank has other rows.
+      // The matrix of unit 3 gets a gradient of row 9, and two gradients of the row with the rank's number.
       const auto rows = [&](int rank, std::int64_t round) {
         const at::Tensor index = at::tensor({rank, 9, rank}, at::kLong).unsqueeze(0);
         const at::Tensor values = at::full({3, 33}, static_cast<float>(1 + rank + round));

@@ -131,7 +131,7 @@ TEST(Residency, KnownOrderIsPrefetchedWithoutExtraGathers) {
       resident.log.reset();
       resident.residency.release_all();
     }
-    // All uses after the first step were predicted, except for the very first use.
+    // Each of the three later steps prefetched six of its seven gathers, which are all except the first.
     EXPECT_EQ(resident.residency.counts().prefetched, 3 * 6);
   });
 }

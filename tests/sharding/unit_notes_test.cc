@@ -16,7 +16,7 @@ namespace {
 
 using Digests = std::vector<std::uint64_t>;
 
-/// Returns the sum over ranks that write these digests. Rank r uses parameter p if r == p.
+/// Returns the sum of the notes that ranks with these digests write. Rank r uses parameter p if r == p.
 std::vector<float> sum_of_notes(const Digests& digests, std::size_t parameters) {
   std::vector<float> sum(parameters + 64 + 5), notes(sum.size(), 7.0F);
   for (std::size_t rank = 0; rank < digests.size(); ++rank) {

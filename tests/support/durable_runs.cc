@@ -28,7 +28,7 @@ void expect_goes_on(const Mesh& mesh, const Strategy& strategy, const TinyOption
     Session first(mesh, durable, model, own_rules);
     EXPECT_FALSE(resume_durable(first.engine).has_value());
     EXPECT_EQ(train_durably(first, 0, 5), 2) << what;
-    first.train(0);  // this step has other data and is not committed; a seventh step would be committed
+    first.train(0);  // this sixth step has other data, and no commit is made after it
   }
   {
     Session second(mesh, durable, model, own_rules);

@@ -45,7 +45,7 @@ class ForkedRanks {
   /// Waits until `rank` has ended, or until the limit for `at_rest` on a machine at rest has passed (patience.h). If
   /// the limit passes, it kills the rank and reports SIGKILL.
   RankEnd wait(int rank, std::chrono::duration<double> at_rest = std::chrono::seconds(30));
-  /// Waits for several ranks, with one limit for all of them.
+  /// Does the same with `limit`, which several calls can share.
   RankEnd wait(int rank, Deadline& limit);
   KeyValueStore& store() { return *store_; }
 

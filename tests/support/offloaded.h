@@ -45,7 +45,9 @@ Adjust adjusted_to(const Kept& kept, const Below* below);
 Strategy strategy_of(const Kept& kept, const Placed& placed, const Below* below = nullptr);
 
 // The following functions do what programs do around steps, and return the resulting values. Each function is run with
-// state in memory and with state on disk. Writes all parameters under Gathered.
+// state in memory and with state on disk.
+
+/// Trains, writes all parameters under Gathered, and trains again.
 Values written_under_gathered(const Mesh& mesh, const Strategy& strategy);
 /// Trains with one Engine, and then with a second Engine that takes over the state of the first.
 Values trained_by_two_engines(const Mesh& mesh, const Strategy& strategy);
@@ -59,7 +61,7 @@ Values train_and_save(int ranks, const Placed& placed, const std::string& folder
 
 /// A model that is wide enough for several records in each group.
 inline constexpr TinyOptions kWide{.vocab = 32, .width = 32, .hidden = 64};
-/// The same model with a frozen block, an unused block and a tied head. They divide runs inside records.
+/// The same model with a frozen block, an unused block and a tied head. These divide runs of elements inside records.
 inline constexpr TinyOptions kAwkward{
     .vocab = 32, .width = 32, .hidden = 64, .tied_head = true, .frozen_first_block = true, .unused_block = true};
 

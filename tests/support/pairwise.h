@@ -17,9 +17,9 @@ namespace tessera::testing {
 
 // Most faults in a grid of cases (strategies x ranks x dtypes ...) show with one value of one dimension, or with two
 // values of two dimensions. A pairwise sample covers all of these with far fewer points than the product: every two
-// values of two dimensions occur together in one of its points. For a grid of two dimensions the pairwise sample is the
+// values of two dimensions occur together in one of its points. The pairwise sample of a grid of two dimensions is the
 // grid itself, so the sample is smaller only from three dimensions on. If another test covers the other pairs, a sample
-// covers all pairs of the first two dimensions only, and each value of the other dimensions.
+// may cover only all pairs of the first two dimensions, and each value of the other dimensions.
 
 /// A point of a grid: the index of a value for each dimension.
 using GridPoint = std::vector<std::size_t>;
@@ -42,8 +42,8 @@ inline std::vector<GridPoint> grid_product(const std::vector<std::size_t>& sizes
 
 /// Returns a pairwise sample of these points, which is the same in each call. Every two values of two dimensions that
 /// occur together in any point occur together in one point of the sample. The point that adds the most pairs is taken
-/// first. Among several such points the point with smaller indices is taken first, so a test that lists cheap values
-/// first has cheap points.
+/// first. If several points add equally many pairs, the point with smaller indices is taken first. So a test that lists
+/// cheap values first has cheap points.
 ///
 /// `paired`: the number of dimensions, counted from the first, whose values are paired. Each value of the other
 /// dimensions is in at least one point. If `paired` is less than the number of dimensions, points whose values were
@@ -100,7 +100,7 @@ inline std::vector<GridPoint> pairwise(const std::vector<std::size_t>& sizes, co
   return tests_are_long() ? grid_product(sizes, exists) : pairwise_sample(sizes, exists, paired);
 }
 
-/// Returns the values of each point, in place of nested loops; only cases for which `exists(values...)`:
+/// Returns the values of each point for which `exists(values...)` is true. It replaces nested loops:
 ///     for (const auto& [kind, dtype, ranks] : pairwise_where(exists, kKinds, kDTypes, kRanks))
 /// kPaired is pairwise_sample's `paired`: pairwise_where<2>(...) has all pairs of the first two ranges.
 template <std::size_t kPaired = std::numeric_limits<std::size_t>::max(), class Exists, class... Ranges>

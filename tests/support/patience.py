@@ -1,7 +1,7 @@
 """Limits of time for tests, like those of tests/support/limits/patience.h for C++.
 
 A test states how many seconds something takes at most on a machine at rest. The limit grows as much as the time of a
-reference piece of work, which is measured once in the same run. In this work two processes start and compute. The limit
+reference piece of work, which is measured once in the same run. Two processes start and compute in this work. The limit
 is never below the seconds that the test states.
 """
 

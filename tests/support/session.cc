@@ -59,7 +59,7 @@ Values trained(const Mesh& mesh, const Strategy& strategy, std::size_t steps, Ti
 void expect_planned_disk_traffic(Session& session, const std::string& what) {
   const DiskUse plan = session.engine.plan().disk;
   EXPECT_GT(plan.bytes, 0) << what;
-  for (std::size_t i = 0; i < 2; ++i) session.train(i);  // before these steps, memory has no records
+  for (std::size_t i = 0; i < 2; ++i) session.train(i);  // the first two steps find no records in memory
   for (std::size_t i = 2; i < 8; i += 2) {
     const TrafficCounts before = session.engine.traffic();
     session.train(i);

@@ -69,7 +69,7 @@ class FirstValues {
     if (!first_) first_ = values;
     return all_same_bits(values, *first_);
   }
-  /// Looks at the values of rank 0 alone. The other ranks make theirs with it.
+  /// Compares the values of rank 0 only. Returns true on the other ranks.
   bool same_bits(const Mesh& mesh, const Values& values) { return mesh.rank() != 0 || same_bits(values); }
 
  private:

@@ -62,7 +62,7 @@ Tiny make_tiny(const TinyOptions& options, bool deferred);
 /// (which threads can) or have private copies.
 struct Placed {
   Placed(ShardingStrategy kind_given, bool shared_given = false,
-         bool on_disk_given = false)  // NOLINT: a strategy is one
+         bool on_disk_given = false)  // NOLINT: a strategy alone is a Placed
       : kind(kind_given), shared(shared_given), on_disk(on_disk_given) {}
   ShardingStrategy kind;
   bool shared, on_disk;

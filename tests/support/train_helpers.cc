@@ -33,8 +33,8 @@ Trained train_on(const Mesh& mesh, const Strategy& strategy, const TrainOptions&
   const std::int64_t parts = mesh.world_size() * strategy.gradient_accumulation;
   for (const Batch& batch : batches) {
     for (std::int64_t m = 0; m < strategy.gradient_accumulation; ++m) {
-      // Microbatch m of all ranks together is a contiguous part of the batch. With "reproducible", each rank has a run
-      // of microbatches instead.
+      // Microbatch m of all ranks together is a contiguous part of the batch. If "reproducible" is set, each rank has a
+      // run of microbatches instead.
       const std::int64_t part = strategy.reproducible ? engine.microbatch() : m * mesh.world_size() + mesh.rank();
       const at::Tensor tokens = slice_of(batch.tokens, part, parts).to(engine.device());
       const at::Tensor targets = slice_of(batch.targets, part, parts).to(engine.device());

@@ -153,7 +153,7 @@ CommandLine::CommandLine()
           "tessera") {
   take_process_limits();
   app.require_subcommand(1);
-  // If an option is given twice, the last one counts, so that a script can append to a command line. Subcommands
+  // If an option is given twice, its last value counts, so that a script can append to a command line. Subcommands
   // inherit this.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);

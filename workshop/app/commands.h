@@ -23,7 +23,7 @@ struct TextSampling {
 
 /// The options of `tessera train` about checkpoints.
 struct CheckpointOptions {
-  // If this option is given, it replaces the strategy file's "checkpoint".
+  // Each of these four options, if it is given, replaces the same key of the strategy file's "checkpoint".
   std::optional<std::string> folder;
   std::optional<std::int64_t> every_steps;
   std::optional<double> every_minutes;
@@ -127,7 +127,7 @@ struct ReplayCommand {
   std::int64_t microbatches = 0;  ///< number of microbatches of a step on all ranks; 0: files of the run give the
                                   ///< number
   TrainCommand run;               ///< the options with which the run was started
-  std::vector<std::string> words = {};  ///< all words of the command line behind the program's name
+  std::vector<std::string> words = {};  ///< all words of the command line after the program's name
 };
 /// Repeats steps of a run of `tessera train` (docs/reproducible.md).
 int run_replay(const ReplayCommand& command);
@@ -241,21 +241,23 @@ struct BenchCommand {
   std::int64_t queue_depth = 8;                       ///< offload.queue_depth (offload)
   std::int64_t cache_bytes = 0;                       ///< offload.cache; 0: none (offload)
 };
-/// Times every collective in each kind of memory, after checking its result. For a fit, it times every algorithm of the
-/// collectives over Gloo. It starts its ranks itself if this process is alone.
+/// Times every collective in each kind of memory, after checking its result. If a fit is asked for, it times every
+/// algorithm of the collectives over a network. It starts its ranks itself if this process is alone.
 int run_bench_collectives(const BenchCommand& command);
 /// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which bucket size is fastest, and
 /// why. It starts its ranks itself if this process is alone.
 int run_bench_buckets(const BenchCommand& command);
-/// These functions time a step and its parts under every strategy, and compare them with ranks that train alone. The
-/// functions compare memory with the plan, and measure the cost of an operator for the host, and the cost of timing for
-/// a step. The functions start their ranks themselves if this process is alone.
+/// Times a step and its parts under every strategy, and compares them with those of ranks that train alone. This
+/// function and the next three start their ranks themselves if this process is alone.
 int run_bench_step(const BenchCommand& command);
+/// Compares the memory of an Engine under every strategy with the plan.
 int run_bench_memory(const BenchCommand& command);
+/// Measures the time that Tessera costs the host for each operator.
 int run_bench_overhead(const BenchCommand& command);
+/// Measures how much longer a step takes if parts of it are timed.
 int run_bench_times(const BenchCommand& command);
-/// Times saves and loads of a checkpoint of AdamW's state under --dir, both while training runs and while no training
-/// runs.
+/// Times saves and loads of a checkpoint of AdamW's state under --dir. Training waits for some of the saves, and others
+/// run beside training (checkpoint.async).
 int run_bench_checkpoint(const BenchCommand& command);
 /// Measures the time that each unit costs the host that launches a GPU's work.
 int run_bench_launches(const BenchCommand& command);

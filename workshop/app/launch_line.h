@@ -27,7 +27,7 @@ class LaunchLine {
   /// Reads --hosts or --hostfile, or else --pretend-hosts. Errors: those of host_list.h; 64 if options need several
   /// hosts, if pretended hosts are no numbers, or if the ranks cannot be divided among them.
   absl::Status take_hosts();
-  /// Reads --workers. Error: 64 if a range makes no sense, or if an option is only for ranks of one job.
+  /// Reads --workers. Error: 64 if the range makes no sense, or if a given option does not fit workers.
   absl::Status take_workers();
 
   CLI::App* command_ = nullptr;

@@ -21,8 +21,8 @@ std::span<const Part> parts();
 const Part* part_with(std::string_view command);
 
 /// Replaces this process by the part's program, which reads the same `argv`. The function returns only in three cases,
-/// each after a line on stderr. If the program does not exist (69) or cannot be run (77), the line says how to build
-/// it. If a module has the command (64), the line says how to call it.
+/// each after a line on stderr. If the program does not exist (69), the line says how to build it. If it cannot be run
+/// (77), the line says that it must be executable. If a module has the command (64), the line says how to call it.
 int run_part(const Part& part, char** argv);
 
 }  // namespace tessera::app

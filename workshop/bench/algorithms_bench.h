@@ -19,7 +19,7 @@ struct AlgorithmsBenchOptions {
   std::vector<std::size_t>
       bytes;       ///< bytes that each rank gives: its shard of all_gather, or its input of a reduction; powers of two
   int rounds = 5;  ///< number of rounds over all calls
-  std::size_t round_bytes = 4 << 20;  ///< in a round, a call is made `round_bytes` / its bytes times
+  std::size_t round_bytes = 4 << 20;  ///< each round makes a call `round_bytes / bytes` times
   int most_calls = 40;                ///< most repeats of a call in a round; at least one is made
 };
 

@@ -26,7 +26,7 @@ std::string_view name_of(BenchMemory memory);
 struct CollectivesBenchOptions {
   /// S, the bytes of the full buffer: `size() * bytes_per_rank` of an all_gather or all_to_all, the input of a
   /// reduce_scatter or all_reduce, `data` of a broadcast. Cases in which a rank would have less than one element are
-  /// left out.
+  /// left out, except those of all_reduce.
   std::vector<std::size_t> bytes;
   std::vector<DType> dtypes = {DType::kF32, DType::kBF16};  ///< types of the sums
   int rounds = 7;                                           ///< number of rounds over all cases
@@ -43,8 +43,8 @@ struct CollectiveCase {
 };
 
 /// The times of one case. A sample is the time of the slowest rank. `limit` has the times of a loop over the same
-/// buffers. The loop only reads and writes as many bytes, on all ranks at once (memory_traffic.h). It is empty if a
-/// collective moves nothing, or less than a cache line for each rank.
+/// buffers. The loop only reads and writes as many bytes, on all ranks at once (memory_traffic.h). `limit` is empty for
+/// a barrier, for common memory, and if a rank's part is less than a cache line.
 struct CollectiveTiming {
   CollectiveCase what;
   Samples call, limit;

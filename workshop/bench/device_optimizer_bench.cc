@@ -15,9 +15,9 @@ namespace {
 // Times an optimizer step on the GPU.
 //
 // A Subject is one kind of step with its device memory. It has one tensor in one group on one rank, with the tables
-// that a step's kernels read (StepTables, NormTables). `step` queues the norm, the decision and the pass. The events
-// around it give the time. The limit is a device copy of as many bytes. Cases run one after the other, since each may
-// fill the GPU.
+// that a step's kernels read (StepTables, NormTables). `step` queues the norm, the decision and the pass. Events before
+// and after the step give its time. The limit is a device copy of as many bytes. Cases run one after the other, since
+// each may fill the GPU.
 
 absl::Status status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();

@@ -145,7 +145,7 @@ class LinkMeter {
     return samples.median_s();
   }
 
-  /// Returns the median of calls that another thread makes while this one computes. `seconds`: time of a call.
+  /// Returns the median time of calls that another thread makes while this thread computes. `seconds`: time of a call.
   absl::StatusOr<double> busy_median_of(Call call, std::int64_t bytes, double seconds) {
     constexpr int kFewest = 5, kMost = 100;
     constexpr std::int64_t kShort = 200;

@@ -19,7 +19,7 @@ struct LinkSpeedOptions {
   double seconds = 0.5;  ///< approximate time for each operation and size; at least three calls are made
 };
 
-/// Calls of one operation: the bytes that a rank sends, and the median of the seconds that they took. There are also
+/// Calls of one operation: the bytes that a rank sends in a call, and the median time of these calls. There are also
 /// calls that ran while all ranks computed, if the transport works in the background.
 struct MeasuredOperation {
   const char* name = "";

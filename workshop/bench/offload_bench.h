@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-/// The times of an AdamW step whose masters (or their low halves) and moments lie on disk. With them are the times of
-/// the same step with everything in memory, and of moving the same records without a step. All times are means of three
-/// steps in a row, including the beginning and the end of these three.
+/// The times of an AdamW step whose moments lie on disk, and the low halves of split masters too. There are also the
+/// times of the same step with everything in memory, and of moving the same records without a step. All times are means
+/// of three steps in a row, including the beginning and the end of these three.
 struct OffloadedStepTiming {
   std::string name;  ///< OptimizerCase::name, followed by " cached" if there is a cache
   std::size_t numel = 0;

@@ -30,7 +30,7 @@ inline constexpr OptimizerCase kOptimizerCases[] = {{"fp32", DType::kF32, StateD
 inline constexpr OptimizerCase kMomentCases[] = {{"fp32_bf16_moments", DType::kF32, StateDType::kBF16},
                                                  {"fp32_8bit_moments", DType::kF32, StateDType::k8Bit}};
 
-/// The times of one optimizer step over a flat run of `numel` parameters, on one thread. With them are the times of a
+/// The times of one optimizer step over a flat run of `numel` parameters, on one thread. `limit` has the times of a
 /// loop that only reads and writes the same bytes in place.
 struct OptimizerTiming {
   /// "fp32": AdamW on fp32 parameters. "fp32_bf16_moments" and "fp32_8bit_moments" differ from it only in their

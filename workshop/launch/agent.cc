@@ -100,7 +100,7 @@ class Channel {
   std::string why_gone_;
 };
 
-/// Tells the launcher, with frames, the events of the ranks.
+/// Sends the events of the ranks to the launcher, as frames.
 class Teller : public RankListener {
  public:
   explicit Teller(Channel& channel) : channel_(channel) {}

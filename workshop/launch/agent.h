@@ -6,7 +6,7 @@ namespace tessera {
 ///
 /// It first writes its version, reads a job from standard input, and starts the job's ranks on this host. Then it
 /// reports all events of the ranks to the launcher (hosts/frames.h). The launcher decides how ranks are ended and how
-/// much time they have before that. The agent only carries it out.
+/// much time they have before that. The agent only sends the signals.
 ///
 /// | event                                      | what happens                                    |
 /// |--------------------------------------------|-------------------------------------------------|

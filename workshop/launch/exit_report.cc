@@ -94,8 +94,8 @@ bool follows_another(const RankRecord& record) {
   return record.lost.empty() && (lost_a_peer(record) || record.told_by_peer);
 }
 
-/// Returns the rank that explains a "peer was lost" without a failure: the first rank that ended with success before
-/// it.
+/// Returns the rank that explains why `cause` lost a peer although no rank failed: the first rank that ended with
+/// success before `cause`.
 const RankRecord* ended_early(const std::vector<RankRecord>& records, const RankRecord& cause) {
   const RankRecord* best = nullptr;
   if (!lost_a_peer(cause) || !cause.lost.empty()) return best;

@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// A small process that lives slightly longer than the launcher. If the launcher dies in any way, it kills every
+/// A small process that lives slightly longer than the launcher. If the launcher dies in any way, the guard kills every
 /// process group that it knows and removes the error files. A rank itself would end because of its parent-death signal.
-/// Its children (data loaders, shells) would not, and would hold ports and memory after a crash.
+/// The rank's children (data loaders, shells) would not end, and would hold ports and memory after a crash.
 ///
 /// The guard waits for the end of a pipe whose only writer is the launcher. It therefore takes no time and does not
 /// poll, and the kernel tells it even of a SIGKILL. It leads its own session, so signals of the terminal do not reach

@@ -47,8 +47,8 @@ class HostRanks {
   /// Begins to start the ranks. REQUIRES: kConnected.
   virtual absl::Status start() = 0;
   virtual Phase phase() const = 0;
-  /// Returns the reason why the host cannot be reached, or could not start its ranks. After the ranks run, the loss of
-  /// the host is no error here: its ranks end.
+  /// Returns the reason why the host cannot be reached, or could not start its ranks. Once all ranks run, the loss of
+  /// the host is no error here. The host's ranks then count as ended.
   virtual absl::Status failure() const = 0;
 
   /// Adds the descriptors to wait for.

@@ -199,8 +199,8 @@ absl::StatusOr<HeldServers> hold_servers(const LaunchOptions& options, const Job
   return held;
 }
 
-/// Returns whether a job with parameter servers has trained. It has if some rank ended with success, and no server
-/// failed.
+/// Returns whether a job with parameter servers has trained: some rank ended with success, and no server failed. The
+/// result is false for other jobs.
 bool has_trained(const LaunchOptions& options, const std::vector<RankRecord>& records) {
   if (options.servers == 0 && !is_elastic(options)) return false;
   const auto workers = static_cast<std::ptrdiff_t>(options.ranks);

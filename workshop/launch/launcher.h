@@ -38,7 +38,7 @@ struct RankSwitches {
   /// TESSERA_STRICT=1 for the ranks: each rank has private copies, as if it were alone on its host, and values are
   /// checked.
   bool strict = false;
-  /// TESSERA_PLAN=table for the ranks: an Engine prints its whole memory plan, and not one line of it.
+  /// TESSERA_PLAN=table for the ranks: an Engine prints its whole memory plan instead of one line.
   bool plan = false;
 };
 
@@ -102,19 +102,23 @@ struct LaunchOptions {
 /// option, a missing file, a missing permission or a wrong strategy. A failure after a signal to the launcher also ends
 /// the job at once.
 ///
-/// With `servers`, TESSERA_SERVERS and TESSERA_SERVERS_SECRET, a random text, are set for all processes of the job. If
-/// a rank fails, a message names it, and the others continue. A server that ends before the ranks do counts as a
-/// failure as above, unless it starts again (`servers_state`). After the last rank has ended, servers get SIGTERM. The
+/// If `servers` are set, all processes of the job get TESSERA_SERVERS and TESSERA_SERVERS_SECRET, a random text. If a
+/// rank fails, a message names it, and the others continue. A server that ends before the ranks do counts as a failure
+/// as above, unless it starts again (`servers_state`). After the last rank has ended, servers get SIGTERM. The
 /// result is 0 if some rank returned 0 and no server failed.
 ///
-/// With `workers`, each rank is a job of its own, which the environment tells (rank_environment.h): `workers.most` are
-/// started. One that fails is named and started again, as long as `max_restarts` lasts and the failure may not come
-/// again; the others go on. The job fails once fewer than `workers.least` are left. Once some worker has returned 0,
-/// all steps are made, so none is started again but the one that was told to write the results (beside own servers
-/// only). The job fails where that one has failed before they were written, and no other has written them. Servers then
-/// get SIGUSR1, and end when workers of other launchers, too, have gone. Servers listen at `address`, else at the
-/// loopback address, and a line tells what `join` workers elsewhere need. The secret is that of `secret_file`, else
-/// that of the environment, else a random one.
+/// If `workers` are set, each of them is a job of one rank, as its environment says (rank_environment.h). The launcher
+/// starts `workers.most` workers. If a worker fails, a message names it, and the other workers continue. The worker is
+/// started again, unless its failure would occur again, or `max_restarts` workers were started again already. The job
+/// fails once fewer than `workers.least` workers are left.
+///
+/// When a worker has returned 0, all steps are made, so no worker is started again. The exception is the worker that
+/// was told to write the results and has failed. It is started again if this launcher has started the servers. The job
+/// fails if that worker failed before the results were written, and no other worker has written them. When no worker
+/// is left here, the servers get SIGUSR1. They end when the workers of other launchers have also gone.
+///
+/// Servers listen at `address`, or else at the loopback address. The launcher prints the `join` that workers on other
+/// machines need. The secret is that of `secret_file`, or else that of the environment, or else a random one.
 ///
 /// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first. SIGKILL ends it in any case.
 ///
@@ -123,9 +127,8 @@ struct LaunchOptions {
 /// at its end. Call it from a process without other threads that could take these signals. It waits only for its own
 /// children.
 ///
-/// On each other host of `hosts`, ssh starts an agent (agent.h). The agent starts the ranks there with the same
-/// program, the same working directory and the environment that host_job.h lists. No rank starts before all hosts have
-/// answered.
+/// ssh starts an agent (agent.h) on each other host of `hosts`. The agent starts the ranks there with the same program,
+/// the same working directory and the environment that host_job.h lists. No rank starts before all hosts have answered.
 int launch(const LaunchOptions& options);
 
 /// Returns the path of the `tessera` command: LaunchOptions::tessera, or else the path of this program.

@@ -29,12 +29,12 @@ class ErrorDirectory {
   std::string path_;
 };
 
-/// Returns the files in which `count` ranks may leave words: error files, and those that say that a rank has joined
-/// parameter servers. The first of the ranks is rank `first`.
+/// Returns the files that `count` ranks may write: an error file for each rank, and a file that says that the rank has
+/// joined the parameter servers. The first of the ranks is rank `first`.
 std::vector<std::string> error_files(const JobSettings& job, int first, int count);
 
-/// The process-wide settings of a process that starts ranks. Its destructor restores the old settings. Processes of
-/// ranks that lose their parent become children of this process. Only this process reaps them. SIGPIPE is ignored.
+/// The process-wide settings of a process that starts ranks. Its destructor restores the old settings. If a process of
+/// a rank loses its parent, it becomes a child of this process, and only this process reaps it. SIGPIPE is ignored.
 /// SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGUSR1 are blocked and can be read from `fd`.
 class SignalScope {
  public:

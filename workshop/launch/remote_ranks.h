@@ -33,7 +33,7 @@ namespace tessera {
 /// | an answer, but no rank's report for that long   | 69   |
 /// | `tessera` does not exist at its path            | 66   |
 /// | that `tessera` has another version              | 78   |
-/// | the agent refused: no such program, folder, ... | its  |
+/// | the agent sent an error: no such program, ...   | same |
 ///
 /// A host whose ranks run and whose connection ends is lost: its ranks that have not ended count as failed with code
 /// 75, and their records say why. A host also counts as lost if it does not report the end of its ranks within 10 s

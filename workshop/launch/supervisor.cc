@@ -132,7 +132,7 @@ void Supervisor::start_servers_again() {
   }
 }
 
-/// Starts `rank`, which has ended, again, through `host`. Returns whether it is running.
+/// Starts `rank` again through `host`, after it has ended. Returns whether it is running.
 bool Supervisor::start_anew(Rank& rank, std::unique_ptr<HostRanks> host) {
   RankRecord before = std::exchange(rank.record, RankRecord{});
   rank.record.rank = before.rank;
@@ -197,8 +197,8 @@ void Supervisor::restart(Rank& worker) {
 }
 
 /// Checks whether a worker that has ended was told to write the results. If the worker failed before it had written
-/// them, it starts again and asks again, or another worker is told to write them. The end of such a worker shows that
-/// the results are written, or that a worker of another launcher is told to write them.
+/// them, it starts again and asks again, or another worker is told to write them. If it then ends with success, the
+/// results are written, or a worker of another launcher is told to write them.
 void Supervisor::note_results(const RankRecord& worker) {
   std::ifstream file(job_.results_file(worker.rank));
   const bool was_told = file.is_open();
@@ -215,8 +215,8 @@ void Supervisor::note_results(const RankRecord& worker) {
   }
 }
 
-/// Ends the servers when no rank is left here. Workers of other launchers may still run, if steps have been made. So a
-/// server that is killed before they have ended starts again, and `on_output` tells it to end.
+/// Ends the servers when no rank is left here. Workers of other launchers may still run if all steps are made. If a
+/// server is killed before these workers have ended, it starts again, and `on_output` tells it to end.
 void Supervisor::end_servers() {
   const auto workers = std::span(ranks_).first(static_cast<std::size_t>(options_.ranks));
   if (servers_.empty() || !std::ranges::all_of(workers, &Rank::gone)) return;
@@ -324,10 +324,12 @@ void Supervisor::on_exit(RankRecord record) {
                           explain(rank.record.exit, rank.record.code_of_tessera)));
 }
 
-/// Returns whether the others may go on without this rank. They cannot begin before all ranks have joined the servers.
+/// Returns whether the other ranks may go on without this rank. Training cannot begin before all ranks have joined the
+/// servers.
 bool Supervisor::trains_beside_servers(const RankRecord& rank) const {
   if (servers_.empty()) return false;
-  // The files of ranks on other hosts lie there, and with several hosts each rank has its host's name.
+  // Ranks on other hosts write their files there, so their files are not checked. If there are several hosts, each
+  // record has the name of its host.
   return !rank.host.empty() || ::access(job_.joined_file(rank.rank).c_str(), F_OK) == 0;
 }
 

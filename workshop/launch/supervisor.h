@@ -20,7 +20,7 @@ namespace tessera {
 
 /// The ranks of one job on all of its hosts, from their start to their end. One thread polls for all of them.
 ///
-/// Its urgency says how hard the job is being ended; it only grows:
+/// The urgency says how hard the Supervisor tries to end the job. It only grows:
 ///
 /// | urgency | entered                                             | leaves after                |
 /// |---------|-----------------------------------------------------|-----------------------------|
@@ -63,7 +63,7 @@ class Supervisor : private RankListener {
     RankRecord record;
     bool ended = false;     ///< the leader has ended
     bool gone = false;      ///< nothing of the rank's process group is left
-    bool is_ready = false;  ///< a server has said its address: from then on a signal does not find it unprepared
+    bool is_ready = false;  ///< a server has printed its address, and from then on handles signals
     // The state of a server that keeps its shards:
     bool starts_again = false;  ///< it starts again after nothing of its group is left
     bool is_due = false;        ///< nothing of its process group is left: it starts now

@@ -71,8 +71,8 @@ const JsonNode* child_of(const JsonNode& node, const std::string& key) {
   return found == node.children.end() ? nullptr : &*found;
 }
 
-/// Gives Hugging Face's names to the fields that a model's own visitor visits (bounds, types, messages). Fields that
-/// the map leaves out are not read.
+/// Gives Hugging Face's names to the fields of a model's own visitor. Bounds, types and messages stay the same. Fields
+/// that the map leaves out are not read.
 class RenamedFields final : public ConfigVisitor {
  public:
   using Names = std::vector<std::pair<std::string, std::string>>;  ///< name in Tessera, name in transformers

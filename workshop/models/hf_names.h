@@ -8,10 +8,10 @@
 
 namespace tessera::models {
 
-/// Returns the names that `transformers` uses for a model's tensors. Llama's tensors have these names already. GPT-2's
-/// linear layers are stored there with rows and columns exchanged ("Conv1D"), and older files of GPT-2 lack the prefix
+/// Returns the names that `transformers` uses for a model's tensors. Llama's tensors have these names already. Files of
+/// GPT-2 store linear layers with rows and columns exchanged ("Conv1D"), and older files of GPT-2 lack the prefix
 /// "transformer.". If the configuration ties the head to the token embedding, a file may contain the head as a copy of
-/// it. A file whose head has other values is refused.
+/// the embedding. A file whose head has other values is refused.
 TensorNames hf_names(const ModelConfig& config);
 
 /// Returns patterns for tensors that files have and models of Tessera do not need: masks and frequencies, which are

@@ -27,8 +27,8 @@ struct GPTConfig {
 /// The frequencies of a Llama's rotary embeddings; each field's key has "rope_" in front.
 struct RopeConfig {
   double theta = 10000.0;
-  /// The change of frequencies for inputs longer than those of pretraining: "default" (not at all), "linear" (all
-  /// divided by `factor`) or "llama3" (those of long waves; the three fields behind it say which).
+  /// The change of frequencies for inputs longer than those of pretraining: "default" (no change), "linear" (all are
+  /// divided by `factor`) or "llama3" (those of long waves are; the fields after `factor` say which waves are long).
   std::string type = "default";
   double factor = 1.0;
   double low_freq_factor = 1.0;
@@ -77,8 +77,8 @@ absl::StatusOr<ModelConfig> read_model_config(const std::filesystem::path& path)
 /// Reads a text; `name` stands for the file in messages.
 absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const std::string& name = "model");
 
-/// Returns a file with the same meaning and all keys. A key that was left out gets the value with which the model is
-/// built.
+/// Returns the text of a model file with the same meaning and all keys. A key that was left out gets the value with
+/// which the model is built.
 std::string to_json(const ModelConfig& config);
 
 /// Returns the number of parameters. A tied weight counts once. It is computed with a formula, without making a tensor.

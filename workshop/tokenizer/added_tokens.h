@@ -23,7 +23,7 @@ class AddedTokens {
   bool empty() const { return tokens_.empty(); }
 
   /// Calls `piece(part, token)` for all of `text` in order. `token` is empty for text between tokens. `budget` is the
-  /// budget of the whole text. Errors: 65 if it is too small, where long tokens begin alike in many places.
+  /// budget of the whole text. Errors: 65 if it is too small, since many places of the text begin like long tokens.
   absl::Status split(std::string_view text, StepBudget& budget,
                      absl::FunctionRef<void(std::string_view, std::optional<std::uint32_t>)> piece) const;
 

@@ -45,7 +45,7 @@ absl::StatusOr<BytePairEncoding> BytePairEncoding::make(const Parts& parts) {
           fmt::format("merge {} joins {} and {}, and one of them or the two together are no token. [T0610] hint: fetch "
                       "vocabulary and merges from one source",
                       rank, quoted_text(left), quoted_text(right)));
-    // if a merge is given twice, the last one counts
+    // if a merge is given twice, its last rank counts
     result.merges_.insert_or_assign(key_of(a, b), Merge{rank, joined});
   }
   if (parts.ignore_merges)

@@ -18,7 +18,7 @@ constexpr std::size_t kLongestCached = 64;                 ///< bytes of the lon
 /// character.
 constexpr std::size_t kComposedBytes = std::size_t{1} << 20;
 
-/// Characters below U+0300 are in NFC, and do not join with each other.
+/// Returns whether NFC may change the text. Characters below U+0300 are in NFC, and do not join with each other.
 bool may_change(std::string_view text) {
   return std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) >= 0xCC; });
 }

@@ -1,10 +1,10 @@
 // Reads tokenizer.json into a Tokenizer. Options of the file that a Tokenizer does not support are refused, since wrong
 // tokens without a warning would be worse.
 //
-// TokenizerReader goes over the sections in turn: normalizer, pre-tokenizer (`read_cutters`), model (`read_vocabulary`,
-// `read_merges`), added tokens, post-processor. Each function checks the types of its section and uses everything that
-// it understands. It reports anything else with its JSON pointer (`wrong`). All problems are collected, and `read`
-// returns them together.
+// TokenizerReader goes over the sections in turn: normalizer, pre-tokenizer (`read_cutters`), decoder, model
+// (`read_vocabulary`, `read_merges`), added tokens, post-processor. Each function checks the types of its section and
+// uses everything that it understands. It reports anything else with its JSON pointer (`wrong`). All problems are
+// collected, and `read` returns them together.
 
 #include <fmt/format.h>
 

@@ -22,7 +22,7 @@ void append_utf8(char32_t code, std::string& text);
 char32_t code_point(std::string_view text, std::size_t length);
 
 /// GPT-2's way to write bytes as visible characters, which vocabularies in JSON use ("Ġthe" is " the"). A byte that is
-/// visible in Latin-1 is the character of that number, and the other 68 are U+0100 and following, in order.
+/// visible in Latin-1 is written as the character of that number. The other 68 bytes are U+0100 to U+0143, in order.
 
 /// Returns the bytes for which a token's characters stand; nothing if a character stands for no byte.
 std::optional<std::string> bytes_of_characters(std::string_view token);

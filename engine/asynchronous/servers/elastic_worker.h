@@ -13,8 +13,8 @@
 namespace tessera {
 
 /// What a worker knows of its place in a run whose workers come and go ("sync.elastic"). JobMembers of server 0 gives
-/// the place. ServedShards has one; for a rank that stays it keeps its first state, in which the rank gives values and
-/// never begins.
+/// the place. ServedShards owns an ElasticWorker. If the run is not elastic, the object keeps its first state:
+/// gives_values() is true, and has_begun() is false.
 class ElasticWorker {
  public:
   /// Takes server 0's answer to the join: the worker's number, and whether it gives the servers their first values.
@@ -22,20 +22,21 @@ class ElasticWorker {
     number_ = static_cast<int>(answer.first);
     gives_values_ = answer.turn == 1;
   }
-  /// Returns the number under which the worker has joined, or with which it asks for one (JobMembers::kAnyNumber).
+  /// Returns the number under which the worker has joined; JobMembers::kAnyNumber before that.
   int number() const { return number_; }
   /// Returns "worker 3", for errors.
   std::string name() const {
     return number_ == JobMembers::kAnyNumber ? "a worker" : "worker " + std::to_string(number_);
   }
 
-  /// Returns whether the servers get this worker's values, and not this worker the servers' values.
+  /// Returns whether the servers get their first values from this worker. If not, this worker gets the servers' values.
   bool gives_values() const { return gives_values_; }
   /// Says that values are no longer written. Returns whether this is the first call.
   bool begin() { return !std::exchange(has_begun_, true); }
   bool has_begun() const { return has_begun_; }
 
-  /// Takes the answer kDone to kTake. Returns the step that was dealt; nothing if the worker gets no more steps now.
+  /// Takes the answer kDone to the question kTake. Returns the step that was dealt; nothing if the worker gets no more
+  /// steps now.
   std::optional<std::int64_t> take(const MessageHead& answer) {
     is_over_ = answer.first == MessageHead::kOver;
     finishes_ = is_over_ && answer.second == 1;

@@ -93,7 +93,8 @@ std::int64_t JobMembers::changes() const {
   return changes_;
 }
 
-/// The image: nine numbers, the steps to deal again, and then for each worker six numbers and the steps that it holds.
+/// The image: ten numbers, of which the last counts the steps to deal again; these steps; and then for each worker six
+/// numbers, of which the last counts the steps that it holds, and these steps.
 std::pair<std::vector<std::int64_t>, std::int64_t> JobMembers::image() const {
   const MutexLock lock(mutex_);
   std::vector<std::int64_t> image = {steps_,
@@ -174,7 +175,7 @@ std::int64_t JobMembers::slowest() const {
 void JobMembers::note(int number, std::int64_t computed, std::int64_t pushed) {
   const MutexLock lock(mutex_);
   Member& member = members_[number];
-  // There are several such steps if the worker has made steps while the server was away.
+  // Several steps are new in `pushed` if the worker has made steps while the server was away.
   for (std::int64_t made = std::max(pushed, member.pushed) - member.pushed; made > 0 && !member.dealt.empty(); --made) {
     member.dealt.pop_front();
     ++made_;

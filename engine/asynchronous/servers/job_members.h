@@ -24,7 +24,7 @@ namespace tessera {
 absl::Status worker_gone();
 
 /// The workers of a run, as one parameter server knows them (ServedJob): which workers have joined, and how many steps
-/// each has made. A worker counts as present from `join` to `leave`, which its connection's thread calls when the
+/// each has made. A worker counts as present from `join` to `leave`. Its connection's thread calls `leave` when the
 /// connection ends. No worker waits for a worker that has left.
 ///
 /// Where workers come and go ("sync.elastic"), server 0 also numbers the workers, says which worker gives the first
@@ -40,7 +40,7 @@ absl::Status worker_gone();
 /// All functions may be called by several threads.
 class JobMembers {
  public:
-  /// A worker of an elastic run asks server 0 for any free number by this value. It joins the other servers under the
+  /// A worker of an elastic run asks server 0 for any free number with this value. It joins the other servers under the
   /// number that it got.
   static constexpr int kAnyNumber = -1;
   static constexpr int kMostWorkers = 1 << 20;
@@ -76,8 +76,8 @@ class JobMembers {
   /// steps are dealt again.
   absl::StatusOr<std::optional<Place>> join(int wanted, bool returns = false);
   void leave(int number);
-  /// Says that the server has come back during the run. All ranks, or the workers of the image, are away: `await` waits
-  /// for them, and they may join again, but no longer than `limit`.
+  /// Says that the server has come back during the run. All ranks, or the workers of the image, are then away for at
+  /// most `limit`. They may join again in this time, and `await` waits for them.
   void expect_back(std::chrono::milliseconds limit);
   bool is_empty() const;
 
@@ -97,8 +97,8 @@ class JobMembers {
   /// Says that the worker pulls for a step. If the worker rested, the other workers wait for it from now on, and its
   /// count of steps becomes at least that of the slowest worker.
   Begun begin_step(int number);
-  /// Waits until `has_come` is true for all other workers that have joined. Error 75 if one of them does not come in
-  /// time, or if `is_gone` returns true.
+  /// Waits until `has_come` is true for all other workers that are present or away. It does not wait for workers that
+  /// rest. Error 75 if a worker does not come in time, or if `is_gone` returns true.
   absl::Status await(const std::function<bool(int number, const Member& member)>& has_come, int number,
                      const IsGone& is_gone);
 
@@ -120,9 +120,9 @@ class JobMembers {
                             ///< does
   };
   /// Deals one of the run's `steps` steps. `taken`: the number of steps that were dealt to the worker, as far as the
-  /// worker knows. If more steps were dealt to it, it gets the last one again, since the answer was lost with the
-  /// server. `data_order`: a number that stands for the data of all steps. Error 64 if `steps` is below 1, or if other
-  /// workers have given another `steps` or `data_order`.
+  /// worker knows. If more steps were dealt to the worker, it gets the last of them again, since the answer was
+  /// lost when the server ended. `data_order`: a number that stands for the data of all steps. Error 64 if `steps` is
+  /// below 1, or if other workers have given another `steps` or `data_order`.
   absl::StatusOr<Deal> deal(int number, std::int64_t steps, std::int64_t taken, std::int64_t data_order = 0);
   /// Says that the results are written, so that no worker is told again to write them. Error 64 for a worker that was
   /// not told to write them.

@@ -22,12 +22,12 @@ struct KeepOptions {
   static constexpr std::int64_t kMostLose = 1 << 20;
 
   std::string folder;     ///< folder in which each server has its own folder
-  std::int64_t lose = 0;  ///< the most pushes to each shard that are lost when the server ends
+  std::int64_t lose = 0;  ///< the most pushes to each shard that may be lost when the server ends
 };
 
-/// The files of the shards of one run that a parameter server owns: one file for each shard. Each file is whole at any
-/// moment, through kill -9 and power loss. ServedJob writes the shards that have changed, and reads the files when a
-/// server comes back; runs with equal definitions count as the same run. Files of another run are of no use, and are
+/// The files of the shards that a parameter server owns in one run: one file for each shard. Each file is whole at any
+/// moment, even after kill -9 and power loss. ServedJob writes the shards that have changed, and reads the files when a
+/// server comes back. Runs with equal definitions count as the same run. Files of another run are of no use, and are
 /// overwritten. The last file has the data of server 0 about workers that come and go.
 ///
 /// One thread at a time calls `write` for a file.
@@ -77,7 +77,7 @@ class KeepingThread {
 
   /// Says that something is due.
   void wake();
-  /// Returns the error with which `keep` has failed. After it nothing is written any more.
+  /// Returns the error with which `keep` has failed. Nothing more is written after this error.
   absl::Status failure() const;
 
  private:

@@ -16,10 +16,10 @@
 
 namespace tessera {
 
-/// A parameter server ("sync": {"owners": "servers"}): a process, or threads of one, that owns shards and computes
-/// nothing but their updates. `tessera serve` makes one. It serves one run after another: a run begins when its first
-/// worker comes, and its shards are dropped when the last worker has gone. A run whose workers come and go
-/// ("sync.elastic") lasts as long as the server.
+/// A parameter server ("sync": {"owners": "servers"}): a process, or threads of a process. It owns shards and computes
+/// nothing but their updates. `tessera serve` makes a ParameterServer. It serves one run after another: a run begins
+/// when its first worker comes, and its shards are dropped when the last worker has gone. A run whose workers come and
+/// go ("sync.elastic") lasts as long as the server.
 ///
 /// Each worker has a connection and a thread of its own here, so the end of a worker is noticed immediately, and
 /// affects no other worker. A push is applied only after all of it has arrived. If a worker is killed before that, its
@@ -30,10 +30,10 @@ class ParameterServer {
   static constexpr std::size_t kLeastSecret = 16, kMostSecret = 256;
 
   /// Listens at `address` (listen_for_workers), and from now on serves workers that send `secret`. `keep`: where shards
-  /// are kept, so that a server that is started again with the same options continues the run; nothing: they end with
-  /// the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory. Errors: those of
-  /// listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`; those of make_folders and
-  /// look_at_scratch_directory for the two folders.
+  /// are kept. A server that is started again with the same options then continues the run. If `keep` has no value, the
+  /// shards end with the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory.
+  /// Errors: those of listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`; those of
+  /// make_folders and look_at_scratch_directory for the two folders.
   static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret,
                                                                 const std::optional<KeepOptions>& keep = {},
                                                                 const std::string& offload = "");

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// A question of a worker to a server, from its beginning to its answer. ServerCourier::send takes one.
+/// A question of a worker to a server, from its beginning to its answer. ServerCourier::send takes it.
 struct ServerQuestion {
   MessageHead head;                                   ///< the courier fills in `bytes`
   std::vector<std::byte> front = {};                  ///< the first bytes of the payload
@@ -66,7 +66,8 @@ class QuestionStream {
   /// It is called with a question that is over: its answer has come, or all of it was sent and it gets no answer.
   using End = std::function<void(const Ticket& question, absl::Status status)>;
 
-  /// `server`: the server's name, for its refusals. `end` is called in send_some, receive_some and ask_now.
+  /// `server`: the server's name, with which the texts of its refusals begin. `end` is called in send_some,
+  /// receive_some and ask_now.
   QuestionStream(std::string server, End end) : server_(std::move(server)), end_(std::move(end)) { expect_head(); }
   QuestionStream(const QuestionStream&) = delete;
   QuestionStream& operator=(const QuestionStream&) = delete;

@@ -196,7 +196,7 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options) {
     has_come_back_ = true;
   }
   TESSERA_RETURN_IF_ERROR(restore_members());
-  if (has_come_back_) members_->expect_back(std::min(kForReturns, limit_ / 2));  // waits for workers end at limit_
+  if (has_come_back_) members_->expect_back(std::min(kForReturns, limit_ / 2));  // a wait for workers ends after limit_
   keeping_ = std::make_unique<KeepingThread>(
       [this, image = std::vector<std::byte>()](bool is_last) mutable { return keep_shards(is_last, image); });
   return absl::OkStatus();
@@ -289,7 +289,7 @@ std::vector<std::span<std::byte>> ServedJob::data_of(const Group& group) const {
   return data;
 }
 
-/// The image: version, lengths of two lists, the lists, and then the elements.
+/// The image: version, lengths of the lists `counts` and `last`, these lists, and then the elements.
 void ServedJob::write_image(const Group& group, std::vector<std::byte>& image) const {
   std::vector<std::int64_t> numbers = {group.version, static_cast<std::int64_t>(group.counts.size()),
                                        static_cast<std::int64_t>(group.last.size())};
@@ -491,7 +491,7 @@ absl::Status ServedJob::Worker::do_wait(const MessageHead& head, ServerLink& lin
   return status.ok() ? link.send(reply, {}, job_.limit_) : link.refuse(status, job_.limit_);
 }
 
-/// Answers with the versions of all shards with which this server came back.
+/// Answers with the version that each shard had when this server came back.
 absl::Status ServedJob::Worker::do_versions(const MessageHead& head, ServerLink& link) {
   if (head.bytes != 0) return broken("a question for versions");
   std::vector<std::int64_t> versions;

@@ -52,8 +52,8 @@ namespace tessera {
 class ServedJob {
  public:
   static constexpr std::size_t kRunName = 32;
-  /// The time for which workers are awaited that were connected to an earlier server. It is longer than a worker needs
-  /// to notice that the server has come back.
+  /// The time for which a server awaits the workers that were connected to an earlier server. It is longer than a
+  /// worker needs to notice that the server has come back.
   static constexpr std::chrono::milliseconds kForReturns{10'000};
   /// Returns the name of the run in a definition.
   static std::string run_of(const std::string& definition) { return definition.substr(0, kRunName); }
@@ -162,8 +162,8 @@ class ServedJob {
   absl::Status keep_members();
   /// Writes the shards for which a write is due (keep_shard). `image` is memory for one of them.
   absl::Status keep_shards(bool all, std::vector<std::byte>& image);
-  /// Writes a shard if more than half of `lose` changes are unwritten, or if a push waits for an unwritten change. With
-  /// `all`, it writes the shard if any change is unwritten.
+  /// Writes a shard if more than `lose` / 2 of its changes are unwritten, or if a push waits for an unwritten change.
+  /// With `all`, it writes the shard if any change is unwritten.
   absl::Status keep_shard(std::size_t index, bool all, std::vector<std::byte>& image);
   /// Returns the elements of a shard's image: values, states, and means of squares.
   std::vector<std::span<std::byte>> data_of(const Group& group) const;
@@ -173,7 +173,7 @@ class ServedJob {
   /// Returns whether first values come too late for a group of a run whose workers come and go. At server 0 that is so
   /// once the run has begun; at other servers, once a worker has pushed to the group.
   bool has_begun(std::size_t group);
-  /// Returns the number of the next event, which is larger than `seen` and larger than all earlier ones.
+  /// Returns the number of the next event, which is larger than `seen` and larger than all earlier numbers.
   std::int64_t tick(std::int64_t seen);
 
   std::string definition_;

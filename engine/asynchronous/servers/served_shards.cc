@@ -148,12 +148,12 @@ void ServedShards::connect(const Strategy& strategy) {
                              .limit = limit_,
                              // A run that records or replays an order must not lose pushes.
                              .may_wait = config_.record_order.empty() && config_.play_order.empty()});
-    // The time for a server does not begin before it is asked: server 0 may have been busy for longer than that.
+    // The time for a server begins when that server is asked, since server 0 may have been busy for all that time.
     join(server, ServerLink::Clock::now() + from_seconds(strategy.comm.init_timeout_s));
   }
 }
 
-/// A server is busy while workers of the run before are leaving. Server 0 of an elastic run is also busy until its
+/// A server is busy while workers of the previous run are leaving. Server 0 of an elastic run is also busy until its
 /// first worker has begun, which may take as long as reading a large file of weights.
 void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
   const Server& there = servers_[static_cast<std::size_t>(server)];
@@ -393,7 +393,7 @@ void ServedShards::settle() {
   }
 }
 
-/// This also asks for the next unit, by the order of the step before, so that the next unit's values arrive while this
+/// This also asks for the next unit in the order of the previous step, so that the next unit's values arrive while this
 /// unit computes.
 void ServedShards::pull_unit(const Unit& unit) {
   begin();
@@ -451,7 +451,8 @@ void ServedShards::skip() {
   end_step();
 }
 
-/// Gradients that were sent before, and that a program has dropped (Engine::zero_grad), need not be sent again.
+/// If a program has dropped gradients that were sent before (Engine::zero_grad), they need not be sent again when a
+/// connection has broken.
 void ServedShards::begin_last_backward() { forget_staged(); }
 
 void ServedShards::forget_staged() {

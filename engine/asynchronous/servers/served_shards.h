@@ -24,8 +24,8 @@
 
 namespace tessera {
 
-/// The units in the order in which steps use them. ServedShards asks for a unit's values ahead of its first read by it:
-/// the unit that followed in the step before.
+/// The units in the order in which steps use them. ServedShards asks for the values of the next unit before its first
+/// read. The next unit is the unit that followed in the previous step.
 class UnitsInTurn {
  public:
   void add(std::size_t unit) { now_.push_back(unit); }
@@ -33,17 +33,17 @@ class UnitsInTurn {
     before_.swap(now_);
     now_.clear();
   }
-  /// Returns the unit that followed `unit` in the step before; nothing if none did.
+  /// Returns the unit that followed `unit` in the previous step; nothing if no unit did.
   std::optional<std::size_t> after(std::size_t unit) const {
     const auto here = std::ranges::find(before_, unit);
     return here == before_.end() || here + 1 == before_.end() ? std::nullopt : std::optional(here[1]);
   }
 
  private:
-  std::vector<std::size_t> now_, before_;  ///< units of this step, and of the one before
+  std::vector<std::size_t> now_, before_;  ///< units of this step, and of the previous step
 };
 
-/// This rank's side of parameters that asynchronous ranks train together and parameter servers own
+/// This rank's side of the parameters that asynchronous ranks train together, if parameter servers own the shards
 /// (ShardOwners::kServers). Each server owns a part of each flat group (served_part). The rank pulls from all servers,
 /// and pushes to each server the gradients of the server's part. A server applies a push as soon as the push has
 /// arrived (ServedJob). While ranks train, they communicate only with servers, over one connection per server. So ranks
@@ -51,7 +51,7 @@ class UnitsInTurn {
 ///
 /// A thread for each server sends and receives (ServerCourier). So the gradients of a unit are sent as soon as the last
 /// backward of a step has made them. They wait at the servers until the rank knows its norm. While a unit computes in
-/// forward, the values of the next unit arrive: the unit that followed in the step before.
+/// forward, the values of the next unit arrive. The next unit is the unit that followed in the previous step.
 ///
 /// | memory                                 | whose         | changed by                                             |
 /// |----------------------------------------|---------------|--------------------------------------------------------|
@@ -139,14 +139,14 @@ class ServedShards final : public PulledParameters {
   std::string self() const;
   std::string definition_for(int server, const std::string& run, const Strategy& strategy) const;
   void place(FlatGroup& group, const MemoryPlan& plan);
-  /// Throws if an order is recorded or replayed, and ranks have no file together.
+  /// Throws if an order is recorded or replayed, and the ranks have no common file.
   void expect_common_file() const;
 
   Extent shard_at(const Group& group, int server, int piece) const;
   /// Returns the number of a shard among the shards of its server.
   std::uint32_t number_of(std::size_t group, int piece) const;
   enum class Pieces { kOwn, kAll };  ///< the shards of this rank's piece, or of the pieces of all ranks of the replica
-  /// Calls `visit(server, piece, shard)` for each of these shards of a group that is not empty.
+  /// Calls `visit(server, piece, shard)` for each of these shards of a group, except for empty shards.
   template <class Visit>
   void for_each_shard(const Group& group, Pieces pieces, const Visit& visit) const;
   /// Gathers a group's values from the ranks of the replica, each of which has pulled a piece.
@@ -197,7 +197,7 @@ class ServedShards final : public PulledParameters {
   std::int64_t clock_ = 0;               ///< the largest number of an event that this rank knows
   std::int64_t newest_ = 0;              ///< the largest number of pushes of any shard, as far as this rank's pulls and
                                          ///< pushes have shown
-  ElasticWorker worker_;                 ///< its first state is that of a rank that stays
+  ElasticWorker worker_;                 ///< keeps its first state if the run is not elastic
   std::vector<Server> servers_;  // the servers' threads use the members above, so this member is destroyed first
 };
 

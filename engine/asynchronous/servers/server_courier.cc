@@ -90,8 +90,8 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
     link_ = *std::move(made);
   }
   ServerQuestion secret{.head = {.kind = MessageKind::kSecret}, .rest = {std::as_bytes(std::span(visit_.secret))}};
-  // A program that is no parameter server may listen there and keep silent. While strangers hold a server's places, it
-  // answers a little later. A server that came just before the deadline has a second.
+  // A program that is no parameter server may listen there and keep silent. While strangers hold a server's places, the
+  // server answers a little later. A server that was reached just before the deadline gets a second for its answer.
   const auto left = std::max(std::chrono::duration_cast<milliseconds>(deadline - Clock::now()), milliseconds(1000));
   const absl::Status heard = ask_now(std::move(secret), returns ? visit_.limit : std::min(left, visit_.limit)).status();
   if (exit_code_of(heard) == ExitCode::kPeerLost)
@@ -105,7 +105,7 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
   return join(busy_until, returns);
 }
 
-/// A server is busy while workers of the run before are leaving.
+/// A server is busy while workers of the previous run are leaving.
 absl::StatusOr<MessageHead> ServerCourier::join(Clock::time_point busy_until, bool returns) {
   for (;;) {
     ServerQuestion question{

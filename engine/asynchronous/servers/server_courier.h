@@ -25,7 +25,7 @@ namespace tessera {
 
 /// A worker's connection with one parameter server, and a thread that sends its questions and receives the answers
 /// while the worker computes. The gradients of a unit are sent while backward makes those of the next unit. The values
-/// of a unit arrive while forward reads the unit before. ServedShards has one for each server.
+/// of a unit arrive while forward reads the previous unit. ServedShards has a ServerCourier for each server.
 ///
 /// Questions are sent in the order of `send`, and the server answers in this order. If the connection breaks and the
 /// server comes back after its end (KeptShards), the thread connects again; it tries this for as long as an answer may
@@ -59,8 +59,8 @@ class ServerCourier {
 
   /// Connects, sends the secret, joins the run and starts the thread. Returns the answer to the join. Errors, which
   /// name the server: 78 if `address` is not an address; 75 if the server is not reached by `deadline`, or ends
-  /// while it is asked and is not back within 10 s; 69 if it is busy until `busy_until`; or the error with which the
-  /// server refuses.
+  /// while it is asked and is not back within 10 s; 69 if the server is busy until `busy_until`; or the error with
+  /// which the server refuses.
   absl::StatusOr<MessageHead> start(Clock::time_point deadline, Clock::time_point busy_until);
 
   /// Takes a question, and returns without waiting for the answer.
@@ -111,8 +111,8 @@ class ServerCourier {
 
   // Only the courier's thread uses these once it runs.
   QuestionStream under_way_;            ///< the questions that were begun and are not over
-  int vain_returns_ = 0;                ///< number of times that the server came back without answering since its last
-                                        ///< answer
+  int vain_returns_ = 0;                ///< number of times that the server has come back since it last answered a
+                                        ///< question
   std::vector<std::int64_t> versions_;  ///< [shard]: the newest version that this worker knows of
   std::jthread thread_;                 // the thread is the last member, so that it is destroyed (joined) first
 };

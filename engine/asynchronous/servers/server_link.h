@@ -23,11 +23,11 @@ namespace tessera {
 /// |---------------|-------------------------|----------------------------------------|--------------------|
 /// | kSecret       |                         | the job's secret                       |                    |
 /// | kJoin         | rank, life              | definition of the shards (ServedJob)   |                    |
-/// | kReadVersions |                         |                                        | each shard's       |
+/// | kReadVersions |                         |                                        | all versions       |
 /// | kWrite        | first element, elements | their values, then each state          |                    |
 /// | kReadStates   | first element, elements |                                        | each state         |
 /// | kWriteCounts  |                         | a count for each parameter             |                    |
-/// | kReadCounts   |                         |                                        | the same           |
+/// | kReadCounts   |                         |                                        | the counts         |
 /// | kPull, kCopy  |                         |                                        | the shard's values |
 /// | kPush         | pulled version, step    | PushedNumbers, rates, options, used,   |                    |
 /// |               |                         | gradients, pulled values (if lambda)   |                    |
@@ -42,18 +42,18 @@ namespace tessera {
 /// | kHold         |                         |                                        |                    |
 /// | kRelease      |                         |                                        |                    |
 ///
-/// kDone for a pull, copy or push has in `first` the version that the shard had before. kRefused has an exit code in
-/// `first` and a text as its payload. kCopy is a pull that is not written into recorded orders. The life of a worker is
-/// a number above 0 that no other worker of its rank has. The number is sent with a minus sign if the worker was in the
-/// run before and has lost its connection.
+/// kDone for a pull or copy has the shard's version in `first`, and kDone for a push the version before the push.
+/// kRefused has an exit code in `first` and a text as its payload. kCopy is a pull that is not written into recorded
+/// orders. The life of a worker is a number above 0 that no other worker of its rank has. The number is sent with a
+/// minus sign if the worker was in the run before and has lost its connection.
 ///
-/// The last five kinds are for workers that come and go (JobMembers). kDone for kTake has the step, kOver or kOwnFirst
-/// in `first`. With kOver, `second` is 1 for the worker that finishes. The question kTake has in `turn` a number that
-/// stands for the data (JobMembers::deal). kDone for kAwaitSlowest has in `second` the worker's count of steps. kDone
-/// for kJoin has the worker's number in `first`. In that answer, `turn` is 1 for the one that gives the first values.
-/// `shard` is 1 if the server comes back after its end (KeptShards), and `clock` has a number that changes when the
-/// server comes back. kReadVersions asks for the versions with which the server came back. After kBusy, the worker asks
-/// the same question again, a little later.
+/// The last five kinds of the table are for workers that come and go (JobMembers). kDone for kTake has the step, kOver
+/// or kOwnFirst in `first`. With kOver, `second` is 1 for the worker that finishes. The question kTake has in `turn` a
+/// number that stands for the data (JobMembers::deal). kDone for kAwaitSlowest has in `second` the worker's count of
+/// steps. kDone for kJoin has the worker's number in `first`. The answer's `turn` is 1 if this worker gives the first
+/// values. The answer's `shard` is 1 if the server comes back after its end (KeptShards), and `clock` has a number that
+/// changes when the server comes back. kReadVersions asks for the versions that the shards had when the server came
+/// back. After kBusy, the worker asks the same question again, a little later.
 enum class MessageKind : std::uint32_t {
   kSecret = 1,
   kJoin,
@@ -89,7 +89,7 @@ struct MessageHead {
 
   std::uint32_t magic = kMagic;
   MessageKind kind = MessageKind::kDone;
-  std::uint32_t shard = 0;  ///< number of the group of which the shard is a part
+  std::uint32_t shard = 0;  ///< number of the shard among those of the server
   std::uint32_t zero = 0;
   std::int64_t bytes = 0;  ///< bytes of the payload
   std::int64_t first = 0, second = 0;

@@ -113,8 +113,8 @@ std::span<std::byte> DeviceGradients::take(std::int64_t unit, LeaseUse use) {
   };
   if (entry.leases++ > 0) return memory();
   if (entry.slot < 0) use == LeaseUse::kOverwrite ? take_slot(entry) : bring(entry);
-  // Copies that are queued later run after this copy, so they may write the record again, and its lease in the tier may
-  // end.
+  // Copies that are queued later run after the copy `came`. So they may write the record again, and the record need not
+  // be held any longer for `came`.
   if (entry.came) entry.came->join();
   place_gradients(*entry.unit, memory().data());
   if (order_.empty() || order_.back() != unit) return memory();

@@ -25,14 +25,14 @@ namespace tessera {
 /// A unit's index is the number of its record. A lease makes FlatGroup::gradient of the unit's groups point to the
 /// unit's slot. A lease of the root unit has no memory and changes nothing. A unit may have several leases at once.
 ///
-/// 1. A slot belongs to a unit while it has a lease. The sum is copied to the host after the last lease, on a separate
-///    stream. Later work in the slot waits for that copy; the host waits for nothing.
-/// 2. A sum that is needed again is copied back to a slot. It is copied one unit ahead if the order of units is known.
-///    The copy waits for all work that is on the current stream when the copy is queued. The stream has already waited
-///    for the last copy to this record, and for the copy of the slot's earlier content.
+/// 1. A unit has a slot while it has a lease. If the sums were changed, they are copied to the host after the unit's
+///    last lease, on a separate stream. Later work in the slot waits for that copy; the host waits for nothing.
+/// 2. Sums that are needed again are copied back to a slot. They are copied one unit ahead if the order of units is
+///    known. The copy waits for all work that is on the current stream when the copy is queued. The stream has already
+///    waited for the last copy to this record, and for the copy of the slot's earlier content.
 /// 3. Records in files are held in memory while they are copied, at most RecordPool::held at once. The host waits until
-///    a record is read. After the copy from the GPU has ended, the host puts the record back: when another record needs
-///    the memory, or at the end.
+///    a record is read. The host puts the record back after the copy from the GPU has ended. It does so when another
+///    record needs the memory, or when the same record is needed again.
 class DeviceGradients final : public Carrier {
  public:
   /// `count` pieces of the GPU's memory, of `bytes` bytes each, one after another.
@@ -82,8 +82,8 @@ class DeviceGradients final : public Carrier {
     bool changed = false;        ///< whether the unit's sums changed since the first of the present leases began
     std::byte* place = nullptr;  ///< the record's memory, where records lie in memory
     std::byte* held = nullptr;   ///< the memory of a record in files, while it is copied to the slot
-    std::shared_ptr<Mark> came;  ///< the copy to the slot, if it was not joined yet
-    std::shared_ptr<Mark> left;  ///< the record's last copy out
+    std::shared_ptr<Mark> came;  ///< the copy that filled the slot; null: no copy did
+    std::shared_ptr<Mark> left;  ///< the last copy of the sums to the host
   };
   /// A record in files whose copy is under way.
   struct Leaving {

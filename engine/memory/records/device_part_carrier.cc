@@ -82,8 +82,8 @@ void DevicePartCarrier::read(const FlatGroup& group) {
   start_copies(group, pinned);
 }
 
-/// Takes a piece that nothing reads any more, or a new piece. If more units are gathered than the plan has slots, more
-/// pieces are needed than the plan has.
+/// Takes a piece that no unit has, and waits for the last copy out of it. If units have all pieces, it makes a new
+/// piece. If more units are gathered than the plan has slots, more pieces are needed than the plan has.
 std::size_t DevicePartCarrier::take_piece() {
   auto idle = std::ranges::find_if(pieces_, [](const Piece& piece) { return !piece.is_taken; });
   if (idle == pieces_.end()) {

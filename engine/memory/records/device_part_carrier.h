@@ -52,8 +52,8 @@ class DevicePartCarrier final : public PartCarrier {
     std::vector<std::unique_ptr<Mark>> copies;        ///< copies of records in the host's memory
     std::shared_ptr<Mark> begun;                      ///< mark after which the slot is free
     std::vector<DeviceKernels::UploadPiece> uploads;  ///< copies to queue for parts that come from files
-    std::size_t piece = 0, used = 0;  ///< index in `pieces_` of the piece out of which `uploads` copy, and number of
-                                      ///< the piece's used bytes
+    std::size_t piece = 0, used = 0;  ///< index in `pieces_` of the piece from which `uploads` copy; number of bytes
+                                      ///< of the piece that are used
   };
 
   std::span<std::byte> take(std::int64_t unit, LeaseUse use) override;

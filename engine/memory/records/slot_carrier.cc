@@ -109,8 +109,8 @@ void SlotCarrier::give_back(std::int64_t record, bool changed) {
   end_uses();
 }
 
-/// Queues the copies to the host of records whose leases have ended, in the order of their uses. When no record is left
-/// on the GPU, the next records are brought ahead.
+/// If leases have ended, queues the copies of their records to the host, in the order of the uses. When no record is
+/// left on the GPU, the next records are brought ahead.
 void SlotCarrier::end_uses() {
   while (!here_.empty() && here_.front().state != Here::State::kLeased) {
     const Here here = here_.front();

@@ -50,7 +50,7 @@ class SlotCarrier final : public Carrier {
   };
 
   /// `kernels` and the slots must outlive this object. `are_in_files`: records lie in files; the tier can then hold as
-  /// many as there are slots (RecordTier::most_held).
+  /// many records as there are slots (RecordTier::most_held).
   SlotCarrier(std::shared_ptr<TierCarrier> records, DeviceKernels& kernels, const Slots& slots, bool are_in_files);
 
   /// The first records of `order` are brought to the GPU ahead; records in files are read ahead. If this order was
@@ -63,8 +63,8 @@ class SlotCarrier final : public Carrier {
   void settle();
 
   /// Measures how fast records in pinned memory go to the GPU while as many come back, in bytes per second in each
-  /// direction. It copies records, of at least `least_bytes` together or all of them, to the GPU and back unchanged,
-  /// and waits for the copies. `uploaded_bytes` does not count these copies. REQUIRES: records do not lie in files.
+  /// direction. It copies at least `least_bytes` of records, or all records, to the GPU and back unchanged, and waits
+  /// for the copies. `uploaded_bytes` does not count these copies. REQUIRES: records do not lie in files.
   double measure(std::int64_t least_bytes);
 
   bool are_in_files() const { return are_in_files_; }
@@ -108,8 +108,8 @@ class SlotCarrier final : public Carrier {
   const Slots slots_;
   const bool are_in_files_;
   const std::unique_ptr<DeviceKernels::Mark> made_;         ///< mark after which the slots' memory may be used
-  std::int64_t uses_ = 0;                                   ///< number of uses of slots so far; use u is of slot u %
-                                                            ///< count
+  std::int64_t uses_ = 0;                                   ///< number of uses of slots that have ended; use u is in
+                                                            ///< slot u % count
   std::int64_t settled_ = 0;                                ///< number of uses whose copies back are known to be
                                                             ///< complete
   std::vector<std::unique_ptr<DeviceKernels::Mark>> back_;  ///< [slot]: the copy to the host after its last use

@@ -13,13 +13,13 @@
 namespace tessera {
 
 /// Returns 64 bits that tell one order of gathers from another; ranks compare them in every step. `units`: indices of
-/// the units, in the order in which they were gathered. A gather that a rank makes for another unit of the same size
-/// succeeds on transports that do not compare calls, with wrong values.
+/// the units, in the order in which they were gathered. If ranks gather different units of the same size in one call, a
+/// transport that does not compare calls reports no error, and values are wrong.
 std::uint64_t digest_of_gathers(std::span<const int> units);
 
-/// Exchanges the orders and throws tessera::Error (70), which names the first two ranks of a shard group that differ,
-/// and where. Ranks whose digests differ call it. It is collective over the world. `own`: indices of the units gathered
-/// in this step, in order.
+/// Exchanges the orders and throws tessera::Error (70). The error names the first two ranks of a shard group whose
+/// orders differ, and the first gather that differs. Ranks whose digests differ call it. It is collective over the
+/// world. `own`: indices of the units gathered in this step, in order.
 [[noreturn]] void throw_first_difference(std::span<const int> own, const MeshAxes& axes,
                                          const std::vector<std::unique_ptr<Unit>>& units);
 

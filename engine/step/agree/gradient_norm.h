@@ -17,7 +17,7 @@ namespace tessera {
 std::vector<NormRun> norm_runs(const FlatGroup& group, Extent part);
 
 /// Describes how the norm is made from sums: each trainable group is cut into `parts` equal parts, and each part has
-/// one sum. Frozen parameters are left out.
+/// the sums of its runs (norm_runs). Frozen parameters are left out.
 NormTotals norm_totals(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts);
 
 /// The norm's sums over this rank's gradient parts, filled while the reducer makes the gradients.

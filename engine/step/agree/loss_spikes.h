@@ -15,15 +15,15 @@ struct SpikeHistory {
   std::int64_t spikes_in_a_row = 0;  ///< number of spikes in a row up to the latest step
 };
 
-/// Finds the steps whose loss is far above the losses before (SpikeConfig). CpuStep asks it in each step. On a GPU the
-/// device decides by the same rule (optim/arithmetic/spike_rule.h), and the host makes a LossSpikes to read and to
-/// write what a checkpoint keeps.
+/// Finds the steps whose loss is far above earlier losses (SpikeConfig). CpuStep asks it in each step. A GPU decides by
+/// itself, with the same rule (optim/arithmetic/spike_rule.h). The host then makes a LossSpikes only to read and write
+/// the SpikeHistory of a checkpoint.
 ///
 /// The window holds the losses of the last `window` steps that were no spikes. A step is a spike if the window is full
 /// and its loss is above `factor` times the window's median. The median of an even number of losses is the mean of the
-/// two in the middle. After window / 2 spikes in a row (at least one) the loss is taken to have changed for good, and
-/// the window begins anew with it. A loss that is not finite never gets into the window. All memory is allocated when
-/// it is made.
+/// two in the middle. If window / 2 spikes (at least one) came in a row and the next loss is high too, the change is
+/// taken as lasting: that step is not skipped, and the window begins anew with its loss. A loss that is not finite
+/// never gets into the window. All memory is allocated when the object is made.
 class LossSpikes {
  public:
   using Verdict = SpikeVerdict;

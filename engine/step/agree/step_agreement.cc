@@ -173,7 +173,8 @@ void StepAgreement::read_message(int rank) {
   for (std::size_t i = 0; i < agreed_.used.size(); ++i) agreed_.used[i] |= static_cast<char>(flags[i]);
 }
 
-/// Compares the ranks of one shard group, which gather together. Other groups may have gathered in another order.
+/// Compares the ranks inside each shard group, since they gather together. Another group may have gathered in another
+/// order.
 void StepAgreement::check_gathers(std::span<const int> own) const {
   const auto gathers_of = [&](int rank) { return header_of(message_of(rank)).gathers; };
   for (int rank = 0; rank < axes_.world->size(); ++rank) {

@@ -49,7 +49,7 @@ std::uint64_t digest_of_numbers(std::span<const double> rates, std::span<const d
 
 /// The data that one rank has at the end of a step's backward.
 struct LocalStep {
-  double loss = 0.0;    ///< sum over this rank's microbatches of weight * loss, divided by their number in a whole step
+  double loss = 0.0;    ///< sum of weight * loss over this rank's microbatches, divided by their number in a full step
   double weight = 0.0;  ///< sum of the weights of this rank's microbatches (MicrobatchInfo::weight)
   std::int64_t tokens = 0, samples = 0;
   std::span<const int> gathered;    ///< units gathered in this step, in order (Residency::gathered)

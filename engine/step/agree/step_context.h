@@ -15,8 +15,8 @@ namespace tessera {
 
 class Publication;
 
-/// The inputs from which a step and its parts are made. The step and its parts may keep a copy, since the Engine owns
-/// all that it refers to and outlives them.
+/// The inputs from which a step and its parts are made. The step and its parts may keep a copy: the Engine owns
+/// everything to which the copy refers, and outlives the step.
 struct StepContext {
   const std::vector<std::unique_ptr<Unit>>& units;
   const Strategy& strategy;

@@ -37,7 +37,7 @@ class StepOutcome {
         context_(std::move(context)) {}
 
   bool is_known() const { return decision_ || end_->passed(); }
-  /// Returns the decision, and waits until it is there. Warns once if the step was skipped. Throws tessera::Error: the
+  /// Waits until the decision is there, and returns it. Warns once if the step was skipped. Throws tessera::Error: the
   /// failure of a group if a call of it failed on the device (MeshAxes::status); 70 if ranks gathered units in
   /// different orders; 64 if ranks were given different rates or options; 65 if a gradient is not finite where units
   /// are updated in backward; 78 if the loss is negative where spikes are looked for. No rank has updated anything
@@ -66,7 +66,7 @@ class StepOutcome {
 [[noreturn]] void throw_not_finite_in_backward(const std::string& when, const std::string& whose);
 
 /// Throws tessera::Error (70) if ranks gathered units in different orders and units are updated in backward. `unit`:
-/// the name of the one that is not updated.
+/// the name of the unit that is not updated.
 [[noreturn]] void throw_disagreement_in_backward(const std::string& unit);
 
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters);

@@ -12,11 +12,11 @@ namespace tessera {
 /// The rank for which the other ranks waited in a step, and the time for which they waited.
 struct WaitedFor {
   int rank = -1;       ///< world rank of the rank that was busy longest; -1: there is only one rank
-  double seconds = 0;  ///< mean number of seconds by which the other ranks were busy for less time
+  double seconds = 0;  ///< mean, over the other ranks, of the seconds by which they were busy for less time
 };
 
-/// Returns the rank and the time for `busy_seconds` [rank] as in StragglerWatch::add, of `first_rank` and the ranks
-/// behind it. Where ranks were busy equally long, the first one is named.
+/// Returns the rank and the time. `busy_seconds` [rank]: as in StragglerWatch::add; element i is of world rank
+/// `first_rank` + i. Where ranks were busy equally long, the first one is named.
 WaitedFor waited_for(std::span<const double> busy_seconds, int first_rank = 0);
 
 /// Finds ranks for which the other ranks wait. After each agreement, CpuStep passes to it the times for which the ranks

@@ -87,8 +87,8 @@ class DeviceUpdate final : public StepWalk {
   void forget();
 
   /// Updates one unit in backward, by the decision that is valid at that time. `finish` must follow after the last
-  /// unit. If the host waits for the decision before an exchange (waits_before_exchange), it throws tessera::Error as
-  /// Step::update does.
+  /// unit. If the host waits for the decision before an exchange (waits_before_exchange), this function throws
+  /// tessera::Error as Step::update does.
   void update(Unit& unit);
   /// Updates all units, unless the decision is to skip the step.
   void update();

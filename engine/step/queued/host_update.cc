@@ -147,7 +147,8 @@ void HostUpdate::swap_averages(std::size_t index) {
   send(group, /*swaps=*/true);
 }
 
-/// The result of an element's update does not depend on where a piece begins.
+/// Cuts the group's runs into pieces for threads. The result of an element's update does not depend on where a piece
+/// begins.
 void HostUpdate::cut(const Group& group) {
   const FlatGroup& flat = *group.group;
   const std::int64_t begin = flat.optimizer_part.offset;

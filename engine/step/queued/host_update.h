@@ -43,13 +43,13 @@ class HostUpdate {
   HostUpdate(const HostUpdate&) = delete;
   HostUpdate& operator=(const HostUpdate&) = delete;
 
-  /// Sets whether sums of gradients are now those of a whole step, so that `fetch` copies them. They are from the
+  /// Sets whether sums of gradients are now those of a whole step, so that `fetch` copies them. That is so from the
   /// beginning of the step's last backward to the end of the step.
   void expect(bool sums_of_step) { fetches_ = sums_of_step; }
   /// Copies the sum of a unit's gradients, which is on the current stream.
   void fetch(const Unit& unit);
-  /// Begins to copy the parameters that updates read, in the order of updates. It is called at the step, since a
-  /// program may write parameters until then.
+  /// Begins to copy the parameters that updates read, in the order of updates. It is called when the step is made,
+  /// since a program may write parameters until then.
   void fetch_parameters();
 
   /// Begins a pass over all groups. `used` says which trainable parameters take part in this step; only their step
@@ -113,7 +113,7 @@ class HostUpdate {
   std::vector<std::size_t> first_of_unit_;  ///< [units + 1]: index into groups_ of the unit's first group
   std::vector<std::int64_t> steps_;         ///< applied steps of each trainable parameter
   bool fetches_ = false;
-  std::unique_ptr<DeviceKernels::Mark> read_;  ///< event after which the parameters of this pass are read
+  std::unique_ptr<DeviceKernels::Mark> read_;  ///< event behind queued work that may still read the parameters
   std::vector<Piece> pieces_;
   std::vector<DeviceKernels::UploadPiece> uploads_;
   std::shared_ptr<DeviceKernels::Mark> last_came_, last_sent_;  ///< the latest copy in each direction
@@ -121,7 +121,7 @@ class HostUpdate {
 };
 
 /// Returns the number of threads with which the CPU updates state in the memory of a GPU's host: LibTorch's number
-/// (on_threads). It is 1 if the program brings the rule.
+/// (on_threads). A rule that the program brings is called on one thread only.
 std::size_t host_update_threads();
 /// The largest number of elements that one of these threads updates at once.
 constexpr std::int64_t kHostPiece = 1 << 16;

@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: tier.
+
 #include <memory>
 #include <optional>
 #include <vector>
@@ -16,9 +18,10 @@ namespace tessera {
 /// Chooses whether the GPU or the CPU updates a GPU's masters and moments that lie in its host's memory, if the
 /// strategy leaves this open (kAuto). It measures on all ranks at once, since they may share the bus and the processor.
 /// The memory for measuring is freed afterwards. The slowest rank decides, so all ranks make the same choice. Rank 0
-/// logs the choice with the measured numbers. The choice is the GPU if the plan has records that the CPU cannot update,
-/// and the CPU if only its plan fits memory.limit. The result has no value if there is nothing to choose. `scene`: the
-/// scene of the plan that is to be made. It is collective over `control`.
+/// logs the choice with the measured numbers. The choice is the GPU without a measurement if the program has a rule for
+/// elements, if the plan has records that the CPU cannot update, or if "durable" needs the same choice of "auto" tiers
+/// in each run. It is the CPU if only the plan with updates on the CPU fits memory.limit. The result has no value if
+/// there is nothing to choose. `scene`: the scene of the plan that is to be made. It is collective over `control`.
 std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique_ptr<Unit>>& units,
                                                    const Strategy& strategy, const PlanScene& scene,
                                                    const Optimizer& optimizer, Accelerator& accelerator,
@@ -36,7 +39,7 @@ struct OffloadSeconds {
   /// if the CPU updates; this includes all copies of gradients, also those during backward, while copies of new
   /// parameters overlap with the update
   double on_cpu = 0;
-  double on_gpu = 0;  ///< time to copy all records to the GPU, and back at the same time
+  double on_gpu = 0;  ///< if the GPU updates: copies of records both ways at once, of gradients, and of parameters
 };
 /// `on_cpu`, `on_gpu`: the plans of the two choices.
 OffloadSeconds seconds_of(const OffloadSpeeds& speeds, const MemoryPlan& on_cpu, const MemoryPlan& on_gpu);

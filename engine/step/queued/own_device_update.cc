@@ -68,7 +68,7 @@ void OwnDeviceUpdate::update(std::size_t index, const FlatGroup& group, const De
     for (std::size_t begin = 0; begin < count; begin += kPortion) {
       const std::size_t portion = std::min(count - begin, kPortion);
       DeviceRun piece = part_of(part, begin, portion);
-      // Parts of parameters are whole vectors here, so the rule reads exactly `portion` elements.
+      // `portion` is filled up already (OwnOptimizer::filled_up), so the rule reads exactly `portion` elements.
       const at::Tensor masters = at::empty({static_cast<std::int64_t>(portion)}, at::device(device_).dtype(at::kFloat));
       kernels_.read_weights(piece, masters.data_ptr<float>());
       const at::Tensor updated = naming("unit", group.unit->name, [&] {

@@ -191,7 +191,7 @@ LossSeed QueuedStep::seed_of(const at::Tensor& loss, double weight) const {
 
 void QueuedStep::update(Unit& unit, const UnitAgreement& agreed) {
   if (marks_.downloaded && !std::exchange(backward_.is_begun, true)) {
-    join_downloads();                               // waits for copies that the previous step queued
+    join_downloads();                               // the device waits for copies of the previous step
     if (update_.waits_before_exchange()) latest();  // throws the previous step's error before any new error
   }
   norm_->add(unit);
@@ -241,7 +241,8 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   return slot.outcome;
 }
 
-/// Waits until the last decision and its flags are fetched, before new ones overwrite them.
+/// Makes later work on the device wait until the last decision and its flags are on the host, before new ones overwrite
+/// them.
 void QueuedStep::join_downloads() const {
   marks_.used_downloaded->join();
   marks_.downloaded->join();
@@ -259,9 +260,10 @@ QueuedStep::InFlight& QueuedStep::take_slot() {
   return slot;
 }
 
-/// Copies the host's part of this rank's message to the device, while backward is still computed. It has counts, a flag
-/// for each parameter that got a gradient, and the numbers of each group (GroupNumbers). This part lies behind the part
-/// of the message that the device adds up.
+/// Copies the host's part of this rank's message to the device, while backward is still computed. It has counts,
+/// digests, and a flag for each parameter that says whether the parameter got a gradient. It lies behind the first
+/// numbers of the header, which the device adds up. The numbers of groups are sent too (send_numbers), unless units are
+/// updated in backward.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
   header.weight = local.weight;

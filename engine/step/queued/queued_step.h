@@ -37,11 +37,11 @@ namespace tessera {
 ///
 /// If units are updated in backward (OptimizerConfig::in_backward), each unit begins separately: the device checks that
 /// the unit's gradients are finite, and counts the step for the unit's parameters. The host knows the rate beforehand,
-/// since no step is skipped. Messages are still exchanged at the end of the step. From them all ranks know whether all
+/// since no step is skipped. Messages are still exchanged at the end of the step. They tell all ranks whether all
 /// gradients of the step were finite.
 ///
-/// If nothing is updated by the host's CPU or by a program's rule, the host may be kMostStepsInFlight steps ahead of
-/// the device. Before it goes further ahead, it waits for the oldest step.
+/// If the host need not wait for each step's decision (DeviceUpdate), it may be kMostStepsInFlight steps ahead of the
+/// device. Before it goes further ahead, it waits for the oldest step.
 class QueuedStep final : public Step {
  public:
   QueuedStep(const StepContext& context, const Optimizer& optimizer, Accelerator& accelerator);

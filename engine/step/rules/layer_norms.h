@@ -22,7 +22,7 @@ struct LayerMeeting {
   NormTotals totals;
 };
 
-/// Returns the meetings of a step: one about all trainable groups or, with `by_unit`, one for each [unit]. A unit that
+/// Returns the meetings of a step: one about all trainable groups or, with `by_unit`, one for each unit. A unit that
 /// does not train has a meeting without groups. `parts`: the number of equal parts of a group's optimizer state.
 std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts,
                                          bool by_unit);

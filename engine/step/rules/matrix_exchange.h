@@ -26,8 +26,8 @@ struct WholeMatrix {
   std::span<float> work;    ///< scratch: the remaining elements of MatrixDeal::work_numel
 };
 
-/// Calls the function with views of a group's whole optimizer part on this rank, with its masters, in the order of
-/// elements.
+/// Calls the function with views that together are this rank's whole optimizer part of a group, in the order of
+/// elements. The views have masters.
 using VisitMasters = c10::function_ref<void(const FlatGroup&, c10::function_ref<void(const StateView&)>)>;
 
 /// Sends the pieces of matrices, which lie in the memory of all ranks, to the owners of the matrices, and sends the

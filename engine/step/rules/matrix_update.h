@@ -32,8 +32,8 @@ class MatrixUpdate {
   /// Takes the numbers in `options` for the next step.
   void follow(const UpdateOptions& options);
 
-  /// Announces the exchange of all units, or in backward that of `unit`, so that offloaded state that the exchange
-  /// needs is read ahead.
+  /// Announces the exchange of all units, or in backward that of `unit`. The offloaded state that the exchange uses is
+  /// then read ahead.
   void expect(std::optional<std::int32_t> unit);
 
   /// Returns whether there is a pass before the exchange: Muon then updates momenta, and writes directions over the

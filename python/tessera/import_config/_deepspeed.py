@@ -18,8 +18,8 @@ _SIZES = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumu
 
 
 def trains_in(session: Session, *dtypes: str) -> bool:
-    """Returns whether training uses one of `dtypes` ("fp16", "bf16") in DeepSpeed's way. The file's own section can say
-    so, or Accelerate's mixed_precision with DeepSpeed."""
+    """Returns whether training uses one of `dtypes` ("fp16", "bf16") in DeepSpeed's way. The section of that dtype can
+    say so, or Accelerate's mixed_precision if distributed_type is DeepSpeed."""
     if any(session.is_on(f"{dtype}.enabled") for dtype in dtypes) or "bf16" in dtypes and session.is_on("bfloat16.enabled"):
         return True
     return word(session.find("accelerate.distributed_type")) == "deepspeed" and word(session.find("accelerate.mixed_precision")) in dtypes
@@ -256,8 +256,8 @@ def _has_fixed_scale(session: Session) -> bool:
 
 
 def _counts_overflows(session: Session) -> bool:
-    """Returns whether DeepSpeed lowers the scale only after a number of overflows. It lowers the scale at every
-    overflow without ZeRO."""
+    """Returns whether DeepSpeed lowers the scale only after a number of overflows. It does so if ZeRO is on; otherwise
+    it lowers the scale at every overflow."""
     stage = session.find(_ZERO + "stage")
     if stage is None and session.find("accelerate.distributed_type") is not None:
         return True  # in Accelerate, the default is stage 2
@@ -324,7 +324,7 @@ def _communication_type(key: Key) -> None:
 
 
 def _bf16(section: str) -> list[Row]:
-    # Older versions of DeepSpeed do not read the last of these keys, and many files have them.
+    # Older versions of DeepSpeed do not read the keys of the last row, and many files have them.
     return [*_enables(section, "bf16"), *below(
         f"{section}.",
         ignores("immediate_grad_update", "Tessera reduces each unit's gradients as soon as they are there"),

@@ -1,16 +1,17 @@
 """Rows of DeepSpeed's "optimizer" and "scheduler".
 
-DeepSpeed's scheduler takes its first step after the first update. Update k, counted from 0, has the rate of iteration k
-- 1, and the first two updates have the first rate.
-Tessera's schedules (optim/lr_schedule.h) count updates. The table has W = warmup_num_steps and T = total_num_steps of
-DeepSpeed, and a warm-up that rises linearly from 0:
+DeepSpeed's scheduler takes its first step after the first update. Update k, counted from 0, therefore has the rate of
+iteration k - 1, and the first two updates have the same rate. Tessera's schedules (optim/lr_schedule.h) count updates.
+The table uses DeepSpeed's W = warmup_num_steps and T = total_num_steps. It shows factors of the peak, for a warm-up
+that rises linearly from 0:
 
   scheduler       DeepSpeed, iteration i = k - 1               Tessera, update k                       equal from
   WarmupLR        i / W, then 1                                constant, warmup_steps W + 1            k = W + 1
   WarmupDecayLR   i / W, then (T - i) / (T - W)                linear, W + 1 and total_steps T + 1     k = W + 1
   WarmupCosineLR  i / W, then a cosine of (i - W + 1)/(T - W)  cosine, W and T                         k = W + 1
 
-Tessera's rate before k = W + 1 is (k + 1) / (warmup_steps + 1) of the peak: a little higher, and never 0.
+Before k = W + 1, Tessera's rate is (k + 1) / (warmup_steps + 1) of the peak. It is a little higher than DeepSpeed's,
+and never 0.
 """
 
 from typing import Any
@@ -20,8 +21,8 @@ from tessera.import_config._session import Key, Session
 from tessera.import_config._values import boolean, did_you_mean, integer, number, word
 
 _PARAMS, _SCHEDULE = "optimizer.params.", "scheduler.params."
-# Optimizers of DeepSpeed, or of torch.optim, for which Tessera has a rule. Each is listed with those defaults that
-# differ from the defaults of torch.optim or Tessera 0.1. The strategy gets all of them.
+# Optimizers of DeepSpeed, or of torch.optim, for which Tessera has a rule. Each is listed with those of its defaults
+# that differ from the defaults of torch.optim or of Tessera 0.1. The strategy gets all listed defaults.
 _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"weight_decay": 0.0}, "adamw": {"weight_decay": 0.0}, "sgd": {"weight_decay": 0.0},
     "lion": {"betas": [0.9, 0.99], "lr": 0.001, "weight_decay": 0.0}, "adagrad": {"eps": 1e-10, "lr": 0.01, "weight_decay": 0.0},
@@ -39,7 +40,7 @@ _REFUSED_SCHEDULERS = {
     "onecycle": "DeepSpeed's OneCycle rises and falls linearly, moves the momentum against the rate and decays afterwards; Tessera's one_cycle "
                 'follows cosines and leaves the momentum. Set lr_schedule {"type": "one_cycle"}, or {"type": "manual"} and call Engine::set_lr',
     "lrrangetest": 'Tessera has no range test. Set lr_schedule {"type": "manual"} and call Engine::set_lr before each step'}
-# Tessera's type of schedule, and the number of updates by which Tessera's schedule is late.
+# Tessera's type of schedule, and the number of updates that are added to DeepSpeed's numbers of steps (table above).
 _SCHEDULERS = {"warmuplr": ("constant", 1), "warmupdecaylr": ("linear", 1), "warmupcosinelr": ("cosine", 0)}
 _LOGARITHM = ("the warm-up of DeepSpeed rises with the logarithm of the step, which is its default, and Tessera's rises linearly. Say "
               '"warmup_type": "linear" if that is fine')
@@ -64,7 +65,7 @@ def _of(section: str, types: str, *parts: list[Row]) -> list[Row]:
 
 
 def _is_left_to_program(session: Session, name: str) -> bool:
-    """Returns whether the training program itself gives the numbers of the optimizer or scheduler."""
+    """Returns whether the file leaves the scheduler's numbers of steps to the training program ("auto")."""
     return session.is_auto(_SCHEDULE + "warmup_num_steps") or name != "warmuplr" and session.is_auto(_SCHEDULE + "total_num_steps")
 
 
@@ -82,7 +83,7 @@ def _taken_scheduler(session: Session) -> str:
 
 
 def _peak_of(session: Session) -> float | None:
-    """Returns the peak of the learning rate if the scheduler names one instead of the optimizer's rate; otherwise None.
+    """Returns the peak of the learning rate if the scheduler sets it; None if the optimizer's rate is the peak.
     """
     name, given = _taken_scheduler(session), session.find(_SCHEDULE + "warmup_max_lr")
     if name in ("", "warmupcosinelr") or word(given) == "auto":
@@ -161,7 +162,7 @@ def finish_scheduler(session: Session) -> None:
 
 
 def _tessera_type(session: Session) -> str:
-    """Returns Tessera's type. DeepSpeed's Adam decouples weight decay too, unless adam_w_mode is false."""
+    """Returns Tessera's type of optimizer. DeepSpeed's Adam is AdamW, unless adam_w_mode is false."""
     name = word(session.find("optimizer.type"))
     return "adamw" if name == "adam" and boolean(session.find(_PARAMS + "adam_w_mode")) is not False else name
 

@@ -1,6 +1,6 @@
 """Reads JSON and YAML, in the forms in which people write them, into plain values.
 
-A text that cannot be read is an error that names its line and a remedy.
+A text that cannot be read raises an Error, which names the line and a remedy.
 """
 
 import json
@@ -83,8 +83,8 @@ class _Source:
             self.fail(offset, f"nested more than {MOST_DEPTH} deep. [T0686] hint: is it the right file?")
 
     def take_key(self, places: dict[str, int], key: str, offset: int, pointer: str) -> str:
-        """Returns the pointer of the key's value. `places` has the offsets at which the keys of its object were first
-        given."""
+        """Returns the pointer of the key's value. `places` has the offset at which each key of the same object was
+        first given."""
         pointer += "/" + json.dumps(key, ensure_ascii=False)[1:-1].replace("~", "~0").replace("/", "~1")
         if places.setdefault(key, offset) != offset:
             self.problems.append(self.line(offset, pointer, f"given twice. [T0687] hint: remove one; the first is at {self.place(places[key])}"))
@@ -139,8 +139,8 @@ class _Json:
         return _number(number[0]) if number else _JSON_WORDS[word[0]]
 
     def items(self, end: str, pointer: str) -> Iterator[int]:
-        """Yields the index of each item, when the reading position is before the item. The position is after `end`
-        afterwards."""
+        """Yields the index of each item while the reading position is before that item. When all items are read, the
+        position is after `end`."""
         self.at += 1
         self.skip()
         index = 0

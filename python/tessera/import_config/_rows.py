@@ -56,8 +56,8 @@ def refuses(keys: str, refusal: str) -> list[Row]:
 
 
 def expects(keys: str, value: Any, why: str, refusal: str) -> list[Row]:
-    """Makes a row for a key that must be `value`, since Tessera always does this, as `why` says. Any other value is
-    refused."""
+    """Makes a row for a key that must be `value`, since Tessera knows no other behaviour. `why` describes it. Any other
+    value is refused."""
     read = boolean if isinstance(value, bool) else word if isinstance(value, str) else number
     return [Row(name, f"`{dumped(value)}`: ignored, {why}; else refused: {refusal}",
                 lambda key: key.ignored(why) if read(key.value) == value else key.refused(refusal)) for name in keys.split()]
@@ -98,8 +98,8 @@ OF_THE_DEVICE = "with `--device gpu`; ignored with `--device cpu`; else refused,
 
 
 def to_host(key: Key, apply: Rule) -> None:
-    """Applies the rule of a key that moves something from a GPU to its host's memory. It is applied only if the device
-    is a GPU."""
+    """Applies the rule of a key that moves something from a GPU to its host's memory. The rule is applied only if the
+    device is a GPU."""
     if key.session.device == "gpu":
         apply(key)
     elif key.session.device == "cpu":
@@ -109,7 +109,7 @@ def to_host(key: Key, apply: Rule) -> None:
 
 
 def put_second_copy(key: Key, ranks: int, strategy: str) -> None:
-    """Sets "strategy" to `strategy`, with a second copy of the parameters that `ranks` neighbours hold together."""
+    """Sets "strategy" to `strategy`, and adds a second copy of the parameters, which `ranks` neighbours share."""
     key.put("/secondary/ranks", ranks, f'secondary.form = "plain", strategy = "{strategy}"')
     if "/secondary/ranks" in key.session.settings:
         key.session.settings |= {"/secondary/form": "plain", "/strategy": strategy}

@@ -24,7 +24,7 @@ def nested(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(values: dict[str, Any], pointer: str = "") -> dict[str, Any]:
-    """Returns the values of a resolved strategy by pointer, in its order."""
+    """Returns the values of a resolved strategy by pointer, in the order of the strategy's keys."""
     result: dict[str, Any] = {}
     for name, value in values.items():
         result |= flat(value, f"{pointer}/{name}") if isinstance(value, dict) else {f"{pointer}/{name}": value}
@@ -84,7 +84,7 @@ class Key:
         self._decide(REFUSED, why)
 
     def put(self, pointer: str, value: Any, more: str = "", *, also: str = "") -> None:
-        """Sets a key of the strategy, and the key `also` to the same value. Reports this, followed by `more`.
+        """Sets a key of the strategy, and the key `also` to the same value. The report has the settings, then `more`.
 
         A value that the key does not allow is refused instead.
         """

@@ -1,4 +1,4 @@
-"""Combines TrainingArguments of `transformers` with a strategy: values that both of them name must be the same."""
+"""Combines TrainingArguments of `transformers` with a strategy. A value that both name must be equal in both."""
 
 import dataclasses
 from typing import Any

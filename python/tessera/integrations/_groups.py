@@ -1,5 +1,5 @@
-"""Groups of an optimizer's parameters. They raise an Error at the line that writes a value that an Engine cannot
-use."""
+"""Groups of an optimizer's parameters. If an Engine cannot use a value, they raise an Error at the line that writes
+it."""
 
 import sys
 from collections.abc import Iterable

@@ -15,15 +15,15 @@ from tessera.integrations._groups import WatchedGroup, plain, watch
 _RULES = {torch.optim.AdamW: ("adamw", ("betas", "eps", "weight_decay")),
           torch.optim.Adam: ("adam", ("betas", "eps", "weight_decay")),
           torch.optim.SGD: ("sgd", ("momentum", "dampening", "nesterov", "weight_decay"))}
-_OF_A_GROUP = ("betas", "eps", "weight_decay")  # group keys of the strategy; other keys reach the Engine on a change
+_OF_A_GROUP = ("betas", "eps", "weight_decay")  # group keys of the strategy; hand_on gives the Engine all numbers
 
 
 class FollowedOptimizer:
     """Tells an Engine which numbers schedulers, callbacks and the program write into an optimizer's groups, and which
     parameters train.
 
-    The first group is the Engine's own group. The other groups are groups "1", "2", ... of the strategy. Errors name
-    `who`, the object that trains, and `maker`, the function that has made the optimizer.
+    The optimizer's first group has the parameters that are in no group of the strategy. Its other groups are groups
+    "1", "2", ... of the strategy. Errors name `who` (the object that trains) and `maker` (the optimizer's maker).
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, module: torch.nn.Module, who: str, maker: str) -> None:

@@ -6,8 +6,8 @@
 `tessera launch`, `accelerate launch` or torchrun starts the ranks. The program's loop need not change. The program's
 AdamW, Adam or SGD, with its groups and schedulers, says how parameters are updated, and the Engine updates them. The
 Accelerator says how many microbatches a step has. The strategy, a file or a dict, says everything else, also how
-gradients are clipped. Values that both of them name must be the same. All ranks call prepare, backward, the optimizer's
-step, get_state_dict, save_model, save_state and load_state.
+gradients are clipped. A value that both the strategy and the program name must be equal in both. All ranks call
+prepare, backward, the optimizer's step, get_state_dict, save_model, save_state and load_state.
 """
 
 import inspect
@@ -332,7 +332,7 @@ class Accelerator(accelerate.Accelerator):
 
 
 class PreparedOptimizer(AcceleratedOptimizer):
-    """The object that `prepare` returns for the program's optimizer, which makes no steps itself: the Engine makes
+    """The object that `prepare` returns for the program's optimizer. It makes no steps itself: the Engine makes
     them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, accelerator: Accelerator) -> None:

@@ -7,9 +7,9 @@
 says how AdamW, Adam or SGD updates. Schedulers, callbacks and the module may write into the optimizer's groups during
 training (lr, weight_decay, betas, momentum ...). The next step uses the new values, as without Tessera. A change that
 the Engine cannot follow raises an Error at the line that writes it. Parameters may be frozen and unfrozen, with groups
-of their own (BackboneFinetuning). Lightning's callbacks that average weights may write to them. The Trainer decides how
+of their own (BackboneFinetuning). Lightning's callbacks that average weights may write weights. The Trainer decides how
 many microbatches a step has and how gradients are clipped. The strategy, a file or a dict, decides everything else.
-Values that both of them name must be the same.
+A value that both the Trainer and the strategy name must be equal in both.
 """
 
 import os
@@ -206,16 +206,16 @@ class _Writing:
 
 
 def _zero_grad(owner: Any, set_to_none: bool = True) -> None:
-    """Replaces zero_grad of the module and of its optimizer. The Engine has the gradients, so .grad has no memory in which
-    zeros could be written. It becomes None.
+    """Replaces zero_grad of the module and of its optimizer. The Engine has the gradients, so .grad has no memory to
+    which zeros could be written. Each .grad becomes None.
     """
     type(owner).zero_grad(owner)
 
 
 @contextmanager
 def _in_lightning() -> Iterator[None]:
-    """If an Error is raised inside the block and mentions the Engine, this adds to its text how a Lightning program
-    gets the Engine."""
+    """If an Error that leaves the block mentions the Engine, this adds to the Error's text how a Lightning program gets
+    the Engine."""
     try:
         yield
     except Error as error:

@@ -72,7 +72,8 @@ def _figures():
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    """Returns at most _MOST_POINTS points. Each point is the mean of equally many neighbouring steps."""
+    """Returns at most _MOST_POINTS points. Each point is the mean of `width` neighbouring steps, or of the last
+    steps, if fewer remain."""
     width = math.ceil(len(points) / _MOST_POINTS)
     if width <= 1:
         return list(points)
@@ -192,8 +193,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> st
 
 
 def _stragglers(run: Run) -> str:
-    """Returns a row for each rank that was the slowest in any step, most seconds first. Returns "" if no such rank is
-    known."""
+    """Returns the run's table of stragglers. It has a row for each rank that was the slowest in a step; the rank for
+    which others waited longest in all comes first. Returns "" if no such rank is known."""
     waits: dict[int, list[float]] = {}
     for (_, rank), (_, seconds) in zip(run.column("waited_for_rank"), run.column("waited_for_seconds")):
         if math.isfinite(rank) and math.isfinite(seconds):

@@ -47,7 +47,7 @@ class Run:
     """whether the last line is not whole, as where the process was killed"""
 
     def column(self, key: str) -> list[tuple[int, float]]:
-        """Returns the steps that have the number `key`, each with this number."""
+        """Returns pairs of a step and its number named `key`. Steps without this number are left out."""
         return _numbers(self.steps, key)
 
     def held_out(self) -> list[tuple[int, float]]:

@@ -8,16 +8,17 @@
 namespace tessera {
 
 /// Counts how long calls took, from a nanosecond to nearly five hours. The bounds of its buckets lie 1/16 apart or
-/// closer. Longer calls are in the last bucket. It has a fixed size and allocates nothing. It is not thread-safe.
+/// closer. Longer calls are in the last bucket. The histogram has a fixed size and allocates nothing. It is not
+/// thread-safe.
 class LatencyHistogram {
  public:
   /// Counts one call. A negative time counts as 0.
   void add(std::chrono::nanoseconds time);
 
   std::int64_t count() const { return count_; }
-  /// Returns a time in seconds that at least `percent` % of the calls did not exceed (nearest rank). It is NaN if
-  /// nothing was added. The result is at most 1/16 above a time that was measured, and never above `max`. REQUIRES: 0 <
-  /// percent <= 100.
+  /// Returns a time in seconds that at least `percent` % of the calls did not exceed (nearest rank); NaN if nothing was
+  /// added. The result is at most 1/16 above a time that was measured, and never above `max`.
+  /// REQUIRES: 0 < percent <= 100.
   double percentile(double percent) const;
   /// Returns the longest time in seconds, exactly; 0 if nothing was added.
   double max() const { return std::chrono::duration<double>(max_).count(); }

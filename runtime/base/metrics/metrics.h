@@ -30,7 +30,7 @@ MetricsFormat metrics_format_of(const std::filesystem::path& path);
 ///
 ///     {"step":12,"loss":2.25,"grad_norm":1.5,"overflow":false}
 ///
-///  1. One call hands its bytes to the system immediately, in one write. The file therefore holds everything that was
+///  1. Each call of `write` hands its bytes to the system at once, in one write. The file therefore holds all that was
 ///     written, even after a crash. Lines of several processes that append to one file do not mix.
 ///  2. A line of JSON that a crash or a full disk cut short is ended before the next one begins, so it spoils no other
 ///     line. The other formats remove such an incomplete row.

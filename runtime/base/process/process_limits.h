@@ -7,13 +7,13 @@ namespace tessera {
 
 /// Makes writes beyond the limit of file sizes fail with EFBIG, for every writer of this process, from now on. The
 /// kernel's signal, SIGXFSZ, would end the process. A program's own handler stays, and programs that this program
-/// starts have the signal as before. Code that writes files or begins a program calls it; any thread may, any number of
-/// times.
+/// starts have the signal as before. Code that writes files or begins a program calls it. Any thread may call it, also
+/// more than once.
 void turn_size_signal_into_error();
 
-/// Makes a send to a peer that has died fail with EPIPE, so that this rank can say who died. SIGPIPE would end the
-/// process. Gloo and c10d's store send without MSG_NOSIGNAL: they count on Python, which turns the signal off. Code
-/// that opens their connections calls it.
+/// Makes a send fail with EPIPE if the peer has died, so that this rank can say who died. SIGPIPE would end the
+/// process. Gloo and c10d's store send without MSG_NOSIGNAL: they rely on Python, which turns the signal off. Code that
+/// opens their connections calls this function.
 void turn_pipe_signal_into_error();
 
 /// Raises the soft limit of descriptors to the hard limit. Gathers over a network, checkpoints and records in files

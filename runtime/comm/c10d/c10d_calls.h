@@ -22,10 +22,10 @@
 namespace tessera {
 
 /// The calls of a group over a c10d backend, and how they fail. A Transfers object has the messages of one call, and a
-/// Work waits for it. A failed call publishes its state, and drops the backend so that peers fail too. Every later call
-/// then returns the same status.
+/// Work waits for the call. A failed call publishes its state, and drops the backend so that peers fail too. Every
+/// later call then returns the same status.
 ///
-/// C10dCollectives derives from this class, and defines the calls. Any thread may call it.
+/// C10dCollectives derives from this class, and defines the calls. Any thread may call all functions except `begin`.
 class C10dCalls {
  protected:
   using Backend = c10::intrusive_ptr<c10d::Backend>;

@@ -29,9 +29,9 @@
 
 // Collectives over a c10d backend. C10dCalls begins each call and waits for it, or the group's thread makes the whole
 // call (PendingOnThread). Reductions go in pieces of kPieceBytes, so that one piece is summed while the next piece is
-// on the wire. The staging memory holds two pieces. There are four ways to make a reduction: `scatter` (reduce-scatter,
-// direct), `reduce_small` (all-reduce by gathering everything), `reduce_large` (all-reduce by exchange, sum and
-// gather), and the two `..._in_rounds`, which run the halving algorithm.
+// on the wire. The staging memory holds two pieces. Five functions make reductions: `scatter` (reduce-scatter, direct),
+// `reduce_small` (all-reduce by gathering everything), `reduce_large` (all-reduce by exchange, sum and gather), and
+// `scatter_in_rounds` and `reduce_in_rounds`, which run the halving algorithm.
 
 namespace tessera {
 namespace {
@@ -52,13 +52,13 @@ struct Codings {
   WireCoding contributions, sums;
 };
 
-/// Returns whether messages of `numel` elements differ from the elements; such calls use Algorithm::kDirect.
+/// Returns whether a message of `numel` elements has other bytes than the elements. If so, the call uses kDirect.
 bool changes(const WireCoding& coding, std::size_t numel) {
   return coding.rounds() || (coding.packs() && is_packed(*coding.packs(), coding.bytes(numel)));
 }
 
-/// Returns whether the transport's backend has messages, and takes calls of any thread. A user's own backend may have
-/// only collectives, and may expect all its calls on one thread.
+/// Returns whether the transport's backend can send messages, and takes calls from any thread. A user's own backend may
+/// have only collectives, and may expect all its calls on one thread.
 bool has_messages(TransportKind kind) { return kind == TransportKind::kGloo || kind == TransportKind::kMpi; }
 
 class C10dCollectives : public Collectives, private C10dCalls {

@@ -10,17 +10,17 @@
 
 namespace tessera {
 
-/// Returns collectives over a c10d::Backend of CPU tensors that can all-gather, broadcast and exchange: `gloo`, `mpi`,
-/// or a backend of the user's own. gloo_collectives, mpi_collectives and backend groups call it when a group is made.
+/// Returns collectives over a c10d::Backend that can all-gather, broadcast and exchange CPU tensors: `gloo`, `mpi`, or
+/// a user's own backend. gloo_collectives, mpi_collectives and backend groups call it when a group is made.
 ///
 /// Tessera makes the sums itself, so that they have the bits that rule 3 in collectives.h demands. The ranks exchange
 /// the parts in the wire's dtype and add them in fp32. An all_reduce is such a sum, which is then gathered. Up to 64
 /// KiB, every rank gathers and adds everything itself.
 ///
-/// all_gather, broadcast, all_to_all and barrier run in the backend's threads until the caller waits for them. So do
-/// reductions with Waits::kLater, whose pieces a thread of the group sends, adds and gathers (reducing_in_background).
-/// Other reductions, and all reductions of a user's own backend, are done when the call returns. Dropping a Work waits
-/// for it.
+/// all_gather, broadcast, all_to_all and barrier run in the backend's threads until the caller waits for them. The
+/// pieces of reductions with Waits::kLater are sent, added and gathered by a thread of the group
+/// (reducing_in_background). Other reductions, and all reductions of a user's own backend, are done when the call
+/// returns. Dropping a Work waits for it.
 ///
 /// `choose`, unless it is null, chooses the algorithm of each call over Gloo or MPI. Calls for which `choose` does not
 /// decide use kDirect. These are compressed reductions, broadcasts (the library's own broadcast is a tree),

@@ -24,9 +24,9 @@ class FailureReport {
 
   /// Says in the store that this rank begins to connect to the other ranks.
   void publish_arrival();
-  /// Returns this rank's error if it could not connect: `why`, and the ranks that have not arrived, or that do not say
-  /// that they failed too. The exit code is 75. It takes some seconds. The rank that serves the store stays until the
-  /// other ranks have asked.
+  /// Returns the error of this rank, which could not connect. The text has `why`, and the ranks that have not arrived.
+  /// If all have arrived, it has the ranks that have published no failure. The exit code is 75. The call takes some
+  /// seconds. The rank that serves the store stays until the other ranks have asked.
   absl::Status explain_arrival(const std::string& why);
 
   /// Says that this rank failed in `call`, or gave up for `reason`. Only the first failure is published.
@@ -37,13 +37,13 @@ class FailureReport {
   /// gone if it was seen to end without MeshGroups::leave, or if it served the store and the store is gone.
   bool is_left_alone(Collectives::HasKey has_key) const;
   /// Returns a text if another rank has published a failure, or else "". It asks the store, so do not use it for every
-  /// call. If the store does not answer, the result is "" too: the rank that serves the store may have ended before the
-  /// other ranks.
+  /// call. If the store does not answer, the result is "" too: the rank that serves the store may end before the other
+  /// ranks, without a failure.
   std::string news();
 
-  /// Returns the error of this rank's failed `call`: `why`, and what every other rank says within a second or so. The
-  /// exit code is 70 if another rank was in a different call of the same number, 65 if another rank has ended its
-  /// program (MeshGroups::leave), or else 75. If the store is gone, the message names its server, and no other rank.
+  /// Returns the error of this rank's failed `call`: `why`, and the failure that each other rank publishes within a
+  /// second or so. The exit code is 70 if another rank was in a different call of the same number, or else 75. If the
+  /// store is gone, the message names the rank that served it, and not the ranks that do not answer.
   absl::Status explain(const CallSignature& call, const std::string& why);
 
  private:

@@ -15,8 +15,8 @@ namespace tessera {
 /// Makes this rank's side of a group with the `gloo` transport: CPU ranks on any hosts, over TCP
 /// (c10d::ProcessGroupGloo). `address` is the address of this host by which the other ranks reach it; see
 /// `address_towards`. GLOO_SOCKET_IFNAME, if set, names an interface whose address is used in place of `address`.
-/// `choose` is that of c10d_collectives. The call is collective
-/// over the group. Error: 75 if the ranks cannot connect within `group.init_timeout_s`.
+/// `choose` has the same meaning as in c10d_collectives. The call is collective over the group. Error: 75 if the ranks
+/// cannot connect within `group.init_timeout_s`.
 absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group, const std::string& address,
                                                               std::shared_ptr<C10dStore> store,
                                                               ChooseAlgorithm choose = nullptr);

@@ -52,7 +52,7 @@ bool is_listening(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0;
 }
 
-/// Returns the local port of a TCP socket, or with `name` ::getpeername that of its other end; 0 for anything else.
+/// Returns the local port of a TCP socket, or the port of its other end if `name` is ::getpeername; 0 for other files.
 int port_of(int fd, int (*name)(int, sockaddr*, socklen_t*) = ::getsockname) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
@@ -193,7 +193,7 @@ class Watch {
     return next >= 0 && static_cast<std::size_t>(next) < most;
   }
 
-  /// Shuts down the oldest silent connection, if there are more than `most`. Returns whether it shut one down.
+  /// Shuts down the oldest silent connections, so that `most` of them remain. Returns whether it shut any down.
   bool shut_down_oldest(std::size_t most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     struct Unproven {
       std::uint64_t order;
@@ -230,8 +230,8 @@ class Watch {
     return true;
   }
 
-  /// Shuts a connection down. Its number may belong to another file by now, so a duplicate of the descriptor is
-  /// checked. If no duplicate can be made, the socket is shut down unchecked.
+  /// Shuts a connection down. The descriptor's number may belong to another file by now, so a duplicate of the
+  /// descriptor is checked. If no duplicate can be made, the socket is shut down unchecked.
   static void shut_down(int fd, ino_t socket) {
     const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     struct stat info {};

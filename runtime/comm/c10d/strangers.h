@@ -13,13 +13,13 @@ namespace tessera {
 /// twice as many). If there are more, the oldest connections are shut down. The code that owns such a connection
 /// notices its end and closes it. If a burst of connections fills a quarter of the limit, the kernel drops new requests
 /// for a while. Their clients ask again after a second. A rank sends as soon as it is connected, so no connection of
-/// the job is shut down. It costs nothing while nobody connects: a thread of this process waits for connections until
-/// the process ends. The owner of the socket may close it at any time.
+/// the job is shut down. The limit costs nothing while nobody connects: a thread of this process waits for connections
+/// until the process ends. The owner of the socket may close the socket at any time.
 void watch_for_strangers(int listener);
 
-/// Lets the kernel send something twice a minute over each idle connection of this process to a port that listens, so
-/// that no firewall between hosts forgets the connection. It never ends one within an hour. A connection of c10d to the
-/// store does not show its socket, and may be idle for as long as an Engine trains. `port`: that of the other end.
+/// Makes the kernel send something twice a minute over each idle connection from this process to `port`, the port of
+/// the other end. No firewall between hosts then forgets the connection, and the kernel does not end it within an hour.
+/// c10d gives no access to its connection to the store, which may be idle for as long as an Engine trains.
 void keep_from_idling(int port);
 
 /// Returns the listening sockets of this process, in order. To find the sockets that a library opened, call this before

@@ -39,8 +39,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMostAskedFor = 1024;  // most ranks that an error looks up one by one
-/// Time, after the limit, in which a rank that waits for other ranks finds out which ranks are missing, and tells this
-/// to the other ranks (RollCall).
+/// Time that a rank has after the limit to find out which ranks are missing, and to tell this to the other ranks
+/// (RollCall).
 constexpr std::chrono::milliseconds kTimeToReport{2500};
 
 /// The stage of a rank that joins the store. The error names the stage in which the rank waits.
@@ -65,8 +65,8 @@ absl::Status port_error(const Topology& topology, int error) {
                                : ". [T0441] hint: choose another MASTER_PORT"));
 }
 
-// Returns a listening socket. It is bound here because c10d always listens on all interfaces. If several hosts take
-// part and the address is IPv6, the socket takes IPv4 too.
+// Returns a listening socket. It is bound here because c10d always listens on all interfaces. A socket of IPv6 on all
+// interfaces takes IPv4 too.
 absl::StatusOr<int> bound_socket(const Topology& topology, bool ipv6, bool loopback_only) {
   const int fd = socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return port_error(topology, errno);
@@ -137,14 +137,14 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
   }
 }
 
-/// Returns which ranks share a host, as this rank knows it.
+/// Returns a text with the number of ranks on each host, as this rank knows it.
 std::string hosts_of(const Topology& topology) {
   if (topology.has_equal_hosts()) return std::to_string(topology.local_world_size) + " on each host";
   return joined_numbers(topology.ranks_of_hosts, ",");
 }
 
-/// Checks that all ranks of this job have come to the store, each once, and no others. It also checks that all have one
-/// transport and know the same hosts: others would make other groups, and wait for each other in vain.
+/// Checks that all ranks of this job have come to the store, each once, and no others. It also checks that all have the
+/// same transport and know the same hosts. Otherwise they would make different groups, and wait for each other in vain.
 class RollCall {
  public:
   RollCall(const Topology& topology, KeyValueStore& store, Clock::time_point deadline, std::string transport)

@@ -12,11 +12,11 @@ namespace tessera {
 
 /// Joins the job's store (c10d::TCPStore at master_addr:master_port) and returns once all ranks have joined it.
 ///
-/// Rank 0 serves the store, unless torchrun's agent serves it (`topology.agent_store`). The server listens on loopback
-/// only if all ranks are on one host and `master_addr` is a loopback address, or else on all interfaces. Keys are
-/// prefixed with the run's id and restart count, so this start never reads keys of another job or of an earlier start.
+/// Rank 0 serves the store, unless torchrun's agent serves it (`topology.agent_store`). The server listens only on
+/// loopback if `master_addr` is a loopback address, and otherwise on all interfaces. Keys are prefixed with the run's
+/// id and restart count, so this start never reads keys of another job or of an earlier start.
 ///
-/// `transport` is the name of what carries this rank's collectives. Ranks that have different ones would wait for each
+/// `transport` is the name of what carries this rank's collectives. Ranks with different transports would wait for each
 /// other in vain, so they end here.
 ///
 /// `master_addr` may be a name that is not known yet (a host that is starting), an IPv4 or an IPv6 address.

@@ -30,9 +30,9 @@ struct RankParts {
 /// Messages keep both directions of a connection busy. Gloo's collectives do not. Gloo sends a buffer only when its
 /// receiver has said that it is ready. The receiver says so on the connection that carries the data. Gloo's collectives
 /// begin to send before they are ready to receive, so the receivers' messages wait behind the data, and the two
-/// directions take turns. Measured at 1 Gbit/s, all-to-alls of 16 MiB carry 60 MB/s in each direction as collectives,
-/// and 116 MB/s as messages. This class therefore begins every receive before the first send, and two calls may be
-/// under way.
+/// directions take turns. All-to-alls of 16 MiB were measured at 1 Gbit/s: they carry 60 MB/s in each direction as
+/// collectives, and 116 MB/s as messages. This class therefore begins every receive before the first send, and lets two
+/// calls be under way.
 class Transfers {
  public:
   enum class Means { kCollective, kMessages };
@@ -51,7 +51,7 @@ class Transfers {
   /// as messages. If collectives carry the data, the parts must lie `bytes` apart.
   void gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard,
                      RankParts<void> full, std::size_t bytes);
-  /// Gathers `numel` elements of each rank as `coding` says. If it rounds, `full` of every rank gets the rounded
+  /// Gathers `numel` elements of each rank as `coding` says. If `coding` rounds, `full` of every rank gets the rounded
   /// elements of all ranks.
   void gather_coded(c10d::Backend& backend, int tag, const WireCoding& coding, const void* shard, RankParts<void> full,
                     std::size_t numel);

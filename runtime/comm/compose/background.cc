@@ -48,7 +48,8 @@ class BackgroundCollectives final : public ForwardingCollectives {
       return group->all_gather(named).wait();
     });
   }
-  /// The group's thread waits for the call at once. The visitor sees the sums on the thread that waits for them.
+  /// The group's thread makes the call and waits for it at once. The visitor sees the sums on the thread that waits for
+  /// the returned Work.
   Work do_reduce(const ReduceCall& call) override {
     if (call.options.waits == Waits::kAtOnce) return idle().reduce(call);
     const auto reduce = [group = group_.get(), name = std::string(call.label), call] {

@@ -145,7 +145,7 @@ class HierarchicalCollectives : public Collectives {
     return scratch_->data();
   }
   /// Ends both groups (inside and across) if a call in one of them fails. Otherwise peers in the other group would wait
-  // for ever.
+  /// for ever.
   absl::Status ended(absl::Status status) {
     if (!status.ok()) abort(status);
     return status;

@@ -12,8 +12,8 @@
 
 // Collectives of ranks whose GPUs can read each other's memory. A call has two halves. `start` records this rank's
 // `ready` event on the compute queue. Then it exchanges an Offer (call and place of the input) over `host_`, which is a
-// barrier of the hosts. It queues the work on the side queue behind all peers' `ready` events, then records `done`.
-// `finish`, at the wait, makes another barrier of the hosts and lets the compute queue wait for all `done` events.
+// barrier of the processes. It queues the work on the side queue behind all peers' `ready` events, then records `done`.
+// `finish`, at the wait, makes another barrier of the processes and lets the compute queue wait for all `done` events.
 // Events live in a ring of kRing calls.
 
 namespace tessera {
@@ -198,7 +198,7 @@ absl::Status CudaHostCollectives::try_start(CallSignature call, const void* inpu
   return queued.ok() ? queued : fail(call, queued);
 }
 
-/// Every rank has recorded `ready` before it makes this exchange, so all of these events may be waited for after it.
+/// Exchanges offers. Every rank has recorded its `ready` event before, so a queue can wait for all of them afterwards.
 absl::Status CudaHostCollectives::exchange(const CallSignature& call, const void* input, Inputs& inputs) {
   Offer own;
   own.call = call;
@@ -229,7 +229,7 @@ absl::Status CudaHostCollectives::exchange(const CallSignature& call, const void
   return absl::OkStatus();
 }
 
-/// Every rank has queued its part when it reaches this function.
+/// Makes the barrier at the end of a call. Every rank has queued its part before it calls this function.
 absl::Status CudaHostCollectives::finish(const CallSignature& call, const std::function<absl::Status()>& finish) {
   if (absl::Status met = host_->barrier(call.label_text()).wait(); !met.ok()) {
     failed_ = true;

@@ -15,10 +15,10 @@ namespace tessera {
 /// their peers' GPUs. They read each other's device memory directly, on a queue beside the compute queue. Sums have the
 /// bits of `host`. The transport serves to run programs for many GPUs on one GPU: the order of events is the same.
 ///
-/// `host` is a transport for host memory among the same ranks; only this object uses it. Hosts make a barrier when a
-/// call starts, and again when the call is waited for. Each rank says in the first barrier where its buffer is and
-/// which call it makes, so different calls are noticed. Devices wait for each other by events, and no host waits for a
-/// device:
+/// `host` is a transport for host memory among the same ranks; only this object uses it. The processes make a barrier
+/// when a call starts, and again when the call is waited for. Each rank says in the first barrier where its buffer is
+/// and which call it makes, so different calls are noticed. Devices wait for each other by events, and no process waits
+/// for a device:
 ///
 ///   rank's compute queue   ... record ready[k]                                  wait for all done[k] ...
 ///   rank's side queue                wait for all ready[k], read peers, record done[k]

@@ -34,9 +34,9 @@ struct QueuedBackend {
 
 /// Returns collectives whose calls a backend queues on a device. All pointers are device memory.
 ///
-/// The backend makes the sums, in the dtype of the input, and they are widened to fp32 afterwards: their order, and so
-/// their bits, are the backend's own. Sums of narrow types are made in the memory of the input. SumVisitors are
-/// refused.
+/// The backend makes the sums in the dtype of the input, and in an order of its own, so their bits may differ from
+/// those of other transports. The sums are widened to fp32 afterwards. Sums of narrow types are made in the memory of
+/// the input. SumVisitors are refused.
 ///
 /// A call that fails or hangs on the device (WorkWatch) ends this rank's groups. The flight record is written, peers
 /// are told through `store`, and backends are aborted, so that the device continues and no thread waits for ever. The

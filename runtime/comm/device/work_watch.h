@@ -16,13 +16,14 @@
 
 namespace tessera {
 
-/// Watches calls that a device runs asynchronously, since the thread that started them does not wait for them. Its own
-/// thread notices a call that fails or hangs. A call's time begins when the device has reached it and the call before
-/// it is over. Many steps of computation may be queued before it, and a call that waits behind them does not hang.
+/// Watches calls that a device runs asynchronously, since the thread that started them does not wait for them. The
+/// watch's own thread notices a call that fails or hangs. A call's time begins when the device has reached it and the
+/// call before it is over. Many steps of computation may be queued before a call, and a call that waits behind them
+/// does not hang.
 class WorkWatch {
  public:
-  /// A function that gets a text that says what failed, and the call in which it failed. It is called at most once, on
-  /// the watch's thread. Nothing is watched afterwards.
+  /// A function that gets the call that failed, and a text that says why. It is called at most once, on the watch's
+  /// thread. Nothing is watched afterwards.
   using Report = std::function<void(const CallSignature& call, const std::string& why)>;
 
   /// `timeout` is a call's limit. `news` is called now and then while a call takes long. It returns a text if peers
@@ -65,7 +66,7 @@ class WorkWatch {
   CondVar changed_;
   std::deque<Started> started_ ABSL_GUARDED_BY(mutex_);
   bool ends_ ABSL_GUARDED_BY(mutex_) = false, has_reported_ ABSL_GUARDED_BY(mutex_) = false;
-  Clock::time_point oldest_since_, next_question_;  // only the watch's thread uses this
+  Clock::time_point oldest_since_, next_question_;  // only the watch's thread uses these two
   std::atomic<std::uint64_t> stands_in_ = 0;
   std::thread thread_;  // the last member is destroyed first, since it uses the other members
 };

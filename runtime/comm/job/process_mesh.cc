@@ -42,7 +42,8 @@ absl::Status check_hosts(const Topology& topology, TransportChoice transport) {
                                            (on_gpu ? "\"nccl\"" : "\"auto\" or \"gloo\""));
 }
 
-// Returns this host's address for Gloo. It is loopback if all ranks are on this host.
+// Returns this host's address for Gloo. It is loopback if all ranks are on this host, or if GLOO_SOCKET_IFNAME is set,
+// since Gloo then does not use the address.
 absl::StatusOr<std::string> own_address(const Topology& topology, double init_timeout_s) {
   if (topology.num_hosts() == 1 || std::getenv("GLOO_SOCKET_IFNAME")) return std::string("127.0.0.1");
   return address_towards(topology.master_addr, init_timeout_s);
@@ -65,7 +66,7 @@ JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const 
   };
 }
 
-/// A function that returns how a transport joins groups of ranks on GPUs. The parameter `gpu` is this rank's GPU.
+/// Returns the function with which a transport joins groups of ranks on GPUs. The parameter `gpu` is this rank's GPU.
 using JoinOnGpu = std::function<JoinGroup(int gpu, const std::shared_ptr<C10dStore>& store)>;
 
 absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& comm, int gpu, const JoinOnGpu& join) {

@@ -27,8 +27,8 @@ namespace tessera {
 /// | cuda_host      | cuda_host         | error 78                             |
 /// | mpi            | mpi               | mpi                                  |
 ///
-/// `choose`, unless it is null, decides how calls over gloo and mpi go (c10d_collectives), unless comm.network_fit asks
-/// for measured groups.
+/// `choose` chooses the algorithms of calls over gloo and mpi (c10d_collectives); it may be null. It has no effect if
+/// comm.network_fit asks for measured groups.
 ///
 /// A world of one rank needs neither store nor sockets. Errors are those of tcp_store and of the transports.
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm,

@@ -24,8 +24,8 @@ class FakeGroupFactory : public GroupFactory {
   }
 
  private:
-  /// Returns the number of the group's ranks on each host if it is the same on all hosts, else 1. Ranks of a host are
-  /// summed first.
+  /// Returns the compressed_part() of a group over several hosts: the number of its ranks on each host, since the ranks
+  /// of a host are summed first. It is 1 if hosts have different numbers of ranks.
   int ranks_of_host(const std::vector<int>& ranks) const {
     std::map<int, int> counts;
     for (int rank : ranks) ++counts[topology_.host_of(rank)];

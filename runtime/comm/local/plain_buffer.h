@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-/// A CommBuffer of this process's own memory. It is filled with zeros and aligned to cache lines, or to pages if it has
-/// at least one page. A buffer of 2 MiB or more uses huge pages if the kernel grants them. All pages are present from
+/// A CommBuffer of this process's own memory. It is filled with zeros. It is aligned to cache lines, or to pages if it
+/// is at least one page long. A buffer of 2 MiB or more uses huge pages if the kernel grants them. All pages are
+/// present from
 /// the start.
 class PlainBuffer : public CommBuffer {
  public:

@@ -349,8 +349,8 @@ class MpiBackend final : public c10d::Backend {
   CallPtr collective_ ABSL_GUARDED_BY(mutex_);  ///< the collective that was begun last
 };
 
-/// Returns a tag for the making of this group (FNV-1a). It differs from the tags of other groups, and is the same on
-/// all ranks.
+/// Returns a tag for the making of this group: a hash (FNV-1a) of its key. The tag is the same on all ranks. Other
+/// groups have other tags in most cases.
 int tag_of(const Group& group) {
   std::uint32_t hash = 2166136261u;
   for (const char letter : group.key()) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;

@@ -17,8 +17,9 @@ struct MpiPlugin {
   int version;        ///< kVersion of the plug-in's sources; it is the first member in all versions
   const char* torch;  ///< the LibTorch that the plug-in was built with, such as "2.15.0"
 
-  /// Makes this rank's side of a group. The first call starts MPI in this process. It is collective over the group, and
-  /// waits without a limit for ranks that do not call it. Any thread may call it. It throws std::invalid_argument if
+  /// Makes this rank's side of a group. The first call starts MPI in this process. A call is collective over the group,
+  /// and waits without a limit for ranks that do not make it. Any thread may call it. It throws std::invalid_argument
+  /// if
   /// MPI has no threads (MPI_THREAD_MULTIPLE), counts the job's ranks differently or has ended. It throws
   /// std::runtime_error if MPI fails.
   c10::intrusive_ptr<c10d::Backend> (*join)(const Group& group);

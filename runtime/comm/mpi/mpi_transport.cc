@@ -71,7 +71,7 @@ const absl::StatusOr<const MpiPlugin*>& mpi_plugin() {
 }  // namespace
 
 absl::Status check_mpi(const Topology& topology) {
-  // MPI must give the ranks the same numbers as the job. It does so if one of these launchers gave both their numbers.
+  // MPI must give the ranks the same numbers as the job. It does so if one of these launchers gave the job its numbers.
   constexpr std::array<std::string_view, 5> kLaunchers = {"openmpi", "slurm", "pmi", "mvapich2", "mpi4py"};
   if (std::ranges::find(kLaunchers, topology.launcher) == kLaunchers.end())
     return make_error(ExitCode::kConfig,

@@ -17,9 +17,9 @@ namespace tessera {
 ///
 /// The rules of queued_collectives.h hold here: NCCL makes the sums, and calls are ordered on the current stream.
 /// Work::wait makes that stream wait and does not block the host, except for a barrier. `buffers`: kind of memory that
-/// `allocate` gives (nccl_memory.h). `groups`: this rank's other groups, which end with this group. It sets c10d's and
-/// NCCL's environment variables if they are not set. torchrun sets one of them for every program, so this variable is
-/// replaced under torchrun.
+/// `allocate` gives (nccl_memory.h). `groups`: this rank's other groups, which end with this group. The function sets
+/// environment variables of c10d and NCCL if they are not set. torchrun sets one of them for every program, so this
+/// variable is replaced under torchrun.
 ///
 /// nccl_transport.cc is built if the CUDA toolkit, NCCL and LibTorch's CUDA library are there. Otherwise
 /// nccl_transport_missing.cc returns exit code 69, as gpu_count does.

@@ -11,7 +11,7 @@ namespace tessera {
 /// The algorithms of a collective over a network. Results have the same bits with every algorithm (collectives.h rule
 /// 3).
 enum class Algorithm {
-  kDirect,    ///< every rank sends to each other rank the data that this rank needs
+  kDirect,    ///< every rank sends each other rank the data that the other rank needs
   kRing,      ///< all_gather: gather_rounds.h
   kDoubling,  ///< all_gather; all_reduce of at most kDoublingBytes: a gather, then a sum on every rank
   kHalving,   ///< reduce_scatter and all_reduce: halving_rounds.h

@@ -6,9 +6,9 @@
 namespace tessera {
 
 /// Reductions by recursive halving whose sums have the order of collectives.h rule 3, on any number of ranks. (R.
-/// Thakur, R. Rabenseifner, W. "Optimization of Collective Communication Operations in MPICH", 2005. In that paper
-/// halving begins with the largest distance, and binary blocks join in the opposite order: both change the order of the
-/// sums.)
+/// Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005. In that
+/// paper halving begins with the largest distance, and binary blocks join in the opposite order. Both change the order
+/// of the sums.)
 ///
 /// Ranks form *binary blocks*, the largest first: 13 ranks are 8, 4 and 1. Ranks of a block at distance 1 exchange
 /// halves of the buffer and add. Ranks at distance 2 then exchange halves of these halves, and so on. The sums are 0+1,

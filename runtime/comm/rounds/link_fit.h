@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// The measured costs of a network, for the choice of an algorithm: R. Hockney's alpha + beta bytes for each round of
+/// The measured costs of a network, for the choice of an algorithm: R. Hockney's alpha + beta * bytes for each round of
 /// messages, a cost for each message of a round, and gamma for the additions. All are in seconds, none below 0.
 struct LinkFit {
   double round_s = 0;    ///< time until a round's messages have arrived, however short they are
@@ -25,7 +25,7 @@ struct LinkFit {
 /// Returns a text such as "a round costs 40.0 us, a message 5.0 us, a GB 0.800 s, 1e9 additions 0.200 s".
 std::string text_of(const LinkFit& fit);
 
-/// Returns the algorithm of the call that takes least time according to `fit`; kDirect if no other one is faster.
+/// Returns the algorithm with which the call takes least time according to `fit`; kDirect if no other is faster.
 /// Operation, ranks, dtype and bytes have the meaning that ChooseAlgorithm gives them.
 Algorithm choose(Operation operation, int ranks, DType dtype, std::size_t bytes, const LinkFit& fit);
 

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// The memory that connects the ranks of a shared-memory group. All zero bytes are the state before the first call.
+// The memory that connects the ranks of a shared-memory group. All its bytes are zero before the first call.
 
 /// The place of a rank's buffer, in numbers that its peers understand. The SharedSpace decides about the meaning of the
 /// numbers.
@@ -32,14 +32,16 @@ struct CallDescriptor {
   Location input, output;
 };
 
-/// The words that a rank publishes with each phase that it enters. It is one cache line, so that one transfer tells a
-/// peer everything. `phase` is written last. The rest is valid if the phase is the first of a call.
+/// The words that a rank publishes with each phase that it enters. They lie in one cache line, so that one transfer
+/// tells a peer everything. `phase` is written last. The other words are valid if the phase is the first of a call.
 struct alignas(128) Arrival {
   std::atomic<std::uint64_t> phase;
   std::atomic<std::uint64_t> digest;  ///< digest of the call's signature
   std::atomic<std::uint64_t> input_segment, input_offset, output_segment, output_offset;
 };
 
+/// The state of a rank, and what calls of its peers do in this state:
+///
 /// | state    | set by                              | its peers' calls                        |
 /// |----------|-------------------------------------|-----------------------------------------|
 /// | kRunning | -                                   | wait for the rank                       |
@@ -85,13 +87,13 @@ struct alignas(128) RankBlock {
   char message[kMessageBytes];
 };
 
-/// Words that change only when a rank sleeps or fails, so every core normally has a copy of this cache line.
+/// Words that change only when a rank sleeps, fails or leaves, so every core normally has a copy of this cache line.
 struct alignas(128) GroupBlock {
   std::uint64_t token;                               ///< proves that a mapping is the right segment
   alignas(128) std::atomic<std::uint32_t> sleepers;  ///< ranks that sleep on `bell`, or did so when they were killed
   std::atomic<std::uint32_t> bell;                   ///< wakes sleepers: the last rank has arrived, or an alarm came
   std::atomic<std::uint32_t> alarms;                 ///< ranks that failed or left
-  std::atomic<std::uint32_t> failed;                 ///< 1 after a rank failed: no rank may begin to access peers
+  std::atomic<std::uint32_t> failed;                 ///< 1 after a failure or `withdraw`: no access to peers may begin
   /// A rank that is about to give up waiting sets `doubt`. No arrival counts by itself then. The ranks vote on every
   /// phase, and the first vote on a phase decides. The vote sets `verdicts[lane]` to 2 * phase, plus 1 if the phase is
   /// over.

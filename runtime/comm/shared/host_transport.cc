@@ -29,9 +29,9 @@ constexpr std::size_t kPage = 4096;
 // Returns whole pages, at least one, since an empty mapping does not exist.
 std::size_t in_pages(std::size_t bytes) { return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
 
-/// Offsets in the control segment: group block, rank blocks, mailboxes. A mailbox has 512 KiB. It is small enough to be
-/// still in cache when peers read it (MailboxWay), and large enough that its barrier costs little. It has room for one
-/// piece of a SumVisitor for each rank, however many ranks there are.
+/// Offsets in the control segment: group block, rank blocks, mailboxes. A mailbox has 512 KiB, or more if there are
+/// more than 512 ranks. It is small enough to be still in cache when peers read it (MailboxWay), and large enough that
+/// its barrier costs little. It always has room for one piece of a SumVisitor for each rank.
 struct ControlLayout {
   explicit ControlLayout(int ranks)
       : rank_blocks(in_pages(sizeof(GroupBlock))),
@@ -255,7 +255,8 @@ class Rendezvous {
     return std::max(left, std::chrono::milliseconds(1));
   }
 
-  /// A store that has ended fails immediately, with the exit code of a time limit.
+  /// Returns whether the time limit has passed. The exit code of an error does not show this: a store that has ended
+  /// fails at once with the same code.
   bool is_over() const { return Clock::now() >= deadline_; }
 
   absl::Status store_error(const absl::Status& status) const {

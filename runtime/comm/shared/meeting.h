@@ -30,8 +30,8 @@ class Meeting {
   /// Makes `call` known to the peers in the next phase. It does nothing after this rank has failed, since there will be
   /// no next phase.
   void publish(const CallDescriptor& call);
-  /// Enters the next phase and returns its number. REQUIRES: if the lane has n slots, the phase n before the one that
-  /// is entered is over.
+  /// Enters the next phase and returns its number k. REQUIRES: phase k - n is over, where n is the number of slots of
+  /// the lane.
   std::uint64_t arrive();
   /// Waits until every rank has entered `phase`. REQUIRES: this rank has entered `phase`, and has waited for the phases
   /// before it.
@@ -39,7 +39,8 @@ class Meeting {
   /// Enters the next phase and waits for it.
   absl::Status meet();
 
-  /// Compares the values that ranks published for a phase that is over.
+  /// These functions read what ranks published for a phase that is over. The first compares the signatures of all
+  /// ranks.
   bool all_published_the_same(std::uint64_t phase) const;
   Location input_of(int rank, std::uint64_t phase) const;
   Location output_of(int rank, std::uint64_t phase) const;

@@ -18,8 +18,8 @@ namespace tessera {
 void mark_failed(GroupBlock& group, RankBlock& rank, const absl::Status& reason, bool between_processes);
 void mark_left(GroupBlock& group, RankBlock& rank, bool between_processes);
 
-/// The other ranks of a shared-memory group as one rank sees them. It waits for them, notices that a rank is gone or
-/// gave up, and tells them that this rank gave up.
+/// The other ranks of a shared-memory group as one rank sees them. This class waits for the other ranks, notices that a
+/// rank is gone or gave up, and tells the other ranks that this rank gave up.
 ///
 /// One thread at a time calls `start` and `wait`; any thread may call `fail`, `status` and `wake`.
 class Peers {

@@ -39,7 +39,7 @@ std::string text_of(const std::exception_ptr& failure) {
   }
 }
 
-// Stores the exception of the rank that failed first: the exceptions of other ranks mostly say that this rank failed.
+// Stores the exception of the rank that failed first: the exceptions of other ranks mostly say only that it failed.
 class FirstFailure {
  public:
   void keep(std::exception_ptr failure) {

@@ -22,7 +22,7 @@ class SegmentTable {
   void remove(std::uint64_t id);
 
   std::byte* own_part(std::uint64_t id) const;
-  /// Returns how peers find [data, data + bytes), if it lies in one of this rank's parts.
+  /// Returns the location at which peers find [data, data + bytes), if it lies in one of this rank's parts.
   Location locate(const void* data, std::size_t bytes) const;
   /// Returns this process's mapping of the same place in `peer`'s memory; null if `remove` was called.
   std::byte* view(int peer, const Location& location) const;

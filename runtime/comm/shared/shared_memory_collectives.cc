@@ -68,7 +68,8 @@ struct SharedMemoryCollectives::Part {
   }
 };
 
-// Copies into this rank's mailbox, from byte `at` on. It copies part by part, except in a call's first round.
+// Copies `bytes` bytes into this rank's mailbox, from byte `at` on. Calls copy one part at a time, except in a call's
+// first round.
 void SharedMemoryCollectives::fill_mailbox(const Round& round, std::size_t at, const std::byte* from,
                                            std::size_t bytes) const {
   std::byte* const to = round.mailbox(rank()) + at;
@@ -99,9 +100,9 @@ SharedMemoryCollectives::SharedMemoryCollectives(TransportKind kind, Group group
       exceptions_at_start_(std::uncaught_exceptions()),
       sources_(group_.size()) {}
 
-// If an exception destroys this object, its peers should learn of the exception, and not only that the rank left.
-// run_ranks catches the exception on threads and tells them its message. Between processes, only this destructor can
-// tell them.
+// If an exception destroys this object, its peers should learn of the exception, and not only that the rank left. If
+// ranks are threads, run_ranks catches the exception and tells the peers its message. If ranks are processes, only this
+// destructor can tell the peers.
 SharedMemoryCollectives::~SharedMemoryCollectives() {
   if (std::uncaught_exceptions() == exceptions_at_start_) {
     peers_.leave();
@@ -382,7 +383,7 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
                                              std::size_t numel) {
   const DType dtype = call.signature.dtype;
   if (small(numel * size_of(dtype))) {
-    // There are so few data that every rank sums everything. This needs one barrier instead of three.
+    // There are so few data that every rank sums everything. This needs one barrier; rounds would need three or more.
     const auto load = [&](const Round& round, const Part&) { fill_mailbox(round, 0, input, numel * size_of(dtype)); };
     const auto use = [&](const Round& round, const Part&) {
       // This rank's own mailbox is read, too: the input may lie in common memory, and a peer's output may overlap it.

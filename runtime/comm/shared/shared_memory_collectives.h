@@ -26,7 +26,7 @@ namespace tessera {
 /// | rounds  | larger, a buffer not reachable    | through the mailboxes, window by window | 2 and more    |
 ///
 /// A call in rounds loads one round's mailboxes from memory while it writes the data of the round before to memory.
-/// Mailboxes are written the way that costs less between the cores that ranks run on (MailboxWay).
+/// Mailboxes are written in the way that costs less between the cores on which the ranks run (MailboxWay).
 ///
 /// Invariants:
 ///  1. The first barrier of every call exchanges its descriptors, and all ranks compare the same signatures. Either all

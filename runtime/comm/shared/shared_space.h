@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-/// The differences between ranks that are threads and ranks that are processes. They are where the control blocks are,
-/// how a peer's buffer is found, and whether a peer is still alive. There is one per rank and group; `rank` counts
-/// within the group.
+/// The differences between ranks that are threads and ranks that are processes: the place of the control blocks, the
+/// way to find a peer's buffer, and the way to see whether a peer is still alive. There is one SharedSpace for each
+/// rank and group. `rank` counts within the group.
 class SharedSpace {
  public:
   virtual ~SharedSpace() = default;

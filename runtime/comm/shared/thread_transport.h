@@ -17,7 +17,7 @@ namespace tessera {
 class ThreadGroupMemory;  // the control blocks of one group
 
 /// Finds the groups of ranks that are threads of one process, by name and ranks. There is one per run, and all ranks of
-/// the run share it. It also ends the groups of a rank whose body is over. It is thread-safe.
+/// the run share it. A ThreadRun also ends the groups of a rank whose body is over. It is thread-safe.
 class ThreadRun {
  public:
   explicit ThreadRun(const ThreadRanks& options);
@@ -26,7 +26,7 @@ class ThreadRun {
   /// Returns this rank's side of a group. The first rank that arrives makes the memory.
   absl::StatusOr<std::shared_ptr<Collectives>> join(const Group& group);
 
-  /// Ends every group of this world rank for its peers, with `reason`. If `reason` is OK, the peers see that the rank
+  /// Ends every group of rank `world_rank` for its peers, with `reason`. If `reason` is OK, the peers see that the rank
   /// has left.
   void end(int world_rank, const absl::Status& reason);
 

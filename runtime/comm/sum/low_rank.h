@@ -5,8 +5,9 @@
 
 namespace tessera {
 
-/// The shape of a matrix [rows, columns], fp32, stored row by row. It is the product of two factors of `rank` columns
-/// each: left [rank, rows] and right [rank, columns]. Each column of a factor is contiguous. PowerSGD uses these loops.
+/// The shape of a matrix [rows, columns], fp32, stored row by row. The matrix is the product of two factors of `rank`
+/// columns each: left [rank, rows] and right [rank, columns]. Each column of a factor is contiguous. PowerSGD uses the
+/// loops of this file.
 ///
 /// No function here fuses multiply and add, and the order of additions depends only on the sizes, so bits are the same
 /// on all processors.
@@ -28,7 +29,7 @@ void expand(const float* left, const float* right, float share, float* matrix, f
 /// normalised like any other.
 void orthonormalize(float* factor, std::size_t rank, std::size_t numel);
 
-/// Fills the columns of `factor` [rank, numel] that are zeros with numbers between -1 and 1. These depend only on
+/// Fills the columns of `factor` [rank, numel] that are zeros with numbers between -1 and 1. The numbers depend only on
 /// `number`, the column and the index in the column.
 void draw_missing(std::int64_t number, float* factor, std::size_t rank, std::size_t numel);
 

@@ -16,7 +16,7 @@ namespace {
 constexpr int kFused = 8;             // number of sources that are summed in registers
 constexpr std::size_t kBlock = 1024;  // elements of partial sums, few enough for the first-level cache
 constexpr std::size_t kGroup = 64;    // elements between prefetches
-constexpr std::size_t kAhead = 2048;  // in bytes: the hardware's prefetchers stop at the edge of a page
+constexpr std::size_t kAhead = 2048;  // bytes to a prefetched element; hardware prefetchers stop at a page's edge
 
 struct BF16 {
   std::uint16_t bits;
@@ -29,7 +29,7 @@ TESSERA_INLINE float widen(float value) { return value; }
 
 TESSERA_INLINE float widen(BF16 value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16); }
 
-// Widens without branches, so that it vectorises. Exponent and mantissa move into place and the exponent is rebiased.
+// Widens without branches, so that loops vectorise. Exponent and mantissa move into place and the exponent is rebiased.
 // Infinities and NaNs need the bias twice, and one exact subtraction normalises subnormals.
 TESSERA_INLINE float widen(F16 value) {
   constexpr std::uint32_t kExponent = 0x7c00u << 13, kRebias = (127u - 15u) << 23;

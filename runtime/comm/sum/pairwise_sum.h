@@ -8,12 +8,12 @@
 namespace tessera {
 
 /// Computes `output[i] = sum over k of float(sources[k][i])` for i < numel, in the pairwise tree of collectives.h rule
-/// 3. Let 2^j be the largest power of two below the number of sources. The first 2^j sources are added to the rest.
-/// Each of the two parts is summed in the same way. It accumulates in fp32 without fused multiply-add. The bits
-/// therefore depend only on the values and the number of sources. They do not depend on the instruction set, nor on
-/// where a run of elements is cut.
+/// 3. Let 2^j be the largest power of two below the number of sources. The sum of the first 2^j sources is added to the
+/// sum of the others. Each of these two sums is made in the same way. Sums are in fp32 without fused multiply-add. The
+/// bits therefore depend only on the values and the number of sources. They do not depend on the instruction set, nor
+/// on where a run of elements is cut.
 ///
-/// It makes one pass: every source is read once, and the output is written once. `output` may be one of the sources.
+/// The sum is one pass: every source is read once, and the output is written once. `output` may be one of the sources.
 /// REQUIRES: dtype is fp32, bf16 or fp16; at least one source; pointers aligned to their element.
 void pairwise_sum(std::span<const void* const> sources, DType dtype, float* output, std::size_t numel);
 

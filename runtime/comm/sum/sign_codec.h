@@ -16,12 +16,12 @@ namespace tessera {
 /// A scaled message of values that are not finite has a scale that is not finite. The loops make the same bits with
 /// every instruction set.
 
-/// Writes `values` as a scaled message, and leaves in `values` the rest that the message does not have. `more` [numel],
-/// unless null, is added to them first.
+/// Adds `more` [numel], unless it is null, to `values`. Then writes `values` as a scaled message, and subtracts the
+/// message's values from `values`.
 void encode_signs(float* values, const float* more, std::size_t numel, std::uint32_t* message);
 
-/// Sets `output[i]` to the message's value.
-/// Adds the message's values to `output`.
+/// decode_signs sets `output` [numel] to the message's values.
+/// add_signs adds the message's values to `output`.
 void decode_signs(const std::uint32_t* message, std::size_t numel, float* output);
 void add_signs(const std::uint32_t* message, std::size_t numel, float* output);
 

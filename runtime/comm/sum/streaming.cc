@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kAhead = 1024;  // in bytes: the hardware's prefetchers stop at the edge of a page
 
-// Streams whole lines. Every x86-64 has SSE2. Four of its stores fill a line's write-combining buffer as well as one
-// wider store would.
+// Streams whole lines. Every x86-64 processor has SSE2. Four SSE2 stores fill a line's write-combining buffer as well
+// as one wider store would.
 void stream_lines(std::byte* to, const std::byte* from, std::size_t lines) {
   for (std::size_t i = 0; i < lines; ++i, to += kLine, from += kLine) {
     _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);

@@ -10,11 +10,11 @@
 
 namespace tessera {
 
-/// A compressor that makes sums with its own calls, with fewer bytes than the elements have.
+/// A compressor that makes sums with its own calls, which send fewer bytes than the elements have.
 class SumMethod {
  public:
   /// Replaces `data[0, numel)` of this rank by the compressor's sum over the ranks of `group`, with the same bits on
-  /// all of them. The compressor makes the calls of `group` until it returns. They are the same calls on every rank. If
+  /// all of them. Until this function returns, only the compressor calls `group`. Every rank makes the same calls. If
   /// reductions run in the background, the thread that makes them calls this function.
   virtual absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) = 0;
 

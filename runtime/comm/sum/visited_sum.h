@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Shows `sums[0, numel)` to `visitor` (which may be null), in pieces that fit the first-level cache. They are elements
-/// `offset...` of an output. REQUIRES: offset is a multiple of SumVisitor::kAlignment.
+/// Shows `sums[0, numel)` to `visitor` (which may be null), in pieces that fit the first-level cache. The sums are
+/// elements `offset...` of an output. REQUIRES: offset is a multiple of SumVisitor::kAlignment.
 void visit_sums(SumVisitor* visitor, std::size_t offset, const float* sums, std::size_t numel);
 
 /// Writes pairwise_sum (pairwise_sum.h) of `sources` into each of `outputs`, piece by piece, in one pass. Each source

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
 /// This number, added to a float of magnitude below 2^22, leaves the nearest whole number (ties to even) in the low
-/// bits.
+/// bits of the sum.
 constexpr float kRounder = 12582912.0f;
 constexpr std::int32_t kRounderBits = std::bit_cast<std::int32_t>(kRounder);
 
@@ -27,7 +27,7 @@ constexpr float largest_code(WireForm form) { return form == WireForm::kInt8 ? 1
 
 constexpr std::size_t blocks_of(std::size_t numel) { return (numel + kCodecBlock - 1) / kCodecBlock; }
 
-/// Returns the bytes of the codes of `numel` elements of one block.
+/// Returns the number of bytes of the codes of `numel` elements of one block.
 constexpr std::size_t code_bytes(WireForm form, std::size_t numel) {
   return form == WireForm::kInt8 ? numel : (numel + 1) / 2;
 }

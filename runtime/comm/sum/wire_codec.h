@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-/// Lossy codecs of WireForm: first the fp32 scales, one for each run of kCodecBlock elements, then the codes. A run
-/// whose largest magnitude is below the smallest normal number times 127 becomes zeros. A run with an infinity or a NaN
-/// becomes NaNs.
+/// Lossy codecs of WireForm. A codec writes first the fp32 scales, one for each run of kCodecBlock elements, and then
+/// the codes. A run whose largest magnitude is below the smallest normal number times 127 becomes zeros. A run with an
+/// infinity or a NaN becomes NaNs.
 inline constexpr std::size_t kCodecBlock = 256;
 
 /// Returns the number of bytes of `numel` elements in `form`, which is lossy. It is a multiple of 4.
@@ -23,8 +23,8 @@ std::size_t wire_bytes(WireForm form, DType dtype, std::size_t numel);
 
 /// Writes `input[0, numel)` of `dtype` (fp32, bf16, fp16) to `wire`, which is encoded_bytes long and aligned to 4.
 ///
-/// `residual` [numel], unless null, holds earlier rounding errors. They are added first, and replaced by the new
-/// errors. Runs that are not finite leave `residual` as it was.
+/// `residual` [numel], unless null, holds earlier rounding errors. They are added to the input first, and are then
+/// replaced by the new errors. Runs that are not finite leave `residual` as it was.
 void encode(WireForm form, const void* input, DType dtype, std::size_t numel, std::byte* wire,
             float* residual = nullptr);
 
@@ -37,8 +37,8 @@ void decode(WireForm form, const std::byte* wire, DType dtype, void* output, std
 void sum_encoded(WireForm form, std::span<const std::byte* const> wires, float* output, std::size_t numel,
                  SumVisitor* visitor = nullptr, std::size_t offset = 0);
 
-/// What the elements of a call are on the wire: as they are, packed on their way, or rounded. It is the strategy of a
-/// transport's pipelines, which write, send and add up pieces by it and know no codec.
+/// The form in which the elements of a call are sent: as they are, packed on their way, or rounded. A transport's
+/// pipelines use this class to write, read and add up pieces, so they know no codec themselves.
 class WireCoding {
  public:
   /// `feedback`: ReduceOptions::feedback, of the whole input of the call, or null.

@@ -44,7 +44,8 @@ Condition with_warmup() {
       }};
 }
 
-/// In the other schedules the rate begins to fall where it stops rising, and these schedules count the rise in steps.
+/// Holds for schedules whose rise may be counted in samples. The rate of the other schedules begins to fall where it
+/// stops rising, so they count the rise in steps.
 Condition with_rise_over_samples() {
   using enum LrScheduleType;
   return with_schedule("constant, linear, cosine or wsd", {kConstant, kLinear, kCosine, kWsd});

@@ -16,8 +16,8 @@
 namespace tessera {
 namespace {
 
-/// Returns the optimizer's smallest momentum among all groups, and its key. It returns nothing if the rule squares
-/// single gradients, or takes their norms. It returns infinity if the program decides the momentum.
+/// Returns the optimizer's smallest momentum among all groups, and its key. It returns infinity if the program decides
+/// the momentum. It returns nothing for rules that always square single gradients, or take their norms.
 std::optional<std::pair<double, const char*>> least_momentum(const OptimizerConfig& optimizer) {
   switch (optimizer.type) {
     case OptimizerType::kOwn:

@@ -57,8 +57,8 @@ std::string problem_of_group(const ParameterGroup& group, const Strategy& s) {
   return "";
 }
 
-/// Makes a check that optimizer.in_backward is not used with a setting for which an update in backward cannot wait, or
-/// which it cannot take back.
+/// Makes a check that optimizer.in_backward is not used with a setting under which updates must wait for the end of
+/// backward, or may have to be undone.
 StrategyRule in_backward_rule(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
                               const char* why) {
   return {{"/optimizer/in_backward", std::move(other)},

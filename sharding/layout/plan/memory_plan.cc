@@ -19,8 +19,8 @@ std::int64_t MemoryUse::limited() const { return total() - (*this)[MemoryCategor
 
 // Plans the memory of a rank. The constructor plans category after category. Each `plan_...` function adds bytes to
 // `use_`, and keeps what the engine needs to allocate them. First come parameters and slots, then gradients with
-// buckets and scratch (`plan_gradients`, whose lag `plan_lag` chooses), then optimizer state and matrices. The last are
-// the copy of a checkpoint, error feedback, activations and outer steps. Offloaded state is planned in
+// buckets and scratch (`plan_gradients`; `plan_lag` chooses the lag of reductions), then optimizer state and matrices.
+// The last are the copy of a checkpoint, error feedback, activations and outer steps. Offloaded state is planned in
 // memory_plan_records.cc. So is the image of a commit, which consists of the other categories.
 MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   // The root unit's gradients are in memory in any case.
@@ -142,7 +142,7 @@ void MemoryPlan::plan_gradients() {
   const bool last = input_.wire.sync == GradientSync::kLastMicrobatch, once = input_.wire.accumulation == 1 || last;
   const bool replicated = !(axes.shard && input_.placement.mesh.shard_size > 1) &&
                           !(axes.replicate && input_.placement.mesh.replicate_size > 1);
-  const bool has_place = !gradients_below();  // sums have a separate place, which peers can read
+  const bool has_place = !gradients_below();  // offloaded sums have another place, which peers can read
   if (has_place && (world == 1 || (replicated && input_.wire.reduce == DType::kF32 && once))) {
     sums_.bucket_mode = BucketMode::kInPlace;
   } else if ((input_.wire.accumulation > 1 || input_.wire.reproducible) && last) {

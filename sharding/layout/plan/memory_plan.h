@@ -134,13 +134,13 @@ struct StatePiece {
 /// Returns the piece for `numel` elements in the format `dtype`.
 StatePiece state_piece(StateDType dtype, std::int64_t numel);
 
-/// The fp32 elements that error feedback keeps for a group on each axis: the number of elements that this rank rounds,
-/// rounded up to whole cache lines.
+/// The number of fp32 elements that error feedback keeps for a group on each axis: those that this rank compresses,
+/// filled up to whole cache lines.
 struct FeedbackNumel {
   std::int64_t shard = 0, replicate = 0;
 };
 
-/// The records (I/O blocks) that one tier of a rank has, for all of its groups.
+/// The records (I/O blocks) of one kind of state, for all groups of a rank.
 struct RecordPool {
   std::int64_t records = 0;       ///< number of records; 0 if all state is in memory
   std::int64_t record_bytes = 0;  ///< size of the largest record
@@ -204,15 +204,15 @@ struct SumPlan {
   /// rank with the most (SumCounter). If MemoryPlan::keeps_gradients() is true, they are sums of whole gradients.
   /// Otherwise they are sums of this rank's part, and the last place is that of the total.
   int waiting_sums = 0;
-  /// The number of partial sums of each gradient that a rank sends, if a rank's microbatches are not a subtree of the
-  /// tree over a step's microbatches (cuts_subtrees). Otherwise it is 0. All ranks send as many sums as the rank that
-  /// has the most (blocks_of).
+  /// The number of partial sums that a rank sends for each gradient, if its microbatches are not a subtree of the tree
+  /// over a step's microbatches (cuts_subtrees). Otherwise it is 0. All ranks send as many sums as the rank that has
+  /// the most (blocks_of).
   int block_sums = 0;
   /// Sums of blocks are exchanged in pieces, through extra memory (BlockSums). This is the number of fp32 elements of a
   /// piece that one rank joins at a time.
   std::int64_t block_piece_numel = 0;
-  /// Number of places that units share for their sums if units are updated in backward, when sums have no memory of
-  /// their own. The root unit has one more place. A unit takes its place when its reduction starts (with
+  /// Number of places that units share for their sums if units are updated in backward. Sums have no memory of their
+  /// own in this case. The root unit has one more place. A unit takes its place when its reduction starts (with
   /// BucketMode::kInPlace, when its first gradient arrives), and gives it back when it is updated.
   std::int64_t shared_sums = 0;
   std::int64_t sum_bytes = 0;  ///< bytes of one of these shared places
@@ -225,19 +225,20 @@ struct SumPlan {
   std::int64_t kept_gradient_numel = 0;
 };
 
-/// State that an update reads twice in groups of matrices. The first pass comes before the new matrices are known. In
-/// it, Muon reads momenta and computes directions from them. Rules of whole tensors read masters; offloaded masters lie
-/// in records of parameters, or of masters and states.
+/// State that an update reads twice in groups of matrices. The first pass comes before the new matrices are known.
+/// Muon's first pass reads momenta and computes directions from them. The first pass of rules of whole tensors reads
+/// masters; offloaded masters lie in records of parameters, or of masters and states.
 struct FirstPass {
   bool parameters = false, states = false;
 };
 
 /// Numbers of elements for outer steps and asynchronous steps (SyncConfig). `part`: this rank's part of all masters.
 /// `states`: with outer steps, outer weights and momentum, each with as many elements as `part`. With asynchronous
-/// steps, the values that ranks pull and, with an adaptive lambda, the means of squares (DelayCompensationConfig). On a
-/// rank of Hogwild that keeps all states itself, the states of the other ranks' parts (MemoryCategory::kOptimizer).
-/// `largest`: the largest group, whole, while it is sent over the replicate axis. `sent`: with streaming_diloco, this
-/// rank's part of the outer gradients of the largest fragment. `largest` and `sent` are counted in kStaging.
+/// steps, the values that ranks pull and, with an adaptive lambda, the means of squares (DelayCompensationConfig). A
+/// rank of Hogwild that keeps all states itself also has the states of the other ranks' parts here
+/// (MemoryCategory::kOptimizer). `largest`: the largest group, whole, while it is sent over the replicate axis. `sent`:
+/// with streaming_diloco, this rank's part of the outer gradients of the largest fragment. `largest` and `sent` are
+/// counted in kStaging.
 struct OuterNumel {
   std::int64_t part = 0, states = 0, largest = 0, sent = 0;
   std::int64_t served = 0;  ///< elements of all shards that parameter servers own
@@ -273,7 +274,7 @@ struct RecordPlan {
   /// since they would need a separate slot there anyway.
   RecordPool gradients;
   /// Records of the memory that a commit (DurableConfig) writes: this rank's parts of parameters, masters and states,
-  /// one after another, then cached records. Together they have `image_bytes` bytes.
+  /// then residuals, and then cached and pinned records. Together they have `image_bytes` bytes.
   RecordPool image;
   std::int64_t image_bytes = 0;  ///< bytes of that memory
   /// Number of groups that keep their tensor states in memory. These are the first groups with tensor states, in unit
@@ -284,8 +285,8 @@ struct RecordPlan {
   std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch, kMostQueueDepth); }
   /// This many records of parameters are read ahead, and this many are written in the background. The same number holds
   /// for records of masters and states. It is OffloadConfig::queue_depth. If the strategy leaves that out, the number
-  /// is kQueueDepth. With updates in backward it is the number of records of a unit, at most half of kMostQueueDepth. A
-  /// user who has the memory may set a larger number.
+  /// is kQueueDepth. With updates in backward it is the number of records of a unit, but at least kQueueDepth and at
+  /// most half of kMostQueueDepth. A user who has the memory may set a larger number.
   std::int64_t queue_depth = kQueueDepth;
   /// Bytes of records of states and tensor states that all passes of a step copy to the GPU; the same number is copied
   /// back. It is 0 on the CPU, and if the host's CPU updates these records.
@@ -358,8 +359,8 @@ class MemoryPlan {
   /// Returns whether a unit's gradients stay in place until a microbatch's backward has ended. That is so if they
   /// accumulate there over microbatches, or join a tree (`sums_wait`).
   bool keeps_gradients() const;
-  /// Some sums wait for other sums of the tree (SumPlan::waiting_sums). The first function returns the fp32 elements of
-  /// one such sum of a unit. The second function returns the bytes of all these sums.
+  /// Some sums wait for other sums of the tree (SumPlan::waiting_sums). `waiting_numel_of` returns the number of fp32
+  /// elements of one such sum of a unit, and `waiting_bytes` the number of bytes of all these sums.
   std::int64_t waiting_numel_of(const UnitShape& unit) const;
   /// Returns the index of the first place for the whole gradients of other ranks' microbatches that this rank computes.
   /// There is one place for each such microbatch (MicrobatchOrder::backups). These places follow those of this rank's
@@ -382,7 +383,7 @@ class MemoryPlan {
   /// sends nothing.
   DType bucket_dtype() const;
 
-  /// Returns this rank's part of what the optimizer keeps of a group.
+  /// Returns the part of a group for which this rank keeps the optimizer's values.
   Extent optimizer_part_of(const GroupShape& group) const {
     return owned(input_.placement.optimizer, input_.placement.mesh, group.layout.numel());
   }
@@ -468,8 +469,8 @@ class MemoryPlan {
   /// The number of records of gradients that are read ahead of the update, and also the number that are written after
   /// it in the background.
   static constexpr std::int64_t kGradientsAhead = 1;
-  /// Returns the bytes of a GPU's parameters in its host's memory that the kernels of an update write. The second
-  /// number is the bytes that the kernels read of parameters that are masters or halves of masters.
+  /// Returns two numbers of bytes, for a GPU's parameters that lie in its host's memory: the bytes that the kernels of
+  /// an update write, and the bytes that they read. They read only parameters that are masters or halves of masters.
   HostStepBytes updated_over_bus() const;
   /// Returns the number of records of the image of a commit that are written at once.
   std::int64_t image_queue_depth() const { return input_.tiers.queue_depth.value_or(kQueueDepth); }
@@ -477,9 +478,10 @@ class MemoryPlan {
   std::int64_t records_on_disk() const;
 
   /// Returns whether updated values are published asynchronously after the update, so that the next forward waits for
-  /// them. That is so if ranks hold whole parameters that other ranks update. It is not so if all values are checked
-  /// after each step, since the check would have to wait for them. `gathers_in_background`: whether the shard axis's
-  /// transport makes gathers in the background (Collectives::gathers_in_background).
+  /// them. That is so on the CPU if ranks hold whole parameters that other ranks of the shard axis update, and if there
+  /// are no outer steps. It is not so if all values are checked after each step, since the check would have to wait for
+  /// them. `gathers_in_background`: whether the shard axis's transport makes gathers in the background
+  /// (Collectives::gathers_in_background).
   bool publishes_behind(bool gathers_in_background) const;
   /// Returns the inputs that decide the order of this plan's steps (step_programs).
   StepInput step_input(bool gathers_in_background) const;

@@ -381,8 +381,8 @@ bool MemoryPlan::updates_by_device(const UnitShape& unit) const {
   });
 }
 
-/// Each microbatch copies all sums of gradients to the host; each microbatch except the first copies them to the GPU
-/// before that. The update copies to the GPU the sums that it needs there.
+/// Each microbatch copies all sums of gradients to the host. Each microbatch except the first copies them to the GPU
+/// before it adds to them. The update copies to the GPU the sums that it needs there.
 void MemoryPlan::plan_gradient_copies() {
   for (const UnitShape& unit : std::span(input_.units).subspan(1)) {
     const std::int64_t bytes = sum_bytes_of(unit);

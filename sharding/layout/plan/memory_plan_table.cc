@@ -39,7 +39,8 @@ static_assert(std::ranges::adjacent_find(kRows, std::ranges::greater_equal(), &C
 
 std::string exact_bytes(std::int64_t bytes) { return format_bytes(bytes) + " (" + std::to_string(bytes) + " bytes)"; }
 
-/// Returns what ranks that train common parameters keep, where they own the shards themselves, and what an order costs.
+/// Returns a text for ranks that train common parameters and own the shards themselves: what a rank keeps, and what it
+/// costs to record or play an order.
 std::string text_of_common_values(const MemoryPlan& plan) {
   const SyncConfig& outer = plan.update().outer;
   if (!outer.is_asynchronous() || outer.has_servers()) return "";

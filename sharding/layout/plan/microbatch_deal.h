@@ -12,7 +12,8 @@ namespace tessera {
 /// Another deal is worth the change if it shortens a step to less than this share of its time.
 constexpr double kWorthOfADeal = 0.97;
 
-/// Returns the seconds that a step takes if ranks have `counts` microbatches. `seconds` [rank]: of one microbatch.
+/// Returns the seconds that a step takes if ranks have `counts` microbatches. `seconds` [rank]: the time of one
+/// microbatch.
 inline double seconds_of_deal(std::span<const std::int64_t> counts, std::span<const double> seconds) {
   double longest = 0;
   for (std::size_t rank = 0; rank < counts.size(); ++rank)
@@ -20,7 +21,7 @@ inline double seconds_of_deal(std::span<const std::int64_t> counts, std::span<co
   return longest;
 }
 
-/// Returns whether a deal of `counts` is worth the change from one of `before`.
+/// Returns whether a deal of `counts` is worth the change from a deal of `before`.
 inline bool is_worth_a_deal(std::span<const std::int64_t> counts, std::span<const std::int64_t> before,
                             std::span<const double> seconds) {
   return seconds_of_deal(counts, seconds) < kWorthOfADeal * seconds_of_deal(before, seconds);

@@ -27,8 +27,8 @@ struct MadeAgain {
 struct MicrobatchOrder {
   int ranks = 1;
   std::int64_t each = 1;  ///< microbatches of a step for each rank, on average: gradient_accumulation
-  /// True: a rank has neighbouring microbatches. Rank r has the microbatches from r * each on, or those that it was
-  /// dealt. False: in round i the ranks together have the microbatches from i * ranks on.
+  /// True: a rank has neighbouring microbatches. Rank r has the microbatches from r * all() / ranks on, or those that
+  /// it was dealt. False: in round i the ranks together have the microbatches from i * ranks on.
   bool has_runs = false;
   std::int64_t longest = 0;               ///< above 0: runs are dealt ("deal" by speed), and no run is longer than this
   std::vector<std::int64_t> begins = {};  ///< [rank]: first microbatch of the dealt run; empty: each rank has `each`
@@ -60,7 +60,7 @@ struct MicrobatchOrder {
     if (first != made_again.end()) kept.end = std::min(kept.end, first->microbatch);
     return kept;
   }
-  /// Returns the number of microbatches of a step that a rank computes.
+  /// Returns the number of microbatches that a rank is given in a step.
   std::int64_t count_of(int rank) const { return has_runs ? run_of(rank).numel() : each; }
   /// Returns the number, within the step, of a rank's microbatch `round`.
   std::int64_t index(int rank, std::int64_t round) const {

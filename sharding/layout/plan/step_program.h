@@ -38,14 +38,14 @@ struct Visit {
   std::int32_t group = 0;  ///< index among the groups that train, in the order of units
   VisitWork work = VisitWork::kUpdate;
   bool backward = false;         ///< whether records are visited from the last to the first
-  bool needs_gradients = false;  ///< whether offloaded sums of gradients must be in memory for the visit; only those of
-                                 ///< one unit are at a time
+  bool needs_gradients = false;  ///< whether offloaded sums of gradients must be in memory for the visit; one unit's
+                                 ///< sums are in memory at a time
   Access parameters = Access::kNone, states = Access::kNone;
   friend bool operator==(const Visit&, const Visit&) = default;
 };
 
-/// The first pass is announced before backward. When the pass begins, the code that makes the step announces it again,
-/// since the used parameters are known then.
+/// The kinds of operations. The first pass is announced before backward. When the pass begins, the code that makes the
+/// step announces it again, since the used parameters are known then.
 enum class StepOpKind : std::uint8_t {
   kRounds,    ///< the microbatches before the last one (`begin`: their number), each with a forward and a backward of
               ///< all units
@@ -84,7 +84,7 @@ struct StepProgram {
   /// unit is announced. False: all units are announced at once, since each record is visited once.
   bool announces_units = false;
   /// True: a skipped step ends with kDecide, and the next step uses this program again. False, on a GPU whose host does
-  /// not wait for the decision: the operations after the decision are made too, and change no values.
+  /// not wait for the decision: a skipped step makes the later operations too, and they change no values.
   bool ends_when_skipped = true;
   std::span<const Visit> visits_of(const StepOp& op) const {
     return std::span(visits).subspan(static_cast<std::size_t>(op.begin), static_cast<std::size_t>(op.end - op.begin));

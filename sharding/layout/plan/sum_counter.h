@@ -24,8 +24,8 @@ inline TreeBlock first_block(TreeBlock run, std::int64_t all) {
   return {run.begin, run.begin + std::min(most, power)};
 }
 
-/// Returns the smallest list of nodes of the tree over `all` leaves of which `run` consists, in order. There are at
-/// most 2 log2(all) nodes.
+/// Returns the nodes that form `run`, in order. The list is the shortest one with nodes of the tree over `all` leaves.
+/// There are at most 2 log2(all) nodes.
 inline std::vector<TreeBlock> blocks_of(TreeBlock run, std::int64_t all) {
   std::vector<TreeBlock> blocks;
   while (run.begin < run.end) run.begin = blocks.emplace_back(first_block(run, all)).end;
@@ -36,7 +36,7 @@ inline std::vector<TreeBlock> blocks_of(TreeBlock run, std::int64_t all) {
 /// microbatches of the step. Sums wait in places (buffers) with the numbers 0, 1, ... Each place holds the sum of one
 /// node, and earlier nodes have lower numbers. A new sum is added to the last sum that waits, as long as the two form a
 /// node. Then it waits behind the sums that are left. After the last microbatch of the run, one sum waits for each node
-/// in `blocks_of` the run. Only the total waits if the run is a node, such as all microbatches of a step.
+/// of the run (`blocks_of`). Only the total waits if the run is a node, such as all microbatches of a step.
 ///
 /// MemoryPlan plans the memory of the places, and Reducer adds the sums. The last sum of a run stays where its
 /// microbatch's gradients are, so it needs no place. REQUIRES: the run is not empty.

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Returns the tier for state with tier "auto" that does not fit into memory. It is files, except for a GPU if the user
-/// names no directories; then it is the host's memory.
+/// Returns the tier for state with tier "auto" that does not fit into memory. It is nvme. If a GPU trains and the user
+/// names no directories, it is host.
 Tier tier_below(const OffloadConfig& offload, bool is_gpu);
 
 /// Returns `input` with every tier "auto" decided, so that its plan needs at most `limit` bytes and as little as

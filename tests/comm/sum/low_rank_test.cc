@@ -60,10 +60,10 @@ TEST(LowRank, ColumnsBecomeOrthonormal) {
   constexpr std::size_t kRank = 5, kNumel = 133;
   Numbers factor = random_numbers(kRank * kNumel, 4);
   for (std::size_t i = 0; i < kNumel; ++i) {
-    factor[1 * kNumel + i] = factor[i] + 1e-4f * factor[1 * kNumel + i];  // this row nearly equals the first one
-    // this row is a sum of other rows, apart from rounding
+    factor[1 * kNumel + i] = factor[i] + 1e-4f * factor[1 * kNumel + i];  // this column nearly equals the first one
+    // this column is a combination of other columns, apart from rounding
     factor[3 * kNumel + i] = 2 * factor[i] - 0.5f * factor[2 * kNumel + i];
-    factor[4 * kNumel + i] = 1e-18f * factor[4 * kNumel + i];  // short column
+    factor[4 * kNumel + i] = 1e-18f * factor[4 * kNumel + i];  // this column is very short
   }
   orthonormalize(factor.data(), kRank, kNumel);
   for (std::size_t a = 0; a < kRank; ++a) {

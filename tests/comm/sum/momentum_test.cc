@@ -34,7 +34,8 @@ TEST(Momentum, EveryProductIsRoundedByItself) {
   }
 }
 
-// Gradients are put in, and their sum comes out. The momentum of that sum is the sum of all ranks' shares.
+// Each rank makes its share of the momentum from its gradients. The sum of gradients is computed back from the sum of
+// shares, and the momentum of that sum equals the sum of shares.
 TEST(Momentum, SumComesBackAndSharesAddUpToItsMomentum) {
   constexpr int kRanks = 3;
   constexpr std::size_t kNumel = 133;

@@ -375,7 +375,7 @@ void one_backup(Strategy& s) {
   s.sync.backups = 1;
 }
 
-/// Makes a run on processes. `body` trains, and an error in it ends its rank.
+/// Runs `body`, which trains, as one rank of a run on processes. Returns the error that ended the rank, if any.
 absl::Status as_process(int rank, int port, double timeout_s, const std::function<void(const Mesh&)>& body) {
   join_as(rank, kRanks, port, 1);
   at::set_num_threads(1);

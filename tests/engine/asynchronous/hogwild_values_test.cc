@@ -43,7 +43,7 @@ Strategy strategy_of(OptimizerType type, StateSharing states) {
   return strategy;
 }
 
-/// Returns a strategy of SGD that adds gradients to the values as they are.
+/// Returns a strategy of SGD that subtracts gradients from the values as they are.
 Strategy adding() {
   Strategy strategy = strategy_of(OptimizerType::kSgd, StateSharing::kOwn);
   strategy.optimizer.lr = 1;
@@ -217,8 +217,8 @@ TEST(HogwildValues, EveryElementThatIsReadWasWrittenBySomebody) {
   });
 }
 
-// Every value is 2^20 + n * 8193, so its word has n in both of its halves. Ranks move n up and down, and a word whose
-// halves are of two writes has another n in each.
+// Every value is 2^20 + n * 8193, so its word has n in both of its halves. Ranks move n up and down. If the halves of a
+// word come from two writes, they have different n.
 TEST(HogwildValues, NoElementIsTornBetweenTwoWrites) {
   constexpr int kRanks = 3, kSteps = 2000;
   constexpr std::int64_t kBase = 1 << 20, kTwice = 8193;

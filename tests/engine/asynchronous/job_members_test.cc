@@ -32,7 +32,7 @@ using namespace std::chrono_literals;
 
 bool stays() { return false; }
 
-/// Joins an elastic run to which the first values have been given.
+/// Joins an elastic run. The first worker that joins also gives the first values.
 int joined(JobMembers& members) {
   const auto place = members.join(JobMembers::kAnyNumber);
   EXPECT_TRUE(place.ok() && place->has_value());
@@ -208,7 +208,7 @@ TEST(JobMembers, DataInAnotherOrderAreRefusedAlsoByAServerThatHasComeBack) {
   EXPECT_TRUE(back.deal(late, 3, kAll, 17).ok());
 }
 
-/// Returns the condition that a worker has pushed `steps` steps.
+/// Returns the condition that a worker has pushed at least `steps` steps.
 auto all_at(std::int64_t steps) {
   return [steps](int, const JobMembers::Member& member) { return member.pushed >= steps; };
 }
@@ -259,7 +259,7 @@ TEST(JobMembers, PushesWaitForAWorkerThatHoldsAndGoOnWhenItLeaves) {
   members.release(b);
 }
 
-/// Returns what a server knows that has come back with the image of `before`.
+/// Returns the JobMembers of a server that has restarted from the image of `before`.
 std::unique_ptr<JobMembers> come_back(const JobMembers& before, std::chrono::milliseconds limit) {
   auto members = std::make_unique<JobMembers>(0, 1s);
   EXPECT_TRUE(members->restore(before.image().first));
@@ -279,7 +279,7 @@ TEST(JobMembers, ServerThatComesBackKnowsItsWorkersAndTheStepsThatTheyHold) {
   const auto place = members->join(a, /*returns=*/true);
   ASSERT_TRUE(place.ok() && place->has_value()) << place.status();
   EXPECT_EQ((*place)->number, a);
-  members->note(a, 1, 1);  // it made step 0 while the server was away
+  members->note(a, 1, 1);  // the worker made step 0 while the server was away
   EXPECT_EQ(dealt(*members, a, 6).step, 3) << "the step of the worker that is still away is its own";
   EXPECT_NE(joined(*members), b);
   members->leave(a);

@@ -54,7 +54,7 @@ class NamedServers {
   NamedServers& operator=(const NamedServers&) = delete;
 };
 
-/// Names a server at a port of this host, which may start later, while this object lives.
+/// Names a server at a port of this host while this object lives. The server may start later.
 struct NamedServer {
   const std::string address = "127.0.0.1:" + std::to_string(free_port());
   const NamedServers named{address};
@@ -126,8 +126,8 @@ inline Ran run(const Strategy& strategy, std::size_t steps, int ranks = kRanks) 
   return result;
 }
 
-/// A worker all of whose messages are written by a test. It joins an elastic run with one parameter of 64 numbers,
-/// which the last server owns. `server`: the number of this last one. `number`: the worker's number.
+/// A worker whose messages are all written by a test. It joins an elastic run with one parameter of 64 numbers.
+/// `server`: the number of the server at `address`, which is the run's last server. `number`: the worker's number.
 class RawWorker {
  public:
   explicit RawWorker(const std::string& address, int server = 0, int number = JobMembers::kAnyNumber)
@@ -197,7 +197,7 @@ class ServerProcess {
     require(::pipe(starts_.data()) == 0, "a pipe");
     pid_ = ::fork();
     if (pid_ != 0) return;
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it dies with the test, however the test ends
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // the server dies with the test, however the test ends
     char word = 0;
     ::close(starts_[1]);
     if (::read(starts_[0], &word, 1) != 1) ::_exit(0);

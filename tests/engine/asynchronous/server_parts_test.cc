@@ -1,5 +1,5 @@
-// Tests parts of a worker's and a server's side: questions on their way, the order of units, and the thread that keeps
-// shards.
+// Tests parts of the worker's side (the stream of questions, the order of units) and of the server's side (the thread
+// that keeps shards).
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 using Ticket = QuestionStream::Ticket;
 using namespace std::chrono_literals;
 
-/// A worker's stream of questions with the server's end of its connection, and the questions that are over.
+/// A worker's stream of questions, both ends of its connection to a server, and the questions that are over.
 class Asked {
  public:
   Asked() {

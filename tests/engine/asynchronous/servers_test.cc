@@ -1,5 +1,5 @@
-// Tests "sync": {"type": "asynchronous", "owners": "servers"}: parameter servers own the shards, and ranks talk to them
-// alone. A server that keeps its shards comes back after its end.
+// Tests "sync": {"type": "asynchronous", "owners": "servers"}: parameter servers own the shards, and ranks talk only
+// to servers. A server that keeps its shards on disk can be started again.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -188,7 +188,7 @@ TEST(Servers, RanksThatMakeNoWholeReplicasAreRefused) {
               HasSubstr("an order is one of replicas of one rank"));
 }
 
-// The others of the replica would wait for what it does not pull.
+// If a rank made no pull, the other ranks of its replica would wait for it.
 TEST(Servers, RankOfAReplicaHasABatchInEachStep) {
   const Servers servers(1);
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {

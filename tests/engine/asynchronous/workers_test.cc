@@ -126,7 +126,7 @@ TEST(Servers, LaterWorkerBeginsWithTheValuesOfTheServers) {
   });
 }
 
-/// Makes all steps of a run of one step, so that this worker is to write the results.
+/// Makes the only step of a run, so that this worker is the one that writes the results.
 void make_the_only_step(Session& session) {
   EXPECT_EQ(session.engine.take_step(1), std::optional<std::int64_t>(0));
   session.train(0);
@@ -162,7 +162,7 @@ TEST(Servers, LateWorkerWritesTheResultsUnlessTheyAreWritten) {
   }
 }
 
-// The worker's connection is broken before anything is answered, and its server starts after that.
+// The first server ends the worker's connection without an answer, and the next server starts after that.
 TEST(Servers, WorkerJoinsTheNextServerWhenItsServerIsKilledWhileItJoins) {
   at::set_num_threads(1);
   const NamedServer named;
@@ -274,8 +274,8 @@ TEST(Servers, WorkerWaitsForTheFirstOneLongerThanForAStart) {
   EXPECT_EQ(error, "");
 }
 
-// A worker that has joined may take long to load its model and its data. The others are bounded by it from its first
-// pull on.
+// A worker that has joined may take long to load its model and its data. It limits the lead of the other workers only
+// from its first pull on.
 TEST(Servers, WorkerThatHasJoinedHoldsNobodyUpBeforeItsFirstPull) {
   at::set_num_threads(1);
   const Servers servers;
@@ -294,8 +294,8 @@ TEST(Servers, WorkerThatHasJoinedHoldsNobodyUpBeforeItsFirstPull) {
   });
 }
 
-// Steps, pushes and waits are under way when the server is killed. The last worker comes to a run that is over, at a
-// server that nobody who made the run has met.
+// Steps, pushes and waits are under way when the server is killed. The last worker comes when the run is over, to a
+// server that was started after the other workers had ended.
 TEST(Servers, EachStepIsMadeOnceWhenTheServerIsKilledAmidWorkersAndComesBack) {
   constexpr std::int64_t kSteps = 40;
   for (const Adjust& adjust : {Adjust(sgd), Adjust([](Strategy& s) { s.sync.asynchronous.max_staleness = 1; })}) {
@@ -367,7 +367,7 @@ TEST(Servers, ElasticGoesWithServersAndWithoutOrdersAndCheckpointFolders) {
   EXPECT_THAT(error_with(on_servers + R"(}, "checkpoint": {"dir": "a"})"), HasSubstr("would save there by itself"));
 }
 
-// The first worker has told server 1 that its values are there, and ends before it tells server 0. So server 0 lets
+// The first worker gives server 1 its first values, and ends before it reports this to server 0. So server 0 lets
 // another worker give the values.
 TEST(Servers, NextWorkerGivesTheFirstValuesWhereOnlyServerOneHadThem) {
   const Servers servers(1);

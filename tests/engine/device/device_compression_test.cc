@@ -73,7 +73,8 @@ void expect_planned(const Engine& engine, const std::string& what) {
   EXPECT_TRUE(!is_gpu || use[MemoryCategory::kFeedback] == 0) << what;
 }
 
-/// Makes six steps. Between them one step is skipped, since its loss is NaN, and gradients are dropped.
+/// Makes six steps. A step with a NaN loss is skipped after the second step, and gradients are dropped after the
+/// fourth step. If updates are made in backward, only the first two and the last two steps are made.
 Course course(const Mesh& mesh, const Strategy& strategy, const std::string& what) {
   Session session(mesh, strategy, kTwoBlocks);
   std::vector<StepResult> steps = train(session, 0, 2);
@@ -137,7 +138,7 @@ const Method kSettings[] = {
     {"later", [](Strategy& s) { s.compression.start_step = 2; }},
     {"gradients below memory", [](Strategy& s) { s.offload.gradients = Tier::kHost; }}};
 
-// These strategies do not compare values between ranks on the way, since the host would have to wait for that.
+// These strategies do not compare the values of ranks during the run, since the host would have to wait for that.
 TEST(DeviceCompression, MethodsHaveTheCpusBits) {
   constexpr DType kDTypes[] = {DType::kF32, DType::kBF16};
   for (const auto& [method, setting, kind, dtype] : pairwise_of(kMethods, kSettings, kWhole, kDTypes)) {
@@ -235,7 +236,7 @@ TEST(DeviceCompression, OuterGradientsAreRoundedOnAGpu) {
   EXPECT_FALSE(all_same_bits(values_with(WireForm::kInt4), values_with(WireForm::kPlain)));
 }
 
-/// Sends contributions in bf16, and halves a bucket's first parameter.
+/// Sends contributions in bf16, and halves the gradient of a bucket's first parameter.
 struct InBf16 final : CommHook {
   void sum(Bucket& bucket, Ranks& ranks) override {
     const at::Tensor own = bucket.gradients.to(at::kBFloat16);

@@ -243,7 +243,7 @@ TEST(DeviceEngine, ResultIsReadOnlyAfterItsWait) {
     StepResult first = session.train(0), second = session.train(1);
     EXPECT_FALSE(first.is_known());
     EXPECT_TRUE(std::isnan(second.loss));
-    EXPECT_EQ(session.engine.steps_applied(), 2);  // this waits
+    EXPECT_EQ(session.engine.steps_applied(), 2);  // this call waits
     second.wait();
     EXPECT_TRUE(second.is_known());
     EXPECT_GT(second.loss, 0);
@@ -311,8 +311,8 @@ TEST(DeviceEngine, WeightAveragesGiveTheCpusBits) {
   }
 }
 
-/// On the emulated device, each interval in which compute waits takes a second. It waits for the gathers of 3 units in
-/// forward, for two of them again in backward, for 3 reductions, and for the agreement.
+/// Each interval in which compute waits takes a second on the emulated device. Compute waits for the gathers of 3 units
+/// in forward, for two of these gathers again in backward, for 3 reductions, and for the agreement.
 TEST(DeviceEngine, ExposedCommunicationIsReported) {
   const EmulatedGpus gpus;
   run_ranks(late({.ranks = 2}), [](const Mesh& mesh) {
@@ -374,7 +374,7 @@ TEST(DeviceEngine, EngineEndsAfterAnEvaluationWithPrefetches) {
 }
 
 TEST(DeviceEngine, ActivationsAreMeasuredInTheFirstStep) {
-  const EmulatedGpus gpus;  // the emulated allocator always reports 100 MiB in use and a peak of 130
+  const EmulatedGpus gpus;  // the emulated allocator always reports 100 MiB in use and a peak of 130 MiB
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
     Session session(mesh, strategy_of(ShardingStrategy::kNoShard, DType::kF32, 1));
     EXPECT_EQ(session.engine.activation_bytes(), std::nullopt);
@@ -558,7 +558,7 @@ TEST(DeviceEngine, RatesSetByHandStayAfterReplanning) {
   });
 }
 
-/// Returns three groups of parameters: vectors without decay, the head with other numbers, and all other parameters.
+/// Returns two groups: vectors without decay, and the head with other numbers. All other parameters are a third group.
 std::vector<ParameterGroup> three_kinds() {
   ParameterGroup vectors{.name = "vectors", .max_dim = 1, .weight_decay = 0.0};
   ParameterGroup head{.name = "head", .match = {"head*"}, .lr_ratio = 0.1, .weight_decay = 0.3, .eps = 1e-2};
@@ -691,8 +691,8 @@ TEST(DeviceEngine, StatesMissingInACheckpointAreCleared) {
           [&](const ThreadRanks& joined, const std::string& how) { expect_same(told_on(joined, body), wanted, how); });
 }
 
-// Ranks have different weights. One loss has weight 0, a rank has no batch, and a step ends before it has all its
-// microbatches.
+// Microbatches have different weights on different ranks. Some losses have weight 0, the last rank has no batch in some
+// steps, and one step ends before it has all its microbatches.
 TEST(DeviceEngine, WeightedMicrobatchesGiveTheCpusBits) {
   struct How {
     std::int64_t accumulation;

@@ -153,8 +153,7 @@ TEST(DeviceGradients, EveryTransportAveragesAndActivationsGiveTheCpusBits) {
   }
 }
 
-/// The programs drop gradients, make two backwards of one forward, save a checkpoint in the middle, and freeze weights
-/// for a while.
+/// One program drops gradients and makes two backwards of one forward. The other program freezes weights for a while.
 TEST(DeviceGradients, CallsAroundAStepGiveTheCpusBits) {
   const auto drops_and_repeats = [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy, kWide);

@@ -297,7 +297,7 @@ TEST_P(DeviceRulesInBackward, CallsAroundStepsGiveTheCpusBits) {
   });
 }
 
-/// Ranks exchange the norms of layers once for each unit. Each of these waits is measured on a GPU.
+/// Ranks exchange the norms of layers once for each unit. A GPU measures the wait for each exchange.
 TEST(DeviceRulesInBackward, ExchangeOfAUnitsNormsCountsAsExposed) {
   const EmulatedGpus gpus;
   double seconds[2] = {};
@@ -444,7 +444,7 @@ TEST(DeviceInBackward, PaddingOfAUnitHoldsNothingOfAnother) {
   }
 }
 
-/// Parameters are as they were before the first unit was updated.
+/// Parameters stay as they were before the step.
 TEST(DeviceInBackward, NothingIsUpdatedAfterANonFiniteGradient) {
   const EmulatedGpus gpus;
   run_ranks(late({.ranks = 1}), [&](const Mesh& mesh) {

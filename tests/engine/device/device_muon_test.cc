@@ -42,7 +42,7 @@ TEST_P(DeviceMuon, GivesTheCpusBitsUnderEveryStrategy) {
   };
   TrainOptions awkward = short_run();
   awkward.model = kOfEveryKind;
-  // The two models alternate, from case to case too. In long tests each strategy has both.
+  // The two models alternate from strategy to strategy and from case to case. Long tests train both in each case.
   std::int64_t turn = ranks + accumulation;
   for (const Placed& placed : kStrategies) {
     const bool is_awkwards_turn = turn++ % 2 == 1;
@@ -125,7 +125,7 @@ TEST(DeviceMuon, OptionsOfTheFirstRunAreKeptAfterALoad) {
   std::ofstream(file, std::ios::trunc) << write_manifest(*manifest);
   const auto body = [&](const Mesh& mesh) {
     Session session(mesh, strategy, kTwoBlocks);
-    train(session, 0, 1);  // these steps use this version's defaults
+    train(session, 0, 1);  // this step uses this version's defaults
     load_checkpoint(session.engine, saved);
     EXPECT_EQ(session.engine.strategy().optimizer.muon.adjust_lr, MuonLrAdjustment::kMatchRmsAdamW);
     return told_by(session, train(session, 2, 6));

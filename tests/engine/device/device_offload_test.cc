@@ -287,8 +287,8 @@ TEST(DeviceOffload, LogTellsTheStreamingSpeedOfRecords) {
               ContainsRegex("are streamed at [0-9.]+ .?i?B/s each way, measured now: a step takes [0-9.]+ s for "));
 }
 
-/// When backward has ended, the copies of all gradients to the host have begun, and no other copies: parameters may be
-/// written until the step.
+/// When backward has ended, the copies of all gradients to the host have begun. No other copies have begun, since a
+/// program may write parameters until the step.
 TEST(DeviceOffload, GradientsMoveToTheHostDuringBackward) {
   const EmulatedGpus gpus;
   for (const int ranks : {1, 2}) {
@@ -571,7 +571,7 @@ Strategy with_too_little_room(const Strategy& strategy) {
   return open;
 }
 
-/// Checks that calls around steps leave the same values on the CPU with all state in memory as on GPUs with each tier.
+/// Checks that `body` leaves the same values on GPUs with each tier as on the CPU with all state in memory.
 void expect_values_as_on_the_cpu(const std::function<Values(const Mesh&, const Strategy&)>& body) {
   const auto run = [&](const ThreadRanks& ranks, const Strategy& own) {
     return told_on(ranks, [&](const Mesh& mesh) { return Told{{}, body(mesh, own), {}}; });
@@ -821,7 +821,7 @@ std::shared_ptr<TierCarrier> in_files(const TestFolder& folder, DeviceKernels& k
 }
 
 /// Acquires two records of `carrier` to read them, and then changes the first one although it was acquired only to be
-/// read. Returns the bytes that the tier wrote.
+/// read. Returns the number of records that the tier wrote.
 std::int64_t written_after_late_change(Carrier& carrier, TierCarrier& tier) {
   Lease changed = carrier.acquire(1, LeaseUse::kRead);
   Lease read = carrier.acquire(2, LeaseUse::kRead);

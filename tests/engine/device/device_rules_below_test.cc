@@ -172,8 +172,8 @@ TEST_P(DeviceRulesBelow, EveryStrategyGivesTheCpusBits) {
   }
 }
 
-/// Two passes move as many bytes as the plan says. On the disk they move as many as on the CPU. Records that are still
-/// in slots when one pass ends and the next one begins are not moved again.
+/// Two passes move as many bytes as the plan says. They move as many bytes to and from the disk as on the CPU. Records
+/// that are still in slots when one pass ends and the next pass begins are not moved again.
 TEST_P(DeviceRulesBelow, MemoryAndTrafficEqualThePlan) {
   const EmulatedGpus gpus;
   const auto exists = [](const Lying& lying, const Kept&, const Rule* rule) {

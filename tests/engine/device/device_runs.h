@@ -30,8 +30,8 @@ TrainOptions short_run();
 /// Returns a strategy with clipping.
 Strategy strategy_of(const Placed& placed, DType dtype, std::int64_t accumulation);
 
-/// Returns a strategy with a learning-rate schedule, so that the number of steps made matters. With fp16 some steps are
-/// skipped.
+/// Returns a strategy with a learning-rate schedule, so that the number of steps made matters. Some steps are
+/// skipped in fp16.
 Strategy scheduled(ShardingStrategy kind, DType dtype);
 
 /// The values after a run, and the results of its steps.
@@ -61,7 +61,7 @@ void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, con
                          const std::string& what);
 
 /// Trains with rates from a schedule, or with rates that the program sets, first for all groups and then for the last
-/// one. During the run it shows averages, unfreezes a unit, freezes another and saves. Some steps later it loads the
+/// group. The run shows averages, unfreezes a unit, freezes another unit and saves. Some steps later it loads the
 /// checkpoint in the same Engine.
 Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                             const OwnRules& own_rules = {});

@@ -80,8 +80,8 @@ std::vector<Told> told_by_all(const ThreadRanks& ranks, const Body& body) {
   return told;
 }
 
-/// Checks that `body` returns the same on every rank with a GPU as on the CPU. Returns the results of the CPU. Each
-/// rank is a replica, so every rank is compared. Ranks are joined over a backend, and also in one of the ways of
+/// Checks that `body` returns the same on every rank with a GPU as on the CPU. Returns the results of the CPU. The
+/// replicas differ, so every rank is compared. Ranks are joined over a backend, and also in one of the ways of
 /// on_gpus_in_turn.
 std::vector<Told> expect_as_on_the_cpu(int ranks, const Body& body, const std::string& what) {
   const std::vector<Told> wanted = told_by_all({.ranks = ranks}, body);
@@ -172,8 +172,8 @@ TEST(DeviceSync, RulesOfEveryKindGiveTheCpusBits) {
   }
 }
 
-/// A save averages states over replicas. It is made between two outer steps. With post_local_sgd, it is also made once
-/// before local steps begin. The CPU continues from a checkpoint of a GPU, and a GPU from one of the CPU.
+/// A save averages states over replicas. It is made between two outer steps, and with post_local_sgd also once before
+/// local steps begin. The CPU continues from a checkpoint of a GPU, and a GPU from a checkpoint of the CPU.
 TEST(DeviceSync, CheckpointsInTheMiddleGoOnAsOnTheCpuAndThere) {
   for (const SyncType type : kTypes) {
     for (const Shape& shape : {kShapes[3], kShapes[6]}) {

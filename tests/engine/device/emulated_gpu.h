@@ -17,8 +17,8 @@ class LateBackend;
 // thread waits, collectives move no data and no data come back to the host. A missing wait, or memory that is used
 // again too early, therefore gives wrong values each time.
 
-/// The time at which a copy reads its bytes. In both cases, bytes of a copy to the host appear only when the host
-/// waits.
+/// The time at which a copy reads its bytes. The bytes of a copy to the host appear only when the host waits, in both
+/// cases.
 enum class CopiesRead {
   /// A copy reads its source when a thread waits for it. This reveals memory that is used again too early.
   kLate,

@@ -1,5 +1,5 @@
 // Tests "checkpoint": {"async": true}. A thread writes the files while training continues, and other saves make
-// training wait. A save that failed is an error of the next step on all ranks. Training continues after it.
+// training wait. A save that failed is an error of the next step on all ranks. Training can continue after that error.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,11 +43,12 @@ std::set<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-/// Trains `steps` steps, saves, trains three more, and gives rank 0's path and values to `saved`.
+/// The path of a checkpoint, and the values at the end of the run that saved it.
 struct Saved {
   std::string path;
   Values values;
 };
+/// Trains three steps, saves, and trains three more. `saved` gets the path and the values of rank 0.
 void train_save_train(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model, const fs::path& folder,
                       Saved& saved) {
   Session session(mesh, strategy, model);
@@ -121,7 +122,7 @@ TEST(AsyncCheckpoint, CopyOfTheStateIsInThePlan) {
   }
 }
 
-/// Trains until a step says that the save failed. Returns the text of the error, and the step in `step`.
+/// Trains until the save has ended. Returns the error of the save, or "" if there is none. `step` gets the last step.
 std::string train_until_told(Session& session, std::size_t first, std::int64_t& step) {
   Deadline limit(std::chrono::seconds(30));
   for (std::size_t i = first; !limit.passed(); ++i) {

@@ -108,7 +108,7 @@ TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
         Session session(mesh, durable, kWide);
         train_durably(session, 0, 3);
       }
-      // The first step was committed twice, so the third commit is in the file of even numbers.
+      // The first step was committed twice, so the commit of step 3 has an even number (commit-0).
       if (mesh.rank() == 1) fs::remove(folder.path() / "rank-00001.commit-0");
       for (int again = 0; again < 2; ++again) {
         Session session(mesh, durable, kWide);

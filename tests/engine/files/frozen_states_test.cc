@@ -57,7 +57,7 @@ Values rest_of(Session& session) {
 }
 
 /// Lets two runs continue from the checkpoint. One freezes parameters before it loads, the other one after it has
-/// loaded. Both have trained something else before that.
+/// loaded. Both have trained something else before the load.
 void expect_goes_on_when_it_trains_again(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                                          const std::string& what) {
   Session first(mesh, strategy, kWide);
@@ -112,7 +112,8 @@ TEST(FrozenStates, OtherRulesAndAsyncSavesResumeWithTheSameBits) {
   }
 }
 
-// Other ranks load the checkpoint, save it while parameters are frozen, and save it when they train again.
+// Another number of ranks loads the checkpoint, saves it while parameters are frozen, and saves it when they train
+// again.
 TEST(FrozenStates, OtherNumbersOfRanksKeepEveryByte) {
   const Adjust kRules[] = {nullptr, [](Strategy& s) { s.optimizer.type = OptimizerType::kAdafactor; }};
   for (const Adjust& rule : kRules) {

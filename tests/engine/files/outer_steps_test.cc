@@ -350,7 +350,7 @@ TEST(OuterSteps, RankThatDiesInAnOuterStepIsNamed) {
 /// A run is saved after some of its steps, and another run continues from the checkpoint with the same bits.
 TEST(OuterSteps, CheckpointResumesWithTheSameBits) {
   constexpr SyncType kTypes[] = {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco};
-  constexpr std::size_t kSavedAfter[] = {4, 5};  // a save right after an outer step, and one between two
+  constexpr std::size_t kSavedAfter[] = {4, 5};  // saves right after an outer step, and between two outer steps
   for (const auto& each : pairwise_of(kShapes, kTypes, kSavedAfter)) {
     const Shape& shape = std::get<0>(each);
     const SyncType type = std::get<1>(each);

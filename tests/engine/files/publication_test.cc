@@ -28,7 +28,7 @@ namespace publication_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// From now on, all gathers end with this status.
+/// The status with which all gathers of this thread end; OK: gathers are not disturbed.
 thread_local absl::Status gathers_end_with;
 
 /// Lets all-gathers run in the background: the values arrive only when a thread waits for them.

@@ -139,7 +139,7 @@ TEST(Reproducible, AnyNumberOfRanksGivesTheBitsOfOne) {
   EXPECT_GT(runs, 50);
 }
 
-// Without the key, another number of ranks adds in another order. Otherwise the test above would prove nothing.
+// If the key is not set, another number of ranks adds in another order. Otherwise the test above would prove nothing.
 TEST(Reproducible, WithoutTheKeyBitsDependOnRanks) {
   Strategy strategy = tiny_strategy(ShardingStrategy::kFullShard);
   strategy.reproducible = false;
@@ -199,7 +199,7 @@ TEST(Reproducible, AShortStepWithRunsThatCutSubtreesEndsWithFiniteNumbers) {
   EXPECT_EQ(norms[0], norms[1]);
 }
 
-// Models have a parameter that only some microbatches use, a parameter that none uses, and one that forward uses twice.
+// The models have a block that is never used, a block that is used twice, a tied head, and a frozen block.
 TEST(Reproducible, UnusedAndSharedParametersGiveTheSameBits) {
   const TinyOptions models[] = {
       {.unused_block = true}, {.shared_block = true}, {.tied_head = true}, {.frozen_first_block = true}};
@@ -414,7 +414,7 @@ TEST(ReproducibleDeal, MicrobatchesDealtBySpeedGiveTheBitsOfOneRank) {
   }
 }
 
-// Without "reproducible", the order of the sum depends on how microbatches are dealt, but its value does not.
+// The order of the sum depends on how microbatches are dealt if "reproducible" is off, but its value does not.
 TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
   Strategy even = tiny_strategy(ShardingStrategy::kShardGradients);
   even.gradient_accumulation = 6;

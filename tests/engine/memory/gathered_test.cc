@@ -103,7 +103,7 @@ TEST(Gathered, WriteThatChangesNothingKeepsMastersExact) {
       small_steps, DType::kBF16);
 }
 
-// Guards between steps hold some of the units. These are more than there are slots, so some of them lie outside the
+// Guards between steps hold more units than there are slots, so some of these units lie in memory that is not in the
 // plan.
 TEST(Gathered, GuardsBetweenStepsDisturbNothing) {
   const TinyOptions model{.blocks = 5};

@@ -37,7 +37,8 @@ class Recompute : public ::testing::Test {
     p = Parameters();
     input = at::randn({4, 8}).set_requires_grad(true);
   }
-  /// Returns the gradients of the parameters and the input, after `backwards` calls of backward over one graph.
+  /// Calls backward `backwards` times over one graph. Returns the loss, random numbers drawn before and after backward,
+  /// and the gradients of the parameters and of the input.
   Tensors gradients_of(const std::function<at::Tensor(const at::Tensor&)>& model, int backwards = 1) {
     for (at::Tensor* tensor : {&p.first, &p.second, &input}) tensor->mutable_grad() = at::Tensor();
     at::manual_seed(7);

@@ -108,7 +108,7 @@ TEST(InBackwardRules, BitsEqualThoseOfUpdatesAfterBackward) {
     });
     const Trained trained = train(rule, kept, placed, below, ranks_of(ranks, joined), /*in_backward=*/true);
     expect_same_bits(trained, wanted, of + (below ? ", below" : ""));
-    // In the first step, units wait for a unit that gets no gradient.
+    // Units wait in the first step for a unit that gets no gradient.
     for (std::size_t step = 1; step < trained.steps.size(); ++step)
       EXPECT_EQ(trained.steps[step].planned, trained.steps[step].allocated) << of << ", step " << step;
   }

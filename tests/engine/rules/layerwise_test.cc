@@ -175,8 +175,8 @@ TEST(Layerwise, HasTheSameBitsOnAMeshOfTwoAxes) {
   }
 }
 
-// A step reads the records forward and then backward. It reads and writes these records twice, except the records that
-// stay in memory.
+// A step passes over the records twice, first forward and then backward. Records that are still in memory are not moved
+// again.
 TEST(Layerwise, DiskTrafficEqualsThePlan) {
   static constexpr Below kBelow[] = {{0, 1, 1, 4096, 0, 1}, {1, 1, 1, 4096, 16384, 2}, {1, 0, 0, 4096, 0, 1}};
   for (const Rule& rule : {lamb(), lars(0.9, true)}) {

@@ -149,7 +149,7 @@ TEST(MatrixOptimizer, RuleGetsTheMeanGradientClippedByValue) {
   EXPECT_FLOAT_EQ(seen(1, 1e-4), 1e-4);
 }
 
-/// Trains `steps` from the checkpoint in `path`, if there is one, and saves a checkpoint there.
+/// Trains steps [from, to), and saves a checkpoint in `path`. If `from` > 0, the checkpoint in `path` is loaded first.
 Values matrices_trained_and_saved(int ranks, const Placed& placed, const std::string& path, std::size_t from,
                                   std::size_t to, Rule rule = std::make_shared<Shapes>()) {
   return of_rank_zero({.ranks = ranks}, [&](const Mesh& mesh) {

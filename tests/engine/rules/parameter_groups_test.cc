@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 constexpr std::size_t kSteps = 20;
 constexpr TinyOptions kTied{.tied_head = true};
 
-/// Returns three groups: vectors without decay, blocks at a tenth of the rate, and all other parameters.
+/// Returns two groups: vectors without decay, and blocks at a tenth of the rate. All other parameters are a third one.
 std::vector<ParameterGroup> three_kinds() {
   ParameterGroup vectors{.name = "vectors", .max_dim = 1, .weight_decay = 0};
   ParameterGroup blocks{.name = "blocks", .match = {"blocks.*.up.weight", "blocks.*.down.weight"}, .lr_ratio = 0.1};
@@ -122,8 +122,7 @@ TEST(ParameterGroups, HaveTheSameBitsUnderEveryStrategyAndFormat) {
   }
 }
 
-// A group whose numbers are those of all parameters changes no results, wherever runs of elements are divided because
-// of it.
+// A group whose numbers are those of all parameters changes no results, even though it divides runs of elements.
 TEST(ParameterGroups, GroupsOfEqualNumbersHaveTheBitsOfNoGroups) {
   const auto train = [](const Kept& kept, bool grouped) {
     return train_on_threads({.ranks = 2},
@@ -371,7 +370,7 @@ TEST(SetLr, DifferentRatesInAReplicaThatTrainsApartNameTheRanksOfTheJob) {
     });
   } catch (const std::exception&) {  // how every rank ended is checked below
   }
-  const std::string both = told[2] + told[3];  // one of the two may only learn of the other's end
+  const std::string both = told[2] + told[3];  // one of the two ranks may only learn of the other's end
   EXPECT_THAT(both, HasSubstr("set_lr: ranks have different learning rates"));
   EXPECT_THAT(both, HasSubstr("on rank 2"));
   EXPECT_THAT(both, HasSubstr("on rank 3"));

@@ -311,7 +311,7 @@ TEST(UpdateInBackward, BackwardThatReadsAnUpdatedUnitIsRefusedByName) {
   }
 }
 
-// After the refusals, the step continues as if those calls had not been made.
+// The step continues after the refusals as if the refused calls had not been made.
 TEST(UpdateInBackward, CallsThatNeedOldValuesInMidStepAreRefused) {
   for (const Placed& placed : kInMemory) {
     run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -26,8 +26,8 @@ namespace first_values_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A module with parameters of every kind: large parameters that are divided over ranks and small ones, some that can
-/// be made in pieces and some that cannot.
+/// A module with parameters of every kind. Some are large and divided over ranks, and others are small. Some can be
+/// made in pieces, and others cannot.
 struct KindsImpl : torch::nn::Module {
   explicit KindsImpl(bool uniform = false, bool extra = false) {
     register_module("first", torch::nn::Linear(67, 129));

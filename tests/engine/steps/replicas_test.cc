@@ -46,7 +46,7 @@ TEST(Replicas, HashesAgreeInEveryStep) {
 }
 
 /// Returns the exception of each rank. Training compares replicas after every third step, and `meddle` changes
-/// something after the first one.
+/// something after the first step.
 std::vector<std::string> told(const Layout& layout, const std::function<void(Session&)>& meddle) {
   std::vector<std::string> texts(static_cast<std::size_t>(layout.ranks.ranks));
   const auto body = [&](const Mesh& mesh) {
@@ -65,7 +65,7 @@ std::vector<std::string> told(const Layout& layout, const std::function<void(Ses
   return texts;
 }
 
-/// Flips the lowest bit of the last element of a parameter in memory of this rank, as a broken machine would.
+/// Flips the lowest bit of the first element of a parameter in this rank's memory, as a broken machine would.
 void flip_bit(Session& session, const std::string& name) {
   auto* const last = session.model->named_parameters()[name].data_ptr<float>();
   std::uint32_t bits = 0;

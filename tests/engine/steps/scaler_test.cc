@@ -40,8 +40,8 @@ Decisions decisions_of_python() {
   return {json.at("scales"), json.at("skipped"), json.at("last_scale")};
 }
 
-/// Returns the decisions of an Engine. `x` in the pattern means an infinite loss on one rank, which differs from time
-/// to time.
+/// Returns the decisions of an Engine. `x` in the pattern means an infinite loss on one rank. The ranks take
+/// turns.
 Decisions decisions_of_engine(const Mesh& mesh, ShardingStrategy kind) {
   Strategy strategy = tiny_strategy(kind, DType::kF16);
   strategy.optimizer.lr = 1e-4;

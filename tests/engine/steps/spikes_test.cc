@@ -1,5 +1,5 @@
-// Tests loss spikes: which steps count as spikes, and that a skipped step has the effect that its batch did not exist.
-// Going back to a checkpoint must have the effect that the steps since then were not made.
+// Tests loss spikes: which steps count as spikes, and that a run with a skipped step equals a run without that batch.
+// A run that goes back to a checkpoint must equal a run without the steps since that checkpoint.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -90,7 +90,7 @@ TEST(StepTimes, AnotherThreadsForwardEndsTheWaitWithBackwardAtTheLatest) {
   run_ranks({.ranks = 1}, [&](const Mesh& mesh) { body(mesh, strategy_for(ShardingStrategy::kNoShard)); });
 }
 
-// Blocks of Tiny are two products: width x hidden and hidden x width. The head is one product. Forward makes each
+// A block of Tiny makes two products: width x hidden and hidden x width. The head makes one product. Forward makes each
 // product once, and backward makes it twice.
 TEST(StepTimes, FlopAreThoseOfTheProductsOfForwardAndBackward) {
   const TinyOptions sizes;
@@ -178,7 +178,7 @@ TEST(StepTimes, EachGatherAndReductionOfAUnitIsTimed) {
 
 constexpr SyncType kOuterSteps[] = {SyncType::kLocalSgd, SyncType::kDiloco, SyncType::kStreamingDiloco};
 
-/// Returns a strategy for two replicas of one rank, with an outer step after each second step.
+/// Returns a strategy for two replicas of one rank each, with an outer step after every second step.
 Strategy with_outer_steps(SyncType type) {
   Strategy strategy = strategy_for(ShardingStrategy::kNoShard);
   strategy.mesh = {2, 1};

@@ -350,7 +350,7 @@ TEST(Stragglers, RanksOfDifferentSpeedsEndTogetherWhereMicrobatchesAreDealt) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("the program has not asked which are this rank's"));
 }
 
-// Between two outer steps, no rank waits for ranks of another replica.
+// No rank waits for ranks of another replica between two outer steps.
 TEST(Stragglers, ReplicaThatTrainsApartTellsWhichOfItsRanksItWaitedFor) {
   const std::chrono::milliseconds late = patient(std::chrono::milliseconds(100));
   run_ranks({.ranks = 4}, [&](const Mesh& mesh) {

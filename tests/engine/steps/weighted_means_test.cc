@@ -81,7 +81,7 @@ Batch rows_of(const Batch& batch, std::int64_t begin, std::int64_t end) {
 }
 
 /// Returns part `k` of a batch's rows. Parts have very different numbers of rows. If there are many parts, the first
-/// has none.
+/// part has no rows.
 Batch piece_of(const Batch& batch, std::int64_t k, std::int64_t pieces) {
   const auto cut = [&](std::int64_t i) { return kRows * i * i / (pieces * pieces); };
   return rows_of(batch, cut(k), cut(k + 1));

@@ -116,7 +116,8 @@ TEST(Checkpoint, ResumedRunWithStatesOnDiskHasTheSameBits) {
   }
 }
 
-// The cases are groups with their own rates, accumulation, overflows, updates in backward, and four ranks on two hosts.
+// Each case changes one setting, such as a schedule, groups, a rule or a placement, on four ranks of two hosts. One
+// more case has steps that overflow, on two ranks.
 TEST(Checkpoint, ResumedSchedulesScalesAndGroupsHaveTheSameBits) {
   const std::pair<const char*, std::function<void(Strategy&)>> kinds[] = {
       {"accumulation", [](Strategy& s) { s.gradient_accumulation = 2; }},
@@ -331,7 +332,7 @@ void date_back(const std::string& checkpoint) {
   std::ofstream(file, std::ios::trunc) << write_manifest(*manifest);
 }
 
-/// Returns the defaults that every rule had in 0.1.
+/// Returns the defaults that every rule had in version 0.1.
 OptimizerConfig of_adamw(OptimizerType type) {
   OptimizerConfig config{
       .type = type, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .momentum = 0.0};

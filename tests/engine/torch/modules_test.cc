@@ -58,7 +58,7 @@ struct RecurrentImpl : Module {
   Linear head;
 };
 
-/// rows: [B, 6, 7]. The loss predicts each step's vector from its neighbours.
+/// rows: [B, 6, 7]. The loss compares each step's output with the previous step's vector.
 at::Tensor recurrent_loss(Module& module, const at::Tensor& rows) {
   auto& model = *module.as<RecurrentImpl>();
   return at::mse_loss(model.head(std::get<0>(model.lstm(rows))), rows.roll(1, 1));

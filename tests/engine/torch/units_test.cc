@@ -62,7 +62,7 @@ TinyOptions model_of(std::int64_t width, std::int64_t hidden) {
   return model;
 }
 
-/// Compares every division into units with the first one (NO_SHARD with blocks) on the same number of ranks.
+/// Compares every division into units with the first division (NO_SHARD with blocks) on the same number of ranks.
 void expect_the_same_however_cut(const Case& c, std::span<const int> all_ranks, std::span<const TinyOptions> models,
                                  const std::vector<Placed>& placements) {
   const auto exists = [](int, const TinyOptions&, const Placed& placed, const Cut& cut) {

@@ -227,7 +227,7 @@ struct Leaving final : Plain {
   }
 };
 
-/// A result that is not in the memory of the host.
+/// A hook whose result is not in the memory of the host.
 struct LeavingElsewhere final : Plain {
   void sum(Bucket& bucket, Ranks& ranks) override {
     Plain::sum(bucket, ranks);

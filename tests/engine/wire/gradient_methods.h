@@ -35,11 +35,12 @@ inline Adjust top_k(double fraction, double momentum = 0) {
 inline Adjust random_k(double fraction) { return with_method(RandomKConfig{.fraction = fraction, .seed = 7}); }
 inline Adjust one_bit() { return with_method(OneBitConfig()); }
 inline constexpr double kMomentum = 0.25;
-/// Sets gradient descent with momentum. Ranks send one bit of the momentum for each element.
+/// Sets gradient descent with momentum.
 inline void descend_with_momentum(Strategy& strategy) {
   descend(strategy);
   strategy.optimizer.momentum = kMomentum;
 }
+/// Sets gradient descent with momentum, and lets ranks send one bit of the momentum for each element.
 inline void one_bit_of_momentum(Strategy& strategy) {
   descend_with_momentum(strategy);
   strategy.compression.method = OneBitConfig{.momentum = kMomentum};

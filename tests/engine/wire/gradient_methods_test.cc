@@ -181,7 +181,7 @@ TEST(GradientMethods, SharedMemoryIsNotCompressed) {
   });
 }
 
-// The method sums over the ranks of one host only, so replicas would drift apart.
+// The methods sum only over the ranks of one replica, so replicas would drift apart.
 TEST(GradientMethods, MeshOfSeveralReplicasIsRefused) {
   run_ranks({.ranks = 4}, [](const Mesh& mesh) {
     for (const Method& method : kMethods) {

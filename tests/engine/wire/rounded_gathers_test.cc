@@ -250,8 +250,8 @@ TEST(RoundedGathers, ForwardRoundsTheValuesAGuardWrote) {
   });
 }
 
-// On two hosts, the copy is in the shared memory of each host. On four hosts, two hosts together hold one copy, and
-// Gloo joins them.
+// If there are two hosts, the copy is in the shared memory of each host. If there are four hosts, two of them together
+// hold one copy, and Gloo joins them.
 TEST(SecondCopyOnHosts, PlainHasTheBitsOfFullShardAndInt8IsClose) {
   for (const int hosts : {2, 4}) {
     on_hosts(4, hosts, [hosts](const Mesh& mesh) {

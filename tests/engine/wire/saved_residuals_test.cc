@@ -73,7 +73,7 @@ void train(Session& session, std::size_t begin, std::size_t end) {
   for (std::size_t i = begin; i < end; ++i) session.train(i);
 }
 
-// The same ranks continue with the same bits. Without the saved residuals, the bits would differ.
+// The same ranks continue with the same bits. The bits would differ without the saved residuals.
 TEST(SavedResiduals, SameRanksResumeWithTheSameBits) {
   for (const Kind& kind : kKinds) {
     const auto runs = std::ranges::count_if(kWorlds, [&](const auto& world) { return runs_on(kind, world); });
@@ -117,8 +117,8 @@ bool is_told(const LoadedCheckpoint& loaded, const std::string& text) {
   return std::ranges::any_of(loaded.inexact, [&](const std::string& line) { return line.find(text) != line.npos; });
 }
 
-/// Returns, for each parameter, by how much all residuals in a checkpoint together change each element of the mean
-/// gradient.
+/// Returns the change that all residuals of a checkpoint together make in each element of the mean gradient, by the
+/// parameter's name.
 std::map<std::string, std::vector<double>> residuals_of(const std::string& path) {
   const auto checkpoint = SavedCheckpoint::open(path, "test");
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -147,9 +147,9 @@ std::map<std::string, std::vector<double>> residuals_of(const std::string& path)
   return sums;
 }
 
-// The residuals add the same amount to a step of the ranks that load as they would have added to a step of the ranks
-// that saved. Short tests load the checkpoint of each kind under three kinds, including its own kind. For any two
-// kinds, some kind loads the checkpoints of both.
+// The residuals change the next mean gradient by the same amount on the ranks that load as on the ranks that saved.
+// Short tests load the checkpoint of each kind under three kinds, including its own kind. Any two kinds have a kind
+// that loads the checkpoints of both.
 TEST(SavedResiduals, OtherRanksGetTheMeanOfResiduals) {
   const Kind kOthers[] = {{"two", 2, 2, ShardingStrategy::kShardGradients, with_feedback(WireForm::kInt8)},
                           {"three", 3, 3, ShardingStrategy::kFullShard, with_feedback(WireForm::kInt8)},

@@ -77,8 +77,8 @@ class Loop:
     and the last batch is filled up.
 
     optimizer: makes the optimizer. accumulation: microbatches of a step, counted by `accumulate`, or by the loop if `by_itself`.
-    clip: called with its Accelerator and model. apart: the model and the optimizer are prepared by two calls.
-    drop: batches whose window makes no step.
+    clip: called with the loop's Accelerator and model. apart: the model and the optimizer are prepared by two calls.
+    drop: numbers of the batches after which the loop makes no step.
     """
 
     def __init__(self, accelerator, optimizer=adamw, scheduler=warm_up, accumulation=2, by_itself=False, clip=None, apart=False,
@@ -91,7 +91,7 @@ class Loop:
         optimizer = optimizer(model)
         scheduler = scheduler(optimizer)
         if before_epoch is not None and not isinstance(accelerator, Accelerator):
-            model.requires_grad_(True)  # DDP would never average gradients of the parameters that are frozen by then
+            model.requires_grad_(True)  # DDP never averages gradients of parameters that are frozen when it is made
         loaders = DataLoader(data, BATCH, shuffle=True, generator=torch.Generator().manual_seed(7)), DataLoader(data, 3)
         if apart:
             self.model = accelerator.prepare_model(model)
@@ -143,7 +143,7 @@ class Loop:
         return self
 
     def state(self):
-        """Returns the state. Under DDP all ranks have it. Under an Engine only rank 0 has it, as under FSDP."""
+        """Returns the state. All ranks of DDP have it. Only rank 0 of an Engine has it, as under FSDP."""
         return {name: value.clone() for name, value in self.accelerator.get_state_dict(self.model).items()}
 
 
@@ -229,7 +229,7 @@ def like_ddp(case, title):
 
 
 def like_the_run_before(folder, title):
-    """A run that loads the files that save_state saved after one epoch gives the same bits as the run that was not
+    """save_state saves files after one epoch. A run that loads these files gives the same bits as the run that was not
     interrupted."""
     whole = sharded("adamw", title)
     whole.epoch(0)
@@ -396,7 +396,7 @@ def calls_that_are_refused(folder):
     evaluated.free_memory()
 
 
-# Tests of accelerate that check promises of an Accelerator, except those that read gradients or need DDP
+# Tests of accelerate that check what an Accelerator does, except tests that read gradients or need DDP
 OF_ACCELERATE = {
     "test_script": ["main"],
     "test_ops": ["main"],

@@ -73,7 +73,7 @@ def convolutions(**options):
 
 
 def pictures(of):
-    """Tests that ranks may have batches of different sizes."""
+    """Returns the three batches of rank `of`. Ranks have batches of different sizes."""
     generator = torch.Generator().manual_seed(10 + of)
     return [torch.randn(3 + of, 2, 5, 5, generator=generator) + of for _ in range(3)]
 
@@ -84,7 +84,7 @@ def part_of_loss(found):
 
 
 def train_plain(net):
-    """Trains one process on the pictures of all ranks. Returns the outputs for this rank's pictures, and the module."""
+    """Trains one process on the pictures of all ranks. Returns the outputs for this rank's pictures."""
     optimizer, outputs = torch.optim.SGD(net.parameters(), lr=0.1), []
     for batch in map(torch.cat, zip(*(pictures(of) for of in range(ranks)), strict=True)):
         found = net(batch)
@@ -270,7 +270,7 @@ def traced():
         names = [event["name"] for event in events if event["pid"] == of and event["ph"] == "X"]
         assert names.count("load rows") == 2 and names.count("step") == 2 and names.count("backward") == 2, names
         assert "reduce 0" in names and "after the end" not in names, names
-    # The spans of the program lie between those of the steps, on the same clock.
+    # A span of the program lies inside the span of its step, before the backward. All spans use the same clock.
     mine = {name: [event for event in events if event["pid"] == rank and event["name"] == name] for name in ("load rows", "step", "backward")}
     for load, backward, step in zip(mine["load rows"], mine["backward"], mine["step"], strict=True):
         assert load["ts"] + load["dur"] <= backward["ts"] and step["ts"] <= load["ts"] <= step["ts"] + step["dur"], (load, backward, step)

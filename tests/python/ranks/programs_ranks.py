@@ -1,5 +1,5 @@
-"""programs_test.py runs this program on every rank. The result of what Python programs do to a module around its
-training is right, or is an error that says what to do."""
+"""programs_test.py runs this program on every rank. Python programs do many things to a module around its training.
+Each of these things has the right result, or ends in an error that says what to do."""
 
 import contextlib
 import copy
@@ -293,7 +293,7 @@ class Keeping(torch.autograd.Function):
 
 
 class WithKeeping(torch.nn.Module):
-    """Reads units in forward that backward does not read, so that slots then have other units than in forward."""
+    """Forward reads more units than backward. So slots hold other units in backward than they held in forward."""
 
     def __init__(self, is_inside):
         super().__init__()
@@ -335,8 +335,8 @@ def functions_that_read_memory(strategy):
 
 
 def arrays_that_hooks_keep(strategy):
-    """Hooks that save tensors for backward run inside an operator, whose units are in memory only until it returns. They
-    keep the right values, or get the error that names the guard."""
+    """Hooks that save tensors for backward run inside an operator. The operator's units are in memory only until it
+    returns. The hooks keep the right values, or get the error that names the guard."""
     hooks = torch.autograd.graph.saved_tensors_hooks
     ways = {"none": contextlib.nullcontext(), "on the CPU": torch.autograd.graph.save_on_cpu(),
             "arrays": hooks(lambda tensor: tensor.detach().clone().numpy(), torch.from_numpy)}
@@ -369,8 +369,8 @@ def arrays_kept_beyond_a_guard(strategy):
 
 
 def profiled(strategy):
-    """Profilers of torch may read any attribute of parameters. With a profiler the step is the same, and the profile
-    has a range for each gather and each reduction."""
+    """Profilers of torch may read any attribute of parameters. A step under a profiler gives the same results, and the
+    profile has a range for each gather and each reduction."""
     def losses(observer):
         net = model()
         engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
@@ -404,8 +404,8 @@ def profiled(strategy):
 
 @contextlib.contextmanager
 def execution_trace(path):
-    """Records calls as ExecutionTraceObserver does without a profiler. It leaves out a call at which it finds an
-    exception."""
+    """Records calls as ExecutionTraceObserver does without a profiler. The observer leaves out a call if recording it
+    raises an exception."""
     observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
     observer.start()
     try:
@@ -467,7 +467,7 @@ def assigned_buffers(strategy):
         assert torch.equal(net.mean, mean) and torch.equal(net.table, torch.full((3,), 2.0)), (net.mean, mean)
         assert torch.equal(before, mean)
         assert train(engine, net, [3, 4]) == wanted
-        # A checkpoint that was saved before the first forward has no buffer that was made after it.
+        # A checkpoint that was saved before the first forward lacks the buffers that this forward makes.
         with expected(None, "scale"):
             engine.load_checkpoint(start)
         engine.close()
@@ -968,7 +968,7 @@ def rules_at_their_defaults(strategy):
             engine.step()
             if optimizer:
                 optimizer.zero_grad()
-                for x, y in parts:  # the parts of the ranks, so that sums are rounded like theirs
+                for x, y in parts:  # the ranks' parts of the batch, so that sums are rounded as on the ranks
                     ((plain(x) - y).square().mean() / len(parts)).backward()
                 optimizer.step()
         with engine.gathered():

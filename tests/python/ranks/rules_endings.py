@@ -1,5 +1,5 @@
 """rules_test.py runs this program. If a function of a program's rule raises an exception or makes a mistake, each of
-two ranks ends with the function's name and place."""
+two ranks ends with a message that has the function's name and place."""
 
 import functools
 import re

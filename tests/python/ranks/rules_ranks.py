@@ -1,5 +1,5 @@
-"""rules_test.py runs this program on every rank. On one rank and on several, a Python program's rules train as built-in
-rules and plain PyTorch do.
+"""rules_test.py runs this program on every rank. A Python program's own rules train as built-in rules and
+plain PyTorch do, on one rank and on several ranks.
 
 Usage: rules_ranks.py FOLDER, for checkpoints.
 """
@@ -20,7 +20,8 @@ PLACEMENTS = {
     "SHARD_OPTIMIZER": {"strategy": "SHARD_OPTIMIZER"},
     "NO_SHARD": {"strategy": "NO_SHARD"},
 }
-WHOLE = {name: {"strategy": name} for name in ("SHARD_GRADIENTS", "SHARD_OPTIMIZER", "NO_SHARD")}  # here a hook may sum
+# The strategies under which a hook may sum gradients.
+WHOLE = {name: {"strategy": name} for name in ("SHARD_GRADIENTS", "SHARD_OPTIMIZER", "NO_SHARD")}
 SHARED = {"units": {"classes": ["Block"]}, "gradient_clipping": 0.5, "comm": {"timeout_s": 60}}
 HOOK = {"compression": {"method": {"type": "hook"}}}
 
@@ -202,7 +203,7 @@ class InBf16(Plain):
 
 
 class InBf16ByParts(Plain):
-    """Sends bf16 to the ranks that each sum one part. The result is another tensor."""
+    """Sends gradients in bf16. Each rank sums one part of the bucket. The result is a new tensor."""
 
     def sum(self, bucket, ranks):
         numel, part = bucket.gradients.numel(), -(-bucket.gradients.numel() // ranks.size())

@@ -58,8 +58,8 @@ def orders():
     assert alone.epoch == 1 and sorted(second) == list(range(10)) and second != ORDER
     straight = tessera.TokenBatches(data, SEQ, batch=5, shuffle=False, rank=0, world_size=1)
     assert samples(straight, 2) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    # Without `rank` and `world_size`, each rank gets its share in the job: the microbatches that the ranks take at the
-    # same time are neighbours in the order.
+    # If `rank` and `world_size` are not given, each rank gets its share in the job. The microbatches that the ranks
+    # take at the same time are neighbours in the order.
     mine = tessera.TokenBatches(data, SEQ, seed=42)
     assert sum(samples(mine, 10 // ranks), []) == ORDER[:10 // ranks * ranks][rank::ranks]
     # The option `tail` determines what happens to the last samples.
@@ -160,8 +160,8 @@ class Dealer:
 
 
 def steps():
-    """Each step has its own samples, whichever worker makes the step: tests TokenBatches.go_to_step, and StepSampler in
-    a DataLoader."""
+    """Tests TokenBatches.go_to_step, and StepSampler in a DataLoader. Each step has its own samples, whichever worker
+    makes the step."""
     data = written("sixteen", range(16 * SEQ + 1))
     whole = samples(tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, rank=0, world_size=1), 16)
     batches = tessera.TokenBatches(data, SEQ, batch=2, accumulation=4, seed=5, rank=0, world_size=1)
@@ -209,7 +209,7 @@ class Bigrams(nn.Module):
 
 
 def trained(data, runs, steps, folder=None, saves_at=None, accumulation=4 // ranks):
-    """Returns the losses of steps. If `folder` has a checkpoint, they are the steps after it."""
+    """Returns the losses of `steps` steps. If `folder` has a checkpoint, these steps come after the checkpoint."""
     net = Bigrams()
     engine = tessera.Engine(net, {"reproducible": True, "gradient_accumulation": accumulation, "strategy": "FULL_SHARD",
                                   "gradient_sync": "last_microbatch" if runs else "each_microbatch", "units": {"classes": ["Linear"]}})

@@ -1,8 +1,8 @@
 """training_test.py runs this program on every rank. It trains models under strategies, and compares them with plain
 PyTorch. It also runs a few of the models with the transport "gloo".
 
-Each model is trained under FULL_SHARD and one other strategy, which changes from model to model. With scripts/test
---long each model is trained under all strategies.
+Each model is trained under FULL_SHARD and one other strategy, which changes from model to model. Long tests
+(scripts/test --long) train each model under all strategies.
 """
 
 import sys

@@ -64,7 +64,7 @@ def lora():
 
 
 def deferred():
-    """Under deferred_init, architectures have the values of eager construction."""
+    """Architectures made under deferred_init have the values of eager construction."""
     for name, architecture in SAMPLE.items():
         eager = architecture.make()
         with tessera.deferred_init():

@@ -19,11 +19,11 @@ struct Calls {
 };
 using CallsOfGroups = std::map<std::string, Calls>;  ///< [use], as in WrapGroup
 
-/// Passes all calls on, and counts them in `calls`. `calls` must outlive this object. A reduce_scatter counts the bytes
-/// of its whole input. Other calls count the bytes of this rank's part.
+/// Passes all calls on, and counts them in `calls`. `calls` must outlive this object. Reductions count the bytes of
+/// their whole input, and a broadcast counts the bytes of its data. Other calls count the bytes of one rank's part.
 class CountedCollectives final : public ForwardingCollectives {
  public:
-  /// `in_background`: the answer of the group about its reductions. If it is empty, the inner group's answer is used.
+  /// `in_background`: whether the group says that it reduces in the background; empty: the inner group's answer.
   CountedCollectives(std::shared_ptr<Collectives> inner, Calls& calls, std::optional<bool> in_background = {})
       : ForwardingCollectives(std::move(inner)), calls_(calls), in_background_(in_background) {}
 

@@ -94,8 +94,8 @@ class ThreadBlock {
     change(fiber.place, scheduler_);
   }
 
-  /// Every lane of this warp gives a value, all in one exchange. Afterwards `take(lane)` returns the value of that
-  /// lane.
+  /// Exchanges values within this warp: every lane gives `value`. Returns what `take` makes of a function that returns
+  /// the value of a lane.
   template <class T, class Take>
   T exchange(T value, const Take& take) {
     std::memcpy(fibers_[running_].given, &value, sizeof value);
@@ -133,7 +133,7 @@ class ThreadBlock {
 
   static constexpr std::size_t kStackBytes = 64 << 10, kMostThreads = 1024;
 
-  /// Returns the fibers of all launches, which run one after the other. Between launches a fiber waits at the place
+  /// Returns the fibers of all launches, which run one after the other. A fiber waits for the next launch at the place
   /// where the last launch ended, since starting a fiber takes two system calls.
   static Fiber* fibers() {
     static const std::unique_ptr<Fiber[]> all(new Fiber[kMostThreads]);

@@ -19,7 +19,8 @@
 namespace tessera::testing {
 
 /// A c10d::Backend that behaves as NCCL's does, without a GPU. Calls are made late, when code waits for them, and a
-/// call that fails reports the failure afterwards. It sends bytes through `group`, and adds in the dtype of the wire.
+/// call that fails reports the failure afterwards. It sends bytes through `group`. Sums are made in fp32, and are then
+/// rounded to the dtype of the wire.
 class LateBackend : public c10d::Backend {
  public:
   explicit LateBackend(std::shared_ptr<Collectives> group)
@@ -88,7 +89,7 @@ class LateBackend : public c10d::Backend {
   class Late : public c10d::Work {
    public:
     Late(Fault fault, std::function<absl::Status()> call) : fault_(fault), call_(std::move(call)) {}
-    /// A call that only the watch can still wait for counts as done.
+    /// A call counts as done if only the thread that watches calls still holds it.
     bool isCompleted() override {
       const bool is_dropped = c10::raw::intrusive_ptr::use_count(this) <= 2;
       return fault_ == Fault::kFailsOnTheDevice || (fault_ == Fault::kNone && (done_ || is_dropped));

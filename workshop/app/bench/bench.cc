@@ -31,11 +31,11 @@ namespace tessera::app {
 namespace {
 std::string microseconds(double seconds) { return number_text(seconds * 1e6, "%.2f"); }
 
-// The sections of `tessera bench`, except `buckets` and those that are programs of their own.
+// The sections of `tessera bench`, except `buckets` and the sections that are programs of their own.
 //
 // Each `run_bench_...` checks its output files, and starts ranks if it needs several and is alone (bench_ranks.h). Then
-// it measures, writes the samples as JSON, and prints a table. `run_table` does that for sections whose result is a
-// BenchTable. For the other sections there is one `table_of` for each kind of report.
+// it measures, writes the samples as JSON, and prints a table. `run_table` does this for sections whose result is a
+// BenchTable. The other sections have one `table_of` for each kind of report.
 
 void write_json(const nlohmann::json& json, const BenchCommand& command) {
   write_text(json.dump() + "\n", command.json, command);
@@ -140,7 +140,7 @@ std::string table_of(const AlgorithmsReport& report) {
   return table.to_string();
 }
 
-/// Returns a text with the fitted costs, and how good the choices are that they lead to.
+/// Returns a text with the fitted costs, and with the quality of the choices that follow from these costs.
 std::string text_of(const AlgorithmsReport& report) {
   std::vector<double> ratios = report.chosen_of_fastest();
   std::sort(ratios.begin(), ratios.end());
@@ -211,7 +211,7 @@ int run_bench_collectives(const BenchCommand& command) {
 int run_bench_optimizer(const BenchCommand& command) {
   return run([&] {
     check_outputs(command);
-    // The usual number is no power of two. Processors are slow if arrays begin exactly 128 MiB apart (see state_piece).
+    // The usual number on a CPU is no power of two: a CPU is slow if arrays begin exactly 128 MiB apart (state_piece).
     const std::int64_t usual = command.quick ? 1'000'000 : command.gpu ? std::int64_t{1} << 30 : 32'000'000;
     const auto numel = static_cast<std::size_t>(command.parameters > 0 ? command.parameters : usual);
     const int rounds = command.quick ? 3 : 9;

@@ -17,9 +17,8 @@ int launch_ranks(const std::string& section, const BenchCommand& command);
 /// Joins the other ranks, over the transport that the command names ("host", "gloo", "mpi"; empty: the best one).
 Mesh join_ranks(const BenchCommand& command);
 
-/// Checks, before anything is measured, that the files that the command names can be written, and that none of them
-/// would replace a file that must stay. Throws tessera::Error with the codes of check_outputs
-/// (workshop/app/output_files.h).
+/// Checks the output files of the command before anything is measured. Each file must be writable, and must not replace
+/// a file that has to stay. Throws tessera::Error with the codes of check_outputs (workshop/app/output_files.h).
 void check_outputs(const BenchCommand& command);
 
 /// Writes `text` to the file `path`, unless `path` is empty. Throws tessera::Error: 73 if the file cannot be created,

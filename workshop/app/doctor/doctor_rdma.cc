@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns the link of a device's first port, as the kernel names it: "InfiniBand", or "Ethernet", over which RDMA is
-/// RoCE. It is empty if the kernel names no link (EFA).
+/// Returns the link of a device's first port: "RoCE" if the kernel names it "Ethernet", or else the kernel's name, such
+/// as "InfiniBand". It is empty if the kernel names no link (EFA).
 std::string link_of(const fs::path& device) {
   std::ifstream file(device / "ports" / "1" / "link_layer");
   std::string word;

@@ -104,7 +104,7 @@ std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, con
       plan = model.plan(Strategy::from_json(candidate.to_json(), "auto"), topology);
     } catch (const Error& error) {
       if (error.exit_code() != ExitCode::kConfig) throw;
-      refusal = error;  // this codec does not fit the other keys
+      refusal = error;  // this candidate does not fit the other keys
       continue;
     }
     TriedStrategy& each = tried.emplace_back();

@@ -19,7 +19,7 @@ namespace tessera::app {
 /// A strategy, the memory that a rank needs with it, and the predicted step.
 struct TriedStrategy {
   Strategy strategy;
-  std::int64_t bytes = 0;  ///< total of MemoryPlan
+  std::int64_t bytes = 0;  ///< bytes that "memory.limit" limits (MemoryUse::limited)
   bool fits = true;        ///< bytes are within Strategy::memory.limit_bytes
   PredictedStep step;
 
@@ -37,8 +37,8 @@ std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, con
                                           const Topology& topology, const TimingFiles& files,
                                           std::span<const std::int64_t> accumulations);
 
-/// Returns a text that lists the fastest strategies and says why the first one is the fastest. REQUIRES: `tried` is not
-/// empty.
+/// Returns a text that lists the fastest strategies, what bounds the time of each, and which is the fastest that fits.
+/// REQUIRES: `tried` is not empty.
 std::string to_text(std::span<const TriedStrategy> tried);
 nlohmann::ordered_json to_json(std::span<const TriedStrategy> tried);
 

@@ -40,7 +40,7 @@ int ranks_of_mode(const MemoryPlan& plan) {
 }
 
 AlikeSteps steps_of_alike(const ModeCost& cost, int ranks) {
-  if (cost.rule.kind == ModeRule::Kind::kMeeting) {  // the mean from one meeting to the next, which may be far
+  if (cost.rule.kind == ModeRule::Kind::kMeeting) {  // the mean from one meeting to the next
     const auto every = static_cast<double>(cost.rule.every);
     return {cost.compute_s() + ((every - 1) * cost.costs.push_s + cost.costs.meet_s) / every, 0.0};
   }

@@ -19,7 +19,7 @@ ModeCost mode_cost_of(const PlannedWorld& world, const TimingFiles& files);
 /// replicas.
 int ranks_of_mode(const MemoryPlan& plan);
 
-/// Steps of ranks that are alike, each of as many gradients as there are ranks.
+/// Steps of ranks that are alike. Each step has as many gradients as there are ranks.
 struct AlikeSteps {
   double seconds = 0;  ///< seconds of one step
   double staleness_mean = 0;

@@ -32,11 +32,11 @@ namespace {
 
 // `tessera plan`: the plan of a world as tables or JSON.
 //
-// `run_plan` makes the plan of the model without memory (plan_of_world.h), and prints categories, units, the traffic of
-// a step (step_traffic.h), and, where measurements are given, its predicted time (plan_time.h; mode_time.h for ranks
-// with clocks of their own). `measure_disks` adds the time of the disks' traffic. If the strategy is "auto",
-// `choose_strategy` compares all strategies, in place of printing one plan (choose_strategy.h), and shows modes of
-// "sync" beside its choice (sync_modes.h).
+// `run_plan` makes the plan of the model without memory (plan_of_world.h), and prints categories, units and the traffic
+// of a step (step_traffic.h). If measurements are given, it also prints the predicted time of a step (plan_time.h, or
+// mode_time.h if ranks have clocks of their own). `measure_disks` adds the time of the disks' traffic. If the strategy
+// is "auto", `choose_strategy` compares all strategies (choose_strategy.h) instead of printing one plan, and shows
+// modes of "sync" beside its choice (sync_modes.h).
 
 std::int64_t padding_of(const UnitShape& unit) {
   std::int64_t padding = 0;
@@ -67,10 +67,10 @@ MeshPosition whole_mesh(const MemoryPlan& plan) {
   return mesh;
 }
 
-/// Returns the bytes that one rank sends, and also receives, in a collective. For an all-gather, a reduce-scatter or an
-/// all-to-all of n ranks, these bytes are (n - 1)/n of the whole buffer. For an all-reduce, which is two of these, they
-/// are twice that. The bytes of a collective that does not run in each step are divided by the steps from one call to
-/// the next.
+/// Returns the bytes that one rank sends, and also receives, in a collective. An all-gather, a reduce-scatter or an
+/// all-to-all of n ranks sends (n - 1)/n of the whole buffer. An all-reduce consists of two of these collectives, and
+/// sends twice as much. The bytes of a collective that does not run in each step are divided by the number of steps
+/// from one call to the next.
 std::int64_t wire_bytes(const StepCollective& each, const MemoryPlan& plan) {
   const MeshPosition mesh = whole_mesh(plan);
   const std::int64_t ranks = each.axis == "shard"       ? mesh.shard_size
@@ -217,8 +217,8 @@ absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const
                                          : ". [T0031] hint: the next cheaper strategy that fits is " + cheaper));
 }
 
-/// Returns the modes of "sync" for the ranks of the command. It is empty if nothing speaks for another mode than
-/// synchronous steps: the command names none, and ranks are alike and seldom wait for each other.
+/// Returns the modes of "sync" for the ranks of the command. The list is empty if there is no reason for another mode
+/// than synchronous steps: no mode is asked for, all ranks are alike, and they seldom wait for each other.
 std::vector<TriedMode> modes_beside(const PlanCommand& command, const models::ModelConfig& config, const Strategy& like,
                                     const TriedStrategy& best, const TimingFiles& files) {
   constexpr double kMuchWaiting = 0.1;  // share of a step
@@ -227,7 +227,7 @@ std::vector<TriedMode> modes_beside(const PlanCommand& command, const models::Mo
   const bool is_likely = like.sync.makes_outer_steps() || best.step.communication_share() >= kMuchWaiting;
   if (!is_asked && (!is_likely || topology.world_size > kMostSimulatedRanks)) return {};
   WorldOptions options = options_of(command.ranks);
-  // Ranks that are alike need few steps. Among very many ranks, some stall in each step.
+  // Ranks that are alike need few steps. Very many ranks also need few steps, since some of them stall in each step.
   options.steps = command.ranks.differ() ? std::clamp(25600 / topology.world_size, 10, 100) : 10;
   return try_modes(config, like, best.strategy, topology, files, options);
 }
@@ -246,7 +246,7 @@ void choose_strategy(const PlanCommand& command) {
   const Strategy like = command.like.empty() ? Strategy() : Strategy::from_file(command.like);
   const models::ModelConfig config = value_or_throw(models::read_model_config(command.world.model));
   const TimingFiles files = read_timing(command.timing);
-  TimingFiles without_servers = files;  // no strategy that is compared has servers; modes_beside has a mode with some
+  TimingFiles without_servers = files;  // the compared strategies have no servers; a mode of modes_beside has
   without_servers.servers = 0;
   const std::vector<TriedStrategy> tried =
       try_strategies(config, like, topology, without_servers, command.accumulations);

@@ -32,9 +32,9 @@ struct ScaledWorld {
   std::optional<double> efficiency_beside_one() const;
 };
 
-/// Returns the predictions for the strategy on 1 to kMostRanks ranks. These are powers of two up to the number of ranks
-/// that `asked` has on a host, then full hosts, whose number doubles each time, and `asked` itself. Numbers of ranks
-/// that the strategy does not allow are left out. Throws tessera::Error as predicted_step does.
+/// Returns the predictions for the strategy on 1 to kMostRanks ranks. The numbers of ranks are powers of two up to one
+/// full host of `asked`. Then the number of full hosts doubles each time. The number of ranks of `asked` is also among
+/// them. Numbers that the strategy does not allow are left out. Throws tessera::Error as predicted_step does.
 std::vector<ScaledWorld> scaled_worlds(const ModelShapes& model, const Strategy& strategy, const Topology& asked,
                                        const TimingFiles& files);
 

@@ -22,8 +22,8 @@ namespace {
 // `tessera simulate`: steps of ranks that are not alike.
 //
 // `run_simulate` plans the model. Ranks that wait for each other in each step are simulated unit by unit
-// (planner/simulated_world.h); those with clocks of their own, and replicas that meet every now and then, by the times
-// of whole steps (planner/mode_world.h), and then synchronous ranks of the same speeds are shown beside them.
+// (planner/simulated_world.h). Ranks with clocks of their own, and replicas that meet at outer steps, are simulated by
+// the times of whole steps (planner/mode_world.h). Synchronous ranks of the same speeds are then shown beside them.
 
 WorldOptions options_of(const SimulateCommand& command) {
   WorldOptions options = options_of(command.ranks);

@@ -39,7 +39,7 @@ class StepTraffic {
     if (collective.calls > 0) collectives_.push_back(std::move(collective));
   }
 
-  /// Adds the collectives of the ranks that are one replica beside parameter servers.
+  /// Adds the collectives of ranks that together form one replica of a job with parameter servers.
   void step_with_neighbours() {
     if (plan_.update().outer.asynchronous.replica_ranks == 1) return;
     StepCollective gathers{"all_gather", "replica", "parameters before use"};

@@ -14,8 +14,8 @@ namespace tessera::app {
 struct StepCollective {
   std::string operation;  ///< "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "barrier"
   /// "shard", "replicate", "world" for all ranks of a mesh that has both axes, "secondary" for the ranks that together
-  /// hold a second copy of the parameters (MemoryPlan::has_secondary), or "replica" for the ranks that are one replica
-  /// (AsynchronousConfig::replica_ranks)
+  /// hold a second copy of the parameters (MemoryPlan::has_secondary), or "replica" for the ranks that together form
+  /// one replica (AsynchronousConfig::replica_ranks)
   std::string axis;
   std::string what;        ///< what is sent, such as "parameters before use"
   std::int64_t calls = 0;  ///< one for each unit, however many flat groups it has

@@ -31,8 +31,8 @@ Strategy with_common_parameters(Strategy best, const SyncConfig& sync) {
   return best;
 }
 
-/// Returns `best` with replicas that meet in outer steps: those of its mesh if that has several, else the hosts, or the
-/// ranks of a single host.
+/// Returns `best` with replicas that meet in outer steps. A mesh that is already divided stays the same. Otherwise each
+/// host is a replica, or each rank of a single host.
 Strategy with_replicas(Strategy best, const SyncConfig& sync, const Topology& topology) {
   best.sync = sync;
   const std::int64_t world = topology.world_size, shards = best.mesh.shards();
@@ -79,7 +79,7 @@ std::vector<TriedMode> modes_for(const Strategy& like, Strategy best, const Topo
   return modes;
 }
 
-/// Returns the first error of a refusal, from the key on that it names.
+/// Returns the first error of a refusal. The text begins with the key that the error names.
 std::string reason_of(const TriedMode& mode) {
   const std::string first = mode.refusal.substr(0, mode.refusal.find('\n'));
   const std::size_t key = first.find('/');

@@ -19,24 +19,25 @@ struct TriedMode {
   std::string name;  ///< such as "backups, count 1"
   Strategy strategy;
   std::string refusal = {};  ///< why these ranks cannot train so; the numbers are then 0. Empty: they can
-  double seconds = 0;        ///< seconds of a step: of as many gradients as there are ranks, fewer with backups
+  double seconds = 0;        ///< seconds of a step, which has one gradient of each rank (fewer with backups)
   double microbatches = 0;   ///< microbatches of all ranks in a step, without those whose gradients are dropped
   double staleness_mean = 0;
-  std::int64_t bytes = 0;  ///< memory that a rank needs: total of MemoryPlan
+  std::int64_t bytes = 0;  ///< memory that a rank needs (MemoryUse::limited)
   bool fits = true;        ///< bytes are within Strategy::memory.limit_bytes
 
-  /// Returns the speed by which modes are compared. Samples in a second are this times the samples of a microbatch.
+  /// Returns the speed by which modes are compared. The samples per second are this speed times a microbatch's samples.
   double microbatches_per_s() const { return seconds > 0 ? microbatches / seconds : 0.0; }
 };
 
 /// Simulates the modes of "sync" for ranks that differ as `options` say: synchronous steps by `best`, which come first,
 /// then backups, asynchronous ranks, and replicas that meet in outer steps. `tessera plan --strategy auto` shows them
-/// beside its choice, and chooses none, since all but the first change what is computed.
+/// beside its choice, and chooses none, since all modes but the first change what is computed.
 ///
-/// `like`: the keys that the user gave. Its compression stays, and so do its mesh and its numbers of "sync" for outer
-/// steps; otherwise each host is a replica, or each rank of a single host. If ranks are on several hosts, or if
-/// `files.servers` is above 0, parameter servers own the shards of an asynchronous mode. Throws tessera::Error: 64 if
-/// `options` are out of range, or if the run is too long to simulate; 65 if `files` are of another model.
+/// `like`: the keys that the user gave. Its compression and its numbers of "sync" for outer steps are used. Its mesh is
+/// used for outer steps, if it divides the ranks; otherwise each host is a replica, or each rank of a single host. If
+/// ranks are on several hosts, or if `files.servers` is above 0, parameter servers own the shards of an asynchronous
+/// mode. Throws tessera::Error: 64 if `options` are out of range, or if the run is too long to simulate; 65 if `files`
+/// are of another model.
 std::vector<TriedMode> try_modes(const models::ModelConfig& config, const Strategy& like, const Strategy& best,
                                  const Topology& topology, const TimingFiles& files, const WorldOptions& options);
 

@@ -45,12 +45,12 @@ std::pair<double, double> stall_of(const std::string& text) {
   return *read;
 }
 
-/// Returns how replicas differ whose ranks differ as `of_ranks` says: a replica is as slow as its slowest rank, and
-/// stands still when one of its ranks does. Steps are rounded up to a multiple of sync.every.
+/// Returns how replicas differ if their ranks differ as `of_ranks` says. A replica is as slow as its slowest rank, and
+/// stands still when one of its ranks stands still. Steps are rounded up to a multiple of sync.every.
 WorldOptions of_replicas(const WorldOptions& of_ranks, const MemoryPlan& plan) {
   const PlannedPlacement& placement = plan.placement();
   const std::int64_t every = plan.update().outer.every;
-  const int ranks = placement.mesh.world_size();  // those of a replica are neighbours
+  const int ranks = placement.mesh.world_size();  // the ranks of a replica are neighbours
   WorldOptions options = of_ranks;
   options.steps = (of_ranks.steps + every - 1) / every * every;
   options.stragglers.clear();

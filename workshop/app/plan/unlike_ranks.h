@@ -20,7 +20,7 @@ SimulatedWorld simulated(const PlannedWorld& world, const TimingFiles& files, co
 struct SimulatedMode {
   ModeCost cost;
   int ranks = 1;           ///< ranks_of_mode
-  std::int64_t steps = 1;  ///< steps of as many gradients as there are ranks
+  std::int64_t steps = 1;  ///< number of steps; each has as many gradients as there are ranks
   ModeWorld run;
 
   double seconds() const { return run.seconds / static_cast<double>(steps); }  ///< seconds of a step

@@ -21,9 +21,9 @@ struct AgreementOptions {
 ///
 /// `prepared` has everything that decides a run (strategy, model, options, ...), or the reason why this rank cannot
 /// take part. Each rank compares its values with rank 0's. If a rank differs or failed, every rank gets an error that
-/// names it, so that no rank waits for it. If values differ, the code is 78, with the keys that differ. Otherwise, the
-/// rank that failed gets its own error, and the others get 75. Each rank reads one copy of rank 0's text, and sends one
-/// line back.
+/// names it, so that no rank waits for it. A rank that failed gets its own error, and the other ranks then get 75. If
+/// no rank failed and values differ, the code is 78, with the keys that differ. Each rank reads one copy of rank 0's
+/// text, and sends one line back.
 absl::Status agree(const absl::StatusOr<nlohmann::json>& prepared, const AgreementOptions& options,
                    KeyValueStore& store);
 

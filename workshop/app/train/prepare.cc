@@ -71,8 +71,8 @@ absl::Status check_elastic(const TrainCommand& command, const Strategy& strategy
   return absl::OkStatus();
 }
 
-/// Refuses a model that is too large before anything is built. Under every strategy, the ranks of a host together hold
-/// at least local_world_size / world_size of all parameters.
+/// Refuses a model that is too large before anything is built. The ranks of a host together hold at least
+/// local_world_size / world_size of all parameters under every strategy.
 absl::Status check_size(const models::ModelConfig& config, const Strategy& strategy, const Topology& topology) {
   const bool on_gpus = has(strategy.comm.transport, transport_traits::kOnGpu);
   const double memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
@@ -216,7 +216,8 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   run.outputs = outputs_of(command, mesh.topology().restart_count, goes_on);
   if (mesh.rank() != 0) return run;
   RunOutputs checked = run.outputs;
-  // A worker that comes to a run whose steps are made meets the run's own results. Others look again (train.cc).
+  // A worker may join a run whose steps are all made, and then finds the results of this run. A worker that makes a
+  // step checks the outputs again (train.cc).
   if (strategy.sync.is_elastic()) checked.existing = Existing::kReplaced;
   TESSERA_RETURN_IF_ERROR(check_outputs(command, checked));
   if (!strategy.checkpoint.dir.empty() && !command.replays) {

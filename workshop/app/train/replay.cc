@@ -25,7 +25,8 @@
 
 // `tessera replay` finds the data that the run stored about the step: checkpoint, hashes, and the numbers of
 // microbatches and threads. Then it runs the `tessera train` command of that run again, without outputs and with
-// TESSERA_REPLAY set. For several ranks, the launcher starts this program once for each, with the same words.
+// TESSERA_REPLAY set. If there are several ranks, the launcher starts this program once for each rank, with the same
+// words.
 
 namespace tessera::app {
 namespace {

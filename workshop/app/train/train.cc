@@ -44,11 +44,11 @@ constexpr std::int64_t kTracedSteps = 3;
 // `tessera train`, on one rank.
 //
 // `run_train` reads the strategy and joins the ranks. `train_on` prepares everything that may fail on one rank
-// (prepare.h: numbers, data, model without memory, outputs, the first checkpoint). It lets all ranks agree on it
-// (agreement.h), and only then makes the Engine, which gives parameters memory. `train` is the loop: `train_step` runs
-// microbatches until they complete a step. Then a report, an evaluation, a checkpoint and a commit follow, if they are
-// due. Weights, exports, traces and a sample are written at the end. The result of a GPU's step is known one step late
-// (`unknown`).
+// (prepare.h: numbers, data, model without memory, outputs, the first checkpoint). All ranks then agree on what was
+// prepared (agreement.h). Only then does it make the Engine, which gives parameters memory. `train` is the loop:
+// `train_step` runs microbatches until they complete a step. Then a report, an evaluation, a checkpoint and a commit
+// follow, if they are due. Weights, exports, traces and a sample are written at the end. The result of a GPU's step is
+// known one step late (`unknown`).
 
 constexpr std::int64_t kMostTokensToCount = std::int64_t{1} << 30;
 
@@ -359,7 +359,7 @@ int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& 
   const int threads = set_threads_of_rank(mesh.topology().local_world_size);
   Engine engine(run->model, strategy, mesh);
   // Weights are the same on all ranks. Random numbers that are drawn while training (dropout) must differ between
-  // ranks. Under "reproducible" the Engine sets the generator for each microbatch.
+  // ranks. If "reproducible" is set, the Engine sets the generator for each microbatch.
   if (!strategy.reproducible) at::manual_seed(seed_for_rank(command.seed, mesh.rank()));
   return train(command, mesh, *run, engine, threads);
 }

@@ -126,8 +126,8 @@ std::string share_text(double share, int ranks);
 /// waited for data, and the shares that it spent in TokenBatches and in uploads.
 std::string data_text(const StepResult& result);
 
-/// Returns a text such as "critical batch about 512 sequences; you use 64: up to 8.0 x as many ranks would pay". This
-/// is the advice that follows from a known noise scale for the measured batch (docs/metrics.md).
+/// Returns a text such as "critical batch about 512 sequences; you use 64: up to 8.0 x as many ranks would pay". The
+/// text compares the measured batch with the noise scale, and gives advice (docs/metrics.md).
 std::string batch_advice(double noise_scale, double batch);
 
 /// Returns a text for rank 0: "0.412 TFLOP/s", or "412.0 TFLOP/s, MFU 41.6 %" if the device's peak is known.

@@ -97,7 +97,7 @@ TrainingCheckpoints::TrainingCheckpoints(Engine& engine, const CheckpointOptions
   if (config_.dir.empty()) return;
   signals_.emplace();
   ranks_ = value_or_throw(groups_of(mesh).world("training_checkpoints"));
-  EngineCheckpoints(engine_).finish_by_hand();  // else a step would throw a save's error, and the step's result be lost
+  EngineCheckpoints(engine_).finish_by_hand();  // else a step would throw a save's error, and lose its result
 }
 
 TrainingCheckpoints::~TrainingCheckpoints() = default;
@@ -153,7 +153,7 @@ bool TrainingCheckpoints::after_step(const Place& at, const SamplerCursor& data,
   // A loss that is NaN is not less than any other loss.
   const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;
   const bool is_best = is_less && keeps_best_;
-  if (is_best) end_save(Failure::kIsWarned);  // this save of a best checkpoint may fail, which changes the least loss
+  if (is_best) end_save(Failure::kIsWarned);  // a save under way of a best checkpoint may fail, and change least_loss_
   if (is_less) least_before_ = std::exchange(least_loss_, held_out);
   if (is_regular || agreed.minutes_are_over || is_last || is_best) {
     const bool saved = save(step, data, is_best, is_last ? Failure::kEndsTraining : Failure::kIsWarned);

@@ -53,12 +53,12 @@ class StopSignals {
 /// failures.
 ///
 /// A checkpoint is made every checkpoint.every_steps steps, every checkpoint.every_minutes minutes by rank 0's clock,
-/// when a signal asks for the end, and after the last step. With --keep-best, a checkpoint is also made when the loss
-/// on held-out data is the least so far. Up to checkpoint.failures saves in a row may fail, with a warning each. The
-/// last checkpoint of a run must succeed. Ranks agree with an all-gather of one byte in each step. With "sync" backups,
-/// no rank waits for the slowest rank in a step. Ranks then agree only every kStepsBetweenMeetings steps, at steps
-/// where a checkpoint is due, and after a measurement on held-out data. If there is no folder, nothing happens, and
-/// signals keep their usual effect.
+/// when a signal asks for the end, and after the last step. If --keep-best is given, a checkpoint is also made when the
+/// loss on held-out data is the least so far. Up to checkpoint.failures saves in a row may fail, with a warning each.
+/// The last checkpoint of a run must succeed. Ranks agree with an all-gather of one byte in each step. If "sync" is
+/// backups, no rank waits for the slowest rank in a step. Ranks then agree only every kStepsBetweenMeetings steps, at
+/// steps where a checkpoint is due, and after a measurement on held-out data. If there is no folder, nothing happens,
+/// and signals keep their usual effect.
 class TrainingCheckpoints {
  public:
   /// Makes the checkpoints of a training run with `engine`. The engine's strategy says when. It is collective if there

@@ -63,8 +63,8 @@ class GeneratedImages : public ImageDataset {
  private:
   using Pattern = std::array<float, kNumel>;
 
-  /// Returns waves with whole periods over the image. So a shift moves pixels that leave at one edge in at the opposite
-  /// edge. Their sum has the standard deviation kPatternDeviation.
+  /// Returns waves with whole periods over the image. So if an image is shifted, the pixels that leave it at one edge
+  /// come back at the opposite edge. The sum of the waves has the standard deviation kPatternDeviation.
   Pattern pattern_of(std::int64_t label) const {
     Words words(seed_, static_cast<std::uint64_t>(label));
     Pattern pattern{};

@@ -33,10 +33,10 @@ enum class Cifar10Split {
   kTest,   ///< test_batch.bin
 };
 
-/// CIFAR-10 in its binary version (cs.toronto.edu/~kriz/cifar.html): files of records of a label byte and 3072 pixel
-/// bytes, the red plane of 32 x 32 row by row, then the green, then the blue one. Files are mapped; opening reads the
-/// labels. Pixels are scaled to [0, 1]; then the training images' mean per channel is subtracted, and the difference is
-/// divided by their standard deviation.
+/// CIFAR-10 in its binary version (cs.toronto.edu/~kriz/cifar.html). A record is a label byte and 3072 pixel bytes: the
+/// red plane of 32 x 32 pixels row by row, then the green plane, then the blue plane. Files are mapped; opening reads
+/// the labels. Pixels are scaled to [0, 1]. Then the mean of the channel over the training images is subtracted, and
+/// the difference is divided by the channel's standard deviation.
 ///
 /// A file may have any number of records above 0, so a part of the data is enough.
 /// Errors name file and offset: 66 if a file is missing; 65 if it is empty, does not consist of whole records, or has a
@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<ImageDataset>> open_cifar10(const std::filesystem
 /// ranks. Different ranges of i are different images of the same classes. Classes alternate: image i has label i mod
 /// 10.
 ///
-/// `first`: the number of this data set's image 0, so that held-out images are those behind the training images.
+/// `first`: the number of this data set's image 0. Held-out images have numbers after those of the training images.
 std::unique_ptr<ImageDataset> generate_images(std::uint64_t seed, std::int64_t first, std::int64_t num_images);
 
 }  // namespace tessera

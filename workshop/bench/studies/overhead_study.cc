@@ -106,8 +106,8 @@ class OverheadStudy {
     rows_.push_back({name, std::move(each), plain_row});
   }
 
-  /// Times steps of a small GPT, and the checks in them of the program's calls around the step (the trace's spans
-  /// "checks"). It makes two rows: one for the step, and one for the checks.
+  /// Times steps of a small GPT, and the part of a step in which the Engine checks the program's calls (the trace's
+  /// spans "checks"). It makes two rows: one for the step, and one for the checks.
   void time_checks(const models::GPTConfig& config, int rounds) {
     at::manual_seed(3);
     models::GPT model = deferred_init([&] { return models::GPT(config); });
@@ -183,7 +183,7 @@ class OverheadStudy {
   struct Row {
     std::string name;
     Samples samples;
-    std::size_t plain_row;  ///< row of the cost without an Engine
+    std::size_t plain_row;  ///< row with which this row is compared
   };
 
   const Mesh& mesh_;

@@ -22,9 +22,9 @@ struct CheckpointStudyOptions {
 /// Measures a save and a load of a checkpoint, and the time that this machine needs for the same number of bytes: a
 /// copy in memory, and a plain file that is written and synced, by all ranks at once. A save beside training
 /// ("checkpoint.async") is timed twice: the time for which training waits, and the time until it is committed while
-/// nothing else runs. A commit ("durable") is compared with a file of as many bytes that is overwritten past the page
-/// cache. All these measurements take turns in each round; the checkpoint is in the page cache when it is loaded. It is
-/// collective, and the figures are those of rank 0.
+/// nothing else runs. A checkpoint is loaded twice: right after a save, and then from the page cache. A commit
+/// ("durable") is compared with a file of as many bytes that is overwritten past the page cache. All these measurements
+/// take turns in each round. It is collective, and the figures are those of rank 0.
 BenchTable study_checkpoints(const Mesh& mesh, const CheckpointStudyOptions& options);
 
 /// Options of study_launches.
@@ -37,8 +37,8 @@ struct LaunchStudyOptions {
   int steps = 2;
 };
 
-/// Measures the time that Tessera costs the host that feeds a GPU, on a single rank. It times steps of a GPT in bf16
-/// that is so narrow that the GPU waits for the host. "plain module" is LibTorch without an Engine: the module in bf16,
+/// Measures the time that Tessera costs the host that feeds a GPU, on a single rank. It times steps of a narrow GPT in
+/// bf16, for which the GPU waits for the host. "plain module" is LibTorch without an Engine: the module in bf16,
 /// fp32 masters beside it, one fused AdamW over all of them. over_plain_s: how much longer a step takes than a step of
 /// the plain module in the same round (median over rounds); over_plain_unit_s: the same for each unit, and quantiles.
 /// It restores LibTorch's number of threads.
@@ -47,8 +47,8 @@ BenchTable study_launches(const LaunchStudyOptions& options);
 /// Returns a row for every strategy: the plan of one rank, what its Engine allocated, and what the kernel charges the
 /// process for the Engine. The charge is taken between two steps, when no activation lives, less the charge before the
 /// model was made. It counts anonymous memory, and the process's share of memory that ranks map together
-/// (proc_pid_smaps(5)). ZeRO's formula (arXiv 1910.02054, figure 1) for fp32 parameters stands beside it: 16P, 8P +
-/// 8P/N, 4P + 12P/N, 16P/N bytes. It is collective, and the figures are those of rank 0.
+/// (proc_pid_smaps(5)). ZeRO's formula (arXiv 1910.02054, figure 1) for P fp32 parameters on N ranks stands beside it:
+/// 16P, 8P + 8P/N, 4P + 12P/N, 16P/N bytes. It is collective, and the figures are those of rank 0.
 BenchTable study_memory(const Mesh& mesh, const models::GPTConfig& config);
 
 /// Measures the time that Tessera costs the host for each operator. The operators are additions of 8 numbers, where
@@ -86,8 +86,8 @@ struct TimesCase {
 /// Returns 24 layers of width 64, with short steps, and a GPT of 69 million parameters; `small`: two such layers.
 std::vector<TimesCase> times_cases(bool small);
 
-/// Measures the cost of timing for a steady step. Under FULL_SHARD, with one copy of the
-/// parameters on a host and with private copies, these take turns in every round:
+/// Measures the cost of timing for a steady step, under FULL_SHARD with one copy of the parameters on a host, and with
+/// private copies. These kinds of steps take turns in every round:
 ///
 ///   nothing told            no latencies, and no listener for ranges; the wait for data is not measured, except with
 ///                           private copies, whose operators are watched in any case

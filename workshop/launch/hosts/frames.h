@@ -61,7 +61,7 @@ class FieldWriter {
   std::string bytes_;
 };
 
-/// Reads numbers and texts in the order in which they were written. Past the end, numbers are 0 and texts are empty,
+/// Reads numbers and texts in the order in which they were written. After the end, numbers are 0 and texts are empty,
 /// and `is_ok` is false.
 class FieldReader {
  public:

@@ -8,10 +8,10 @@
 
 namespace tessera {
 
-/// Tells the agents on other hosts that the launcher is alive. A separate thread writes to each agent. The launcher's
+/// Tells the agents on other hosts that the launcher is alive. A separate thread writes to all agents. The launcher's
 /// own thread waits when nobody reads its output (`| less`), and must not seem dead then.
 ///
-/// A frame of this size is written whole or not at all, so it never lies inside one of the launcher's other frames.
+/// A heartbeat is a frame so small that a pipe takes it whole or not at all. So it never lies inside another frame.
 class Heartbeat {
  public:
   explicit Heartbeat(std::chrono::milliseconds every) : every_(every) {}

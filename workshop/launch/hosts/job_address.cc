@@ -55,7 +55,7 @@ std::vector<Address> resolve(const std::string& name) {
   return addresses;
 }
 
-/// Returns whether this machine has the address, since a socket can be bound only to such an address.
+/// Returns whether this machine has the address. A socket can be bound only to an address of this machine.
 bool is_ours(Address address) {
   if (address.bytes.ss_family == AF_INET)
     reinterpret_cast<sockaddr_in*>(&address.bytes)->sin_port = 0;

@@ -18,7 +18,7 @@ absl::Status check_first_host(const HostSlots& first);
 
 /// Returns the address at which the ranks of all hosts reach rank 0, in numeric form. It is the address behind the
 /// first host's name, unless that is a loopback address. If it is one, the result is the address of this machine from
-/// which packets to the next host are sent. It fails with error 64 if there is no such address. Names that only ssh
+/// which packets to another host are sent. It fails with error 64 if there is no such address. Names that only ssh
 /// knows have no address here. REQUIRES: two hosts or more.
 absl::StatusOr<std::string> job_address(const std::vector<HostSlots>& hosts);
 

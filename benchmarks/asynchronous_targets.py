@@ -290,7 +290,9 @@ def compared_rows(name, found):
 # These functions measure pushes and pulls over a network.
 
 def measured_wire(options):
-    """Returns the sizes with "speed" (bytes/s of one connection), "wire_s" and "found", or None where this machine cannot make hosts."""
+    """Returns the sizes with "speed" (bytes/s of one connection), "wire_s" (seconds that a pull and a push of all
+    parameters take at this speed) and "found" (the samples of the worker). Returns None if this machine cannot make
+    hosts."""
     size = WIRE_QUICK if options.quick else WIRE
 
     def measure():

@@ -89,7 +89,7 @@ class Benchmark:
         self.results["checks"].append({"work": work, "result": result})
 
     def note(self, section, key, what, why):
-        """Records a task that failed or was not run outside of the rounds. `section`: "failed" or "not_run"."""
+        """Records a task outside of the rounds that failed or was not run. `section`: "failed" or "not_run"."""
         self._noted[section].append({"key": key, "what": what, "round": None, "why": why})
 
     def save(self):

@@ -53,7 +53,7 @@ class Step(typing.NamedTuple):
 
     rank: int
     step: int        # number among the rank's own steps, from 1
-    ticket: int      # number of its samples
+    ticket: int      # index of its ticket, from 0; the ticket stands for its samples
     begin: float     # waits are over, and the pull begins
     pulled: float
     computed: float

@@ -30,8 +30,8 @@ def free_port():
 
 
 def rank_environments(ranks):
-    """Returns the variables that torchrun sets, for each of `ranks` ranks of this machine. Gives each rank one
-    thread."""
+    """Returns the variables that torchrun sets, for each of `ranks` ranks of this machine. OMP_NUM_THREADS is
+    not among them, since `start` sets it."""
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks),
               "LOCAL_WORLD_SIZE": str(ranks)}
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]

@@ -32,8 +32,9 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
-/// The head of a safetensors file (https://github.com/huggingface/safetensors): 8 bytes with the length of a JSON
-/// object in little endian, and the object. The data follows without holes. Each piece is a tensor of one dimension.
+/// The head of a safetensors file (https://github.com/huggingface/safetensors): first 8 bytes that hold, in little
+/// endian, the length of a JSON object, and then the object. The data follows without holes. Each piece is a tensor of
+/// one dimension.
 struct ShardHeader {
   static constexpr std::int64_t kMostBytes = 100'000'000;  ///< limit for the JSON, the same as in the library
                                                            ///< safetensors

@@ -24,7 +24,7 @@ class StepProfiler {
   /// Call it after each step. The first step of a run should not count (`counts` false).
   void end_step(bool counts = true);
   /// Returns medians over the steps that counted. A microbatch counts if it used its units in the same order as the
-  /// last microbatch. Throws tessera::Error (64) if no step counted.
+  /// last microbatch of all these steps. Throws tessera::Error (64) if no step counted.
   StepProfile profile() const;
 
  private:

@@ -154,7 +154,7 @@ struct StepNorms {
 struct StepTables {
   int ranks = 1, shard_size = 1, parameters = 0, groups = 0;
   /// Whether units are updated in backward. If so, the steps of a parameter are counted when its unit is updated
-  /// (UnitRequest), and not at the step's end. The run ends with its first skipped step.
+  /// (UnitRequest), and not at the step's end. The run then ends with its first skipped step.
   bool updates_in_backward = false;
   /// Under "reproducible", number of a step's microbatches on each rank, which are neighbours in the tree of sums; loss
   /// and weight are then sums in that tree. 0 otherwise.

@@ -58,7 +58,7 @@ struct PredictedStep {
   /// Returns T_comm / (T_comp + T_comm), the fraction s from which tessera/scaling.h computes a speed-up. It is 0 for
   /// an empty step.
   double communication_share() const { return seconds > 0 ? communication_s() / seconds : 0.0; }
-  /// Returns the seconds of compute, update and rest, without the time that transport takes from them.
+  /// Returns the seconds of compute, update and rest, without stretch_s.
   double work_s() const { return compute_s + update_s + rest_s; }
 };
 

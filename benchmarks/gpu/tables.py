@@ -17,7 +17,7 @@ _TIMES = ["samples", "median, ms", "p10, ms", "p90, ms"]
 
 class GpuResults(Results):
     def rate(self, limit):
-        """Returns the rate of a limit from its median time, in its unit per second. Returns None if it was not
+        """Returns the amount of a limit divided by the limit's median time. Returns None if the limit was not
         measured."""
         samples = self.samples("limits", limit=limit)
         return self.entry("limits", limit=limit)["amount"] / stats.median(samples) if samples else None

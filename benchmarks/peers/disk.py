@@ -8,10 +8,10 @@
                         Reads of the next part and writes of the previous part run beside the update of this part
 
 Prints one JSON line. For passes it is {"peer", "bytes", "settings", "write", "read", "mixed"}. `bytes` is the number of
-bytes that a pass moves in one direction. The pass "mixed" reads as many as it writes. Each of the last three is
-{"samples_s": [...], "cpu_s": [...]}, with the CPU time of all threads. The file is written once before the first pass.
-For steps the line is {"peer", "numel", "bytes", "samples_s": [...]}, and `bytes` is the number of bytes that a step
-reads and writes.
+bytes that a pass moves in one direction. The pass "mixed" reads as many as it writes. Each of "write", "read" and
+"mixed" is {"samples_s": [...], "cpu_s": [...]}, with the CPU time of all threads. The file is written once before the
+first pass. For steps the line is {"peer", "numel", "bytes", "samples_s": [...]}, and `bytes` is the number of bytes
+that a step reads and writes.
 """
 
 import argparse

@@ -36,7 +36,7 @@ class LoneStep : public Step {
   std::int64_t applied() const override { return applied_; }
   std::int64_t samples_seen() const override { return samples_; }
   StepProgress progress() const override;
-  /// It is collective: no rank continues before all ranks have their counts.
+  /// It is collective: no rank continues before all ranks have written how often each parameter was updated.
   void resume(const StepProgress& progress) override;
   double communication_seconds() const override { return common_.communication_seconds(); }
 

@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-/// The version at which a tensor was saved for backward. With hooks LibTorch does not compare versions, so the hook
-/// that gives the tensor back compares them. The counter is shared with the tensor and its views, and outlives them.
+/// The version at which a tensor was saved for backward. LibTorch does not compare the versions of tensors that hooks
+/// save, so the hook that gives a tensor back compares them. The counter is shared with the tensor and its views, and
+/// outlives them.
 class SavedVersion {
  public:
   SavedVersion() = default;

@@ -63,9 +63,10 @@ class FrozenStates {
   /// state, since each block has one scale.
   static Extent share_of(std::int64_t numel, int rank, int ranks);
 
-  /// Takes this rank's shares of the fp32 masters of parameters that train in `units` in a narrower dtype and do not
-  /// require gradients now. `placement`: the placement of the optimizer state; `mesh`: this rank's position. It is
-  /// collective over `control`.
+  /// Takes this rank's shares of the fp32 masters of parameters that are about to be frozen. These parameters still
+  /// belong to trainable groups of `units`, but no longer require gradients. Only parameters narrower than fp32 have
+  /// such masters. `placement`: the placement of the optimizer state; `mesh`: this rank's position. It is collective
+  /// over `control`.
   void keep_masters(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement placement, const MeshPosition& mesh,
                     Collectives& control);
 

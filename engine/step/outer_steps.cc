@@ -253,10 +253,10 @@ void OuterSteps::meet(Step& inner) {
 }
 
 /// Gives all replicas the largest of each count. Replicas that skipped a step, or did not use a parameter, have smaller
-/// counts. Returns, for each count, a factor for this replica's states. It turns the mean over all replicas into the
-/// mean over the replicas that made updates: the number of all replicas divided by the number of replicas that made
-/// updates. The factor is 0 if this replica made no update, since its states mean nothing without updates. It is 1 if
-/// no replica made an update.
+/// counts. Returns, for each count, a factor for this replica's states. The factor is the number of all replicas
+/// divided by the number of replicas that made updates. So the mean over all replicas becomes the mean over the
+/// replicas that made updates. The factor is 0 if this replica made no update, since its states mean nothing without
+/// updates. It is 1 if no replica made an update.
 std::vector<double> OuterSteps::agree_on_counts(std::span<std::int64_t* const> counts) {
   std::vector<std::int64_t> own;
   for (const std::int64_t* count : counts) own.push_back(*count);

@@ -126,7 +126,7 @@ std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& sha
   return shard.bytes() + replicate.bytes();
 }
 
-/// Makes all-gathers run on the hosts of GPUs if they send values in a form other than plain (WireForm). Such
+/// Makes all-gathers that send values in a form other than plain (WireForm) run on the hosts of GPUs. Such
 /// all-gathers have separate groups. Returns the bytes of pinned memory. It is collective.
 std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& job) {
   const MemoryPlan::SlotsOnHost shard = plan.gathers_on_host(), replicate = plan.replica_gathers_on_host();

@@ -1,4 +1,4 @@
-"""A CommHook of the program's own sums gradients: each rank sends signs and one scale (EF-signSGD, arXiv 1901.09847)."""
+"""A program's own CommHook sums gradients: each rank sends signs and one scale (EF-signSGD, arXiv 1901.09847)."""
 
 import torch
 from torch import nn

@@ -108,13 +108,13 @@ class RankSampler : public torch::data::samplers::Sampler<> {
 
   /// Makes this rank take the microbatches of `run` from the next step on (Engine::microbatches, with "deal" by speed).
   /// All ranks call it after each step. Throws Error: 78 for a run that is empty or not within the microbatches of a
-  /// step, and for a call in the middle of a step; 64 if samples of a later step were already given, and without
-  /// RankSamplerOptions::microbatches.
+  /// step, or for a call in the middle of a step; 64 if samples of a later step were already given, or if
+  /// RankSamplerOptions::microbatches was not given.
   void deal(const MicrobatchRun& run);
   /// Returns the samples of microbatch number `microbatch` of the step under way, to whichever rank it belongs
   /// (Engine::microbatch, with "deal.backups"). It is for a program that reads its data by itself. The step stays under
   /// way until `end_step`, which all ranks call after Engine::step. The next epoch begins automatically. Throws Error:
-  /// 78 if a step has no such microbatch, and if `next` has begun the step; 64 without
+  /// 78 if a step has no such microbatch, or if `next` has begun the step; 64 without
   /// RankSamplerOptions::microbatches.
   std::vector<std::size_t> of(std::int64_t microbatch);
   void end_step();

@@ -142,7 +142,7 @@ struct ParameterGroup {
   /// OptimizerConfig::type updates the matrices, and AdamW updates the embeddings.
   std::optional<OptimizerType> type = {};
   /// lamb and lars: whether the norms of a parameter adapt its rate. It is usually false for biases and the weights of
-  /// norms.
+  /// normalization layers.
   bool layer_adaptation = true;
   friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
 };

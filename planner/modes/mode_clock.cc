@@ -55,7 +55,8 @@ class ModePlayer {
   /// Returns the fragment whose turn is at the end of a step; nothing if no fragment has its turn there.
   std::optional<std::size_t> turn_at(std::int64_t step, std::int64_t fragments) const {
     const std::int64_t every = run_.rule.every, place = (step - 1) % every + 1;
-    const std::int64_t number = (place * fragments + every - 1) / every;  // from 1; no other fragment fits
+    // Only the fragment with this number, from 1, can have its turn at `place`.
+    const std::int64_t number = (place * fragments + every - 1) / every;
     if (number * every / fragments != place) return std::nullopt;
     return static_cast<std::size_t>(number - 1);
   }

@@ -120,7 +120,8 @@ void note_exits(const pybind11::function& note) {
   if (init_of_python != nullptr) return;
   init_of_python = reinterpret_cast<PyTypeObject*>(type.ptr())->tp_init;
   note_objects_of(type);
-  // A class that is made later takes the constructor from SystemExit.__init__, or its own __init__ calls that.
+  // A derived class that is made later takes its constructor from SystemExit.__init__. If it has an __init__ of its
+  // own, that function calls SystemExit.__init__.
   const pybind11::object method = type.attr("__init__");
   if (Py_IS_TYPE(method.ptr(), &PyWrapperDescr_Type))
     reinterpret_cast<PyWrapperDescrObject*>(method.ptr())->d_wrapped = reinterpret_cast<void*>(init_and_note);

@@ -14,9 +14,9 @@ namespace tessera {
 /// Returns a text such as "No space left on device (errno 28)".
 std::string errno_text(int error);
 
-/// Returns the limit to raise if `error`, an errno, means that a limit is reached: "hint: raise the limit of open files
-/// (ulimit -n), which is 1024 here". It is empty for every other errno. EAGAIN counts as the limit of processes and
-/// threads.
+/// If `error`, an errno, means that a limit is reached, returns a hint that names this limit: "hint: raise the limit of
+/// open files (ulimit -n), which is 1024 here". The hint is empty for every other errno. EAGAIN counts as the limit of
+/// processes and threads.
 std::string limit_hint(int error);
 
 /// Returns errno_text(error), and ". " with limit_hint if the errno tells of a limit. Use it for failures that concern
@@ -27,8 +27,8 @@ std::string reason_of(int error);
 /// system's text does not say enough.
 std::string reason_of_reading(int error);
 
-/// Returns the text of reason_of_reading for a file or folder that could not be made or written. `wanted`: the number
-/// of bytes that were to be written, if it is known.
+/// Returns errno_text(error) for a file or folder that could not be made or written. It adds a remedy, as
+/// reason_of_reading does. `wanted`: the number of bytes that were to be written, if it is known.
 std::string reason_of_writing(int error, std::int64_t wanted = -1);
 
 /// Returns the errno of the limit that another library's text mentions ("accept: Too many open files"); 0 if it

@@ -11,7 +11,8 @@
 
 namespace tessera {
 
-/// Number of elements in a block of an 8-bit state, which share a scale. Blocks begin at the start of the flat group.
+/// Number of elements in a block of an 8-bit state. The elements of a block share a scale. Blocks begin at the start of
+/// the flat group.
 inline constexpr std::int64_t kStateBlock = 256;
 
 /// Memory that one state of a run of elements needs.

@@ -127,7 +127,8 @@ class MeshGroups {
  private:
   MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
   static constexpr const char* kUser = "user";
-  /// The meshes of this process, for its exit. A forked child of this process tells its peers nothing.
+  /// The meshes of this process. If the process exits with a code other than 0, each mesh that has not failed tells its
+  /// peers that this rank has ended. A forked child of this process tells them nothing.
   struct Living {
     const pid_t process = getpid();
     Mutex mutex;

@@ -20,7 +20,7 @@ def escaped(text):
 
 
 def words(element):
-    """Returns all text below an element, unchanged."""
+    """Returns all text below an element, without escapes. Each run of white space becomes one space."""
     return SPACES.sub(" ", "".join(element.itertext())).strip() if element is not None else ""
 
 

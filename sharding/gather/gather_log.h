@@ -23,7 +23,7 @@ class GatherLog {
   /// unit, which has a separate slot, is not counted.
   explicit GatherLog(std::size_t recent) : most_recent_(recent) { recent_.reserve(recent); }
 
-  /// It is called when a unit is gathered, and when a guard over the unit begins.
+  /// `note_gather` is called when a unit is gathered, and `note_guard` when a guard over the unit begins.
   void note_gather(int unit) { add(unit); }
   void note_guard(int unit) { add(guard_code(unit)); }
   /// It is called when an operator reads a unit that every rank of this host can read without a gather. The use is

@@ -91,7 +91,7 @@ class Residency final : public UnitKeeper {
   /// Throws the error of check_values if a gathered unit has changed. It does nothing without check_values.
   void expect_values() const;
 
-  /// From now on, announces every use that the schedule counts to `rounds`. `rounds` must outlive this object.
+  /// From now on, announces to `rounds` every use that the schedule counts. `rounds` must outlive this object.
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
   /// From now on, records in `latencies` how long each gather takes: from its beginning until its values have arrived

@@ -44,7 +44,7 @@ def made_up(**changes):
 
 
 def rows(table):
-    """Returns {first cells of a row: {column: cell}}."""
+    """Returns {first cell of a row: {column: cell}}."""
     return {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
 
 

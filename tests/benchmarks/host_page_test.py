@@ -59,7 +59,7 @@ class Tables(unittest.TestCase):
     def test_exposed_time_is_over_the_familys_step_without_communication(self):
         row = self.row("steps.csv", contender="PyTorch FSDP2")
         self.assertEqual(numbers(row, *COSTS), [3.0, 0.75, 0.25])
-        row = self.row("steps.csv", contender="DeepSpeed ZeRO-3")  # compared with PyTorch's step alone
+        row = self.row("steps.csv", contender="DeepSpeed ZeRO-3")  # compared with PyTorch's step without communication
         self.assertEqual(numbers(row, *COSTS), [1.0, 0.5, 0.5])
         row = self.row("steps.csv", contender="Tessera FULL_SHARD")
         self.assertEqual(numbers(row, *COSTS), [0.25, 0.25, 0.75])

@@ -113,8 +113,8 @@ TEST(MeasuredGroups, FirstGroupsErrorIsReturned) {
 }
 
 TEST(TimedCalls, CoverAllAlgorithmsOfAllCollectives) {
-  // A call with few bytes has 3 algorithms for all_gather, and for fp32 and bf16 each 2 for reduce_scatter and 3 for
-  // all_reduce. With many bytes, all_reduce has no doubling, so it has 2 algorithms.
+  // A call with few bytes has 3 algorithms for all_gather. For fp32 it has 2 for reduce_scatter and 3 for all_reduce,
+  // and as many for bf16. With many bytes, all_reduce has no doubling, so it has 2 algorithms.
   EXPECT_EQ(calls_to_time(4, 64).size(), 13u);
   const std::vector<TimedCall> calls = calls_to_time(3, 1 << 20);
   EXPECT_EQ(calls.size(), 11u);

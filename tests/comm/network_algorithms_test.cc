@@ -672,7 +672,7 @@ TEST(FailureWithOpenConnections, RankWhoseDestructorsRunLongIsNotSaidToHaveEnded
   }));
 }
 
-// A rank whose program has ended well has done its part of a call that may take other ranks long.
+// A rank whose program has ended well has done its part of each call. Other ranks may need more time for the call.
 TEST(FailureWithOpenConnections, RankWhoseProgramEndedWellLeavesNobodyAlone) {
   const auto store = memory_store();
   const FailureReport report(world_of(0, 3, kNeverPassed), store);

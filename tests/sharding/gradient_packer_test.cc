@@ -152,7 +152,7 @@ TEST(GradientPacker, SquaresAreOfWhatLiesInTheBucketWhichStaysTheSame) {
         packed->take(0, packed->gradient(0).t().contiguous().t());                        // its strides differ
         packed->take(1, packed->gradient(1).to(scalar_type_of(dtype)));                   // the bucket's dtype
         packed->take(2, sparse);                                                          // some rows occur twice
-        for (const std::size_t i : {0u, 1u}) packed->take(i, packed->gradient(i, 3.0f));  // added to those before
+        for (const std::size_t i : {0u, 1u}) packed->take(i, packed->gradient(i, 3.0f));  // added to gradients 0 and 1
         packed->take(1, packed->gradient(1).to(at::kBFloat16));
         packed->packer.take_zeros(packed->group, 2, packed->memory());  // this changes nothing
         packed->fill();

@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kWholeVectors = 32;  // elements that LibTorch computes at a time: 32, or a divisor of 32
+constexpr std::size_t kWholeVectors = 32;  // a multiple of the number of elements that LibTorch computes at a time
 
 /// Throws an Error with ExitCode::kUsage unless `good` is true.
 template <class... Text>

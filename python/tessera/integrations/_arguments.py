@@ -1,4 +1,4 @@
-"""Combines TrainingArguments of `transformers` with a strategy. A value that both name must be equal in both."""
+"""Combines TrainingArguments of `transformers` with a strategy. If both give a value, the two values must be equal."""
 
 import dataclasses
 from typing import Any

@@ -6,7 +6,7 @@
 `tessera launch`, `accelerate launch` or torchrun starts the ranks. The program's loop need not change. The program's
 AdamW, Adam or SGD, with its groups and schedulers, says how parameters are updated, and the Engine updates them. The
 Accelerator says how many microbatches a step has. The strategy, a file or a dict, says everything else, also how
-gradients are clipped. A value that both the strategy and the program name must be equal in both. All ranks call
+gradients are clipped. If the strategy and the program both give a value, the two values must be equal. All ranks call
 prepare, backward, the optimizer's step, get_state_dict, save_model, save_state and load_state.
 """
 

@@ -9,7 +9,7 @@ training (lr, weight_decay, betas, momentum ...). The next step uses the new val
 the Engine cannot follow raises an Error at the line that writes it. Parameters may be frozen and unfrozen, with groups
 of their own (BackboneFinetuning). Lightning's callbacks that average weights may write weights. The Trainer decides how
 many microbatches a step has and how gradients are clipped. The strategy, a file or a dict, decides everything else.
-A value that both the Trainer and the strategy name must be equal in both.
+If the Trainer and the strategy both give a value, the two values must be equal.
 """
 
 import os

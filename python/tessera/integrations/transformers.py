@@ -135,8 +135,8 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     Its groups have the numbers of the Engine's update rule, and its step calls the Engine's step. The first group holds
     the parameters that are in no group of the strategy. The other groups are the strategy's groups, in their order. A
-    number that is written into a group is used from the next step on. A number that torch.optim's rule has and the
-    Engine cannot follow raises an Error at the line that writes it.
+    number that is written into a group is used from the next step on. If the Engine cannot follow a number of
+    torch.optim's rule, the line that writes the number raises an Error.
     """
 
     _is_accelerate_prepared = True  # keeps accelerate from wrapping this optimizer

@@ -18,7 +18,7 @@ namespace tessera {
 class Diagnostics {
  public:
   static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
-  static constexpr std::size_t kMaxReported = 100;  ///< most errors in a message, which then counts the other errors
+  static constexpr std::size_t kMaxReported = 100;  ///< a message has at most this many errors, and counts the rest
 
   /// `name` stands for the file in messages.
   Diagnostics(std::string name, std::string_view text);

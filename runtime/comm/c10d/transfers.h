@@ -101,9 +101,9 @@ class Transfers {
 
   struct Places {
     const std::byte* input;
-    std::size_t stride;  ///< bytes between the parts that go to two ranks
+    std::size_t stride;  ///< bytes from the beginning of one rank's part to that of the next rank's part
     std::byte* output;
-    std::size_t output_stride;  ///< bytes between the parts of two ranks
+    std::size_t output_stride;  ///< the same in the output
   };
 
   void send_and_receive(c10d::Backend& backend, int tag, const Places& places, std::size_t bytes,

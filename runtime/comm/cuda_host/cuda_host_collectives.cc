@@ -11,8 +11,9 @@
 #include "runtime/comm/sum/visited_sum.h"
 
 // Collectives of ranks whose GPUs can read each other's memory. A call has two halves. `start` records this rank's
-// `ready` event on the compute queue. Then it exchanges an Offer (call and place of the input) over `host_`, which is a
-// barrier of the processes. It queues the work on the side queue behind all peers' `ready` events, then records `done`.
+// `ready` event on the compute queue. Then it exchanges an Offer (call and place of the input) over `host_`. This
+// exchange is also a barrier of the processes. Then `start` queues the work on the side queue behind all peers' `ready`
+// events, and records `done`.
 // `finish`, at the wait, makes another barrier of the processes and lets the compute queue wait for all `done` events.
 // Events live in a ring of kRing calls.
 

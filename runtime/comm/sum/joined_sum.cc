@@ -13,7 +13,7 @@ void joined_sum(std::span<const float* const> waiting, const float* last, float*
     if (output != last) std::memcpy(output, last, numel * sizeof(float));
     return;
   }
-  constexpr std::size_t kBlock = 1024;  // elements between two additions, few enough for the first-level cache
+  constexpr std::size_t kBlock = 1024;  // number of elements of `between`, which stays in the first-level cache
   alignas(64) std::array<float, kBlock> between;
   for (std::size_t begin = 0; begin < numel; begin += kBlock) {
     const std::size_t length = std::min(kBlock, numel - begin);

@@ -49,7 +49,7 @@ class WireCoding {
   /// Returns the dtype as which the transport packs messages (lossless.h), or nothing if it packs none.
   std::optional<DType> packs() const { return form_ == WireForm::kLossless ? std::optional(dtype_) : std::nullopt; }
   std::size_t bytes(std::size_t numel) const { return wire_bytes(form_, dtype_, numel); }
-  /// Writes `input[begin, begin + numel)` to `wire` as it is sent.
+  /// Writes `input[begin, begin + numel)` to `wire`, in the form in which it is sent.
   void write(const void* input, std::size_t begin, std::size_t numel, std::byte* wire) const;
   /// Reverses `write`. REQUIRES: rounds().
   void read(const std::byte* wire, void* output, std::size_t numel) const {

@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// These functions count, for MemoryPlan, the bytes that steps read from and write to records in files. They go through
-/// the programs of steps.
+/// MemoryPlan calls these functions. They go through the programs of steps, and count the bytes that steps read from
+/// records in files and write to them.
 
 /// The kinds of records.
 enum class RecordKind : std::uint8_t { kParameters, kStates, kTensorStates, kGradients };

@@ -149,7 +149,7 @@ TEST(StepTimes, MfuIsTheShareOfThePeak) {
   run_ranks({.ranks = 1}, body);
 }
 
-// Counts gathers and reductions of the steps after time_calls, as traffic counts them.
+// After time_calls, Engine::latencies counts all reductions that Engine::traffic counts, and nearly all gathers.
 TEST(StepTimes, EachGatherAndReductionOfAUnitIsTimed) {
   on_placements(kInMemory, 2, [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy);

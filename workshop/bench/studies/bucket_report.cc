@@ -51,8 +51,8 @@ std::string verdict_of(const BucketModelReport& model) {
          judged(model.step_gain(best)) + ", its communication alone " + judged(model.communication_gain(best)) + "\n";
 }
 
-/// Returns a text with the reason. The fit gives the time that fewer starts of reductions save. The measurement gives
-/// the communication time that the best bucket saves.
+/// Returns a text that says why the best bucket wins. The fit gives the time that fewer starts of reductions save. The
+/// measurement gives the communication time that the best bucket saves.
 std::string reason_of(const BucketModelReport& model) {
   const BucketTiming &tensors = model.per_tensor, &best = model.best();
   const AlphaBeta& fit = model.fit;

@@ -212,7 +212,7 @@ class ModelStudy {
   const BucketStudyOptions& options_;
   BucketWorkload work_;
   BucketModelReport report_;
-  std::vector<BucketTiming*> timings_;  ///< one parameter for each bucket comes first, then the sweep
+  std::vector<BucketTiming*> timings_;  ///< the timing with one parameter a bucket, then those of the sweep
   std::vector<double> losses_;
   std::unique_ptr<CommBuffer> memory_;  ///< memory of the single reductions
   std::int64_t largest_ = 0, part_ = 0;

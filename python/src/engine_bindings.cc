@@ -42,7 +42,7 @@ void set_buffers(ModuleView& view, const NamedTensors& buffers) {
 
 /// Returns whether the values of these dicts, one after the other, are the objects of this list. Each backward calls it
 /// for all modules, so it runs no code of Python.
-bool hold(const py::list& dicts, const py::list& objects) {
+bool dicts_hold(const py::list& dicts, const py::list& objects) {
   std::size_t known = 0;
   PyObject *key = nullptr, *value = nullptr;
   for (const py::handle dict : dicts) {
@@ -490,7 +490,7 @@ void bind_engine(py::module_& module) {
         return std::make_unique<Guarding<EmaWeights>>(engine);
       });
   module.def("backward", &backward_of);
-  module.def("hold", &hold);
+  module.def("dicts_hold", &dicts_hold);
   module.def("scaled_speedup", &scaled_speedup);
   module.def("scaling_efficiency", &scaling_efficiency);
   py::class_<UnevenLooping>(module, "UnevenLoop", py::module_local())

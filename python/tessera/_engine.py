@@ -615,7 +615,7 @@ class Engine:
         """Raises Error if a parameter was added after the Engine was made, since the parameter would get gradients, but
         no updates.
         """
-        if _native.hold(self._dicts, self._members):
+        if _native.dicts_hold(self._dicts, self._members):
             return
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter not in self._parameters:

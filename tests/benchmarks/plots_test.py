@@ -1,8 +1,13 @@
 #!/usr/bin/env python3
 """Tests charts: marks lie where their values are, and the written file has no colour, id or link of its own."""
 
+import pathlib
 import re
+import runpy
+import sys
+import tempfile
 import unittest
+import unittest.mock
 
 import paths
 import readable
@@ -99,6 +104,20 @@ class Labels(unittest.TestCase):
 
     def test_lists_are_joined_with_commas_and_and(self):
         self.assertEqual([readable.listed(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])], ["a", "a and b", "a, b and c"])
+
+
+@paths.NEEDS_MATPLOTLIB
+class BucketSweep(unittest.TestCase):
+    def test_shares_of_communication_stand_above_their_sizes_of_buckets(self):
+        with tempfile.TemporaryDirectory() as name:
+            table, picture = pathlib.Path(name) / "buckets.csv", pathlib.Path(name) / "s.svg"
+            table.write_text("step,bucket_mb,seconds,communication_share,loss\n1,0.5,2,0.25,7\n2,25,1,0.125,7\n")
+            with unittest.mock.patch.object(sys, "argv", ["plot_buckets.py", str(table), str(picture)]):
+                axes = runpy.run_path(str(paths.ROOT / "examples/images/plot_buckets.py"))["axes"]
+            [line] = axes.lines
+            self.assertEqual(list(zip(line.get_xdata(), line.get_ydata())), [(0.5, 0.25), (25, 0.125)])
+            self.assertEqual([label.get_text() for label in axes.get_xticklabels()], ["0.5", "25"])
+            self.assertIn("<svg", picture.read_text())
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <random>
 #include <sstream>
 
+#include "tests/examples/png_file.h"
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
@@ -69,6 +72,78 @@ TEST_F(Images, PatternsAreLearntAndEpochsAreRows) {
   EXPECT_EQ(rows[4].at("ranks"), "2");
   EXPECT_GT(std::stod(rows[4].at("accuracy")), 0.9);
   EXPECT_GT(std::stod(rows[4].at("pictures_per_second")), 0);
+  for (const auto& row : rows) {
+    EXPECT_GT(std::stod(row.at("communication_share")), 0.0);
+    EXPECT_LT(std::stod(row.at("communication_share")), 1.0);
+  }
+}
+
+// All pictures are the same one. If two ranks drew the same random numbers, each sample of the rank alone would occur
+// twice, and the mean loss, whose batch norms see all samples, would be the loss of the rank alone.
+TEST_F(Images, RanksDrawDifferentAugmentations) {
+  std::vector<double> losses;
+  for (const int ranks : {1, 2}) {
+    const std::string name = std::to_string(ranks);
+    std::ofstream file(path(name + ".csv"));
+    for (int picture = 0; picture < 15 * ranks; ++picture) {  // a fifth of them is held out
+      for (int pixel = 0; pixel < 64; ++pixel) file << pixel * 5 % 17 << ',';
+      file << "3\n";
+    }
+    file.close();
+    images(ranks, {IMAGES, "train", "--data", "digits:" + path(name + ".csv"), "--out", path(name), "--width", "8",
+                   "--epochs", "1", "--batch", std::to_string(12 * ranks)});
+    const auto rows = rows_of(path(name + "/epochs.csv"));
+    ASSERT_THAT(rows, SizeIs(1));
+    losses.push_back(std::stod(rows[0].at("loss")));
+  }
+  EXPECT_GT(std::abs(losses[0] - losses[1]), 1e-3) << losses[0];
+}
+
+TEST_F(Images, ResNet50TrainsOnCifarsFiles) {
+  std::filesystem::create_directory(path("cifar"));
+  for (int file = 1; file <= 6; ++file) {
+    std::string records;
+    for (int i = 0; i < 4; ++i) {
+      records += static_cast<char>((4 * file + i) % 10);
+      records += std::string(3072, static_cast<char>(20 * i + file));
+    }
+    const std::string name = file == 6 ? "test_batch" : "data_batch_" + std::to_string(file);
+    write_file(path("cifar/" + name + ".bin"), records);
+  }
+  const auto command_of = [&](const std::string& name, const std::string& layers) {
+    return Words{IMAGES, name,       "--data", "cifar10:" + path("cifar"), "--out", path("d"), "--width",
+                 "4",    "--layers", layers};
+  };
+  images(2, command_of("train", "50") + Words{"--epochs", "1", "--batch", "20"});
+  const auto rows = rows_of(path("d/epochs.csv"));
+  ASSERT_THAT(rows, SizeIs(1));
+  EXPECT_GT(std::stod(rows[0].at("loss")), 0.1);
+  EXPECT_TRUE(std::isfinite(std::stod(rows[0].at("loss"))));
+  EXPECT_THAT(images(1, command_of("latency", "50") + Words{"--steps", "1"}).out, HasSubstr("batch 32  p50 "));
+  // The checkpoint is that of 50 layers, which a model of 18 does not fit.
+  EXPECT_NE(run_program(command_of("latency", "18"), path("run")).code, 0);
+}
+
+TEST_F(Images, FoldersOfPicturesAreTrainedOn) {
+  for (const std::string part : {"train", "val"}) {
+    for (const std::string kind : {"cat", "dog"}) {
+      const std::string folder = path("pets/" + part + "/" + kind);
+      std::filesystem::create_directories(folder);
+      const char colour = kind == "cat" ? '\x20' : '\xd0';
+      for (int i = 0; i < 6; ++i)
+        write_file(folder + "/" + std::to_string(i) + ".png",
+                   png_of(std::string(3 * 8 * 8, static_cast<char>(colour + i)), 8));
+    }
+  }
+  const Ended ended = run_program({IMAGES, "train", "--data", "folder:" + path("pets"), "--side", "64", "--out",
+                                   path("e"), "--width", "4", "--epochs", "1", "--batch", "12"},
+                                  path("run"), 120);
+  if (ended.code == 69 && ended.err.find("libstb-dev") != std::string::npos)
+    GTEST_SKIP() << "this build reads no folders of pictures (Debian: libstb-dev)";
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  const auto rows = rows_of(path("e/epochs.csv"));
+  ASSERT_THAT(rows, SizeIs(1));
+  EXPECT_TRUE(std::isfinite(std::stod(rows[0].at("loss"))));
 }
 
 TEST_F(Images, RunThatStoppedGoesOnWithTheSameBits) {
@@ -101,6 +176,8 @@ TEST_F(Images, BucketsOfAllSizesGiveOneLoss) {
   ASSERT_THAT(rows, SizeIs(3));
   EXPECT_EQ(rows[0].at("loss"), rows[1].at("loss"));
   EXPECT_EQ(rows[0].at("loss"), rows[2].at("loss"));
+  EXPECT_EQ(std::stod(rows[1].at("bucket_mb")), 0.05);
+  EXPECT_GT(std::stod(rows[1].at("communication_share")), 0.0);
 }
 
 TEST_F(Images, WrongPicturesAreNamedWithPlaceAndRemedy) {

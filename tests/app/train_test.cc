@@ -174,14 +174,40 @@ TEST_F(Train, EveryLauncherGivesTheSameBits) {
   }
 }
 
-TEST_F(Train, MpiGivesTheBitsOfOtherTransports) {
+/// Returns whether a command can train over MPI.
+bool has_mpi() {
   const auto plugin = std::filesystem::path(TESSERA_PROGRAM).parent_path() / "libtessera_mpi.so";
-  if (!std::filesystem::exists(plugin) || !std::filesystem::exists("/usr/bin/mpirun"))
-    GTEST_SKIP() << "no plug-in for MPI was built (Debian: libopenmpi-dev), or there is no /usr/bin/mpirun";
-  run(launch(2) + train(strategy("FULL_SHARD"), "host"));
-  run(Words{"/usr/bin/mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", "-x",
-            "MASTER_PORT=" + free_port()} +
-      train(strategy("FULL_SHARD", R"(, "comm": {"transport": "mpi"})"), "mpi"));
+  return std::filesystem::exists(plugin) && std::filesystem::exists("/usr/bin/mpirun");
+}
+constexpr const char* kNoMpi = "no plug-in for MPI was built (Debian: libopenmpi-dev), or there is no /usr/bin/mpirun";
+
+Words mpirun(int ranks) {
+  return {"/usr/bin/mpirun",
+          "--allow-run-as-root",
+          "--oversubscribe",
+          "--bind-to",
+          "none",
+          "-n",
+          std::to_string(ranks),
+          "-x",
+          "MASTER_PORT=" + free_port()};
+}
+
+TEST_F(Train, MpiGivesTheBitsOfOtherTransports) {
+  if (!has_mpi()) GTEST_SKIP() << kNoMpi;
+  for (const std::string name : {"FULL_SHARD", "NO_SHARD"}) {
+    run(launch(2) + train(strategy(name), name + " host"));
+    run(mpirun(2) + train(strategy(name, R"(, "comm": {"transport": "mpi"})"), name + " mpi"));
+    EXPECT_EQ(losses(name + " mpi").size(), 3u) << name;
+    EXPECT_EQ(losses(name + " mpi"), losses(name + " host")) << name;
+  }
+}
+
+TEST_F(Train, MpiGivesTheBitsOfOtherTransportsWithTwoGroupsOfRanks) {
+  if (!has_mpi()) GTEST_SKIP() << kNoMpi;
+  const std::string mesh = R"(, "mesh": {"replicate": 2, "shard": 2})";
+  run(launch(4) + train(strategy("HYBRID_SHARD", mesh), "host"));
+  run(mpirun(4) + train(strategy("HYBRID_SHARD", mesh + R"(, "comm": {"transport": "mpi"})"), "mpi"));
   EXPECT_EQ(losses("mpi").size(), 3u);
   EXPECT_EQ(losses("mpi"), losses("host"));
 }

@@ -84,6 +84,8 @@ class WheelTest(unittest.TestCase):
         self.assertEqual([file for file in files if re.search(r"/lib(torch|c10|cu|nv|nccl)[^/]*\.so", file)], [])
         for file in [*self.site.glob("tessera/bin/*"), *self.site.glob("tessera/lib/*.so*"), *self.site.glob("tessera/*.so")]:
             said = self.run_ok("readelf", "readelf", "-d", file)
+            self.assertRegex(said, r"NEEDED.*\[libc\.so", file)
+            self.assertNotRegex(said, r"NEEDED.*\[libmpi", "a plug-in alone is linked with MPI")
             for folder in re.findall(r"(?:RPATH|RUNPATH).*\[(.*)\]", said):
                 self.assertEqual([part for part in folder.split(":") if not part.startswith("$ORIGIN")], [], file)
 

@@ -14,7 +14,7 @@ overflow. If --save is given, the final weights are written as a folder of the s
 
 Precision: fp32 means that everything is fp32. If it is bf16 or fp16, the parameters that compute are 16-bit, the
 optimizer owns fp32 masters, and gradients are reduced in fp32. FSDP2 does this by its MixedPrecisionPolicy(param_dtype,
-reduce_dtype=float32). `single` and `ddp` do it by a 16-bit copy of the model, since DDP has no such mode. `ddp` does
+reduce_dtype=float32). --reduce gives it another reduce_dtype, or none. `single` and `ddp` do it by a 16-bit copy of the model, since DDP has no such mode. `ddp` does
 not use torch's class with such a copy, and gradients are all-reduced one by one. The optimizer is torch.optim with
 foreach=False and fused=False, which updates one tensor after the other by one formula.
 """
@@ -50,6 +50,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
+    parser.add_argument("--reduce", choices=[*DTYPES, "none"], default="fp32", help="reduce_dtype of fsdp2")
     parser.add_argument("--clip", type=float, default=0.0, help="largest gradient norm; 0: off")
     parser.add_argument("--optimizer", choices=["adamw", "adam", "sgd"], default="adamw")
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -107,7 +108,7 @@ class Trainee:
         reshard = self.options.strategy == "fsdp2"
         arguments = {"mesh": init_device_mesh("cpu", (self.options.ranks,)), "reshard_after_forward": reshard}
         if self.dtype != torch.float32:
-            arguments["mp_policy"] = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
+            arguments["mp_policy"] = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=DTYPES.get(self.options.reduce))
         for unit in model.units():
             fully_shard(unit, **arguments)
         fully_shard(model, **arguments)

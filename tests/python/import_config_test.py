@@ -313,6 +313,16 @@ class FsdpTest(unittest.TestCase):
             self.assertIn("SHARD_GRAD_OP", fifth.text)
             self.assertEqual(fifth.fate, "refused")
 
+    def test_fsdp_without_reduce_dtype_reduces_in_the_type_of_parameters(self):
+        for policy, types in [({"param_dtype": "bfloat16"}, ("bf16", "bf16")), ({"param_dtype": "torch.float16", "reduce_dtype": None}, ("fp16", "fp16")),
+                              ({"param_dtype": "bf16", "reduce_dtype": "fp32"}, ("bf16", "fp32"))]:
+            for config in (translated({"fsdp_config": {"mixed_precision_policy": policy}}, "fsdp"),
+                           translated({"distributed_type": "FSDP", "fsdp_config": {"fsdp_mixed_precision_policy": policy}})):
+                precision = strategy_of(config)["mixed_precision"]
+                self.assertEqual((config.refused, precision["param"], precision["reduce"]), ([], *types), policy)
+                self.assertEqual([each.pointer for each in config.implied],
+                                 [] if policy.get("reduce_dtype") else ["/mixed_precision/reduce"], policy)
+
     def test_a_key_under_two_names_is_refused_unless_both_say_the_same(self):
         self.assertEqual(translated({"fsdp_version": 2, "version": 1}, "fsdp").refused, ["version"])
         self.assertEqual(fate_of(translated({"fsdp_version": 2, "version": 2}, "fsdp"), "version").text, "fsdp_version says the same")

@@ -153,9 +153,6 @@ def _finish(session: Session) -> None:
     distributed_type selects it."""
     kind = _kind_of(session)
     if kind == "fsdp":
-        if "/mixed_precision/param" in session.settings:
-            session.imply("/mixed_precision/reduce", session.settings["/mixed_precision/param"],
-                          "Accelerate takes one type for parameters and gradients")
         _fsdp.finish_fsdp(session)
     elif kind == "deepspeed":
         session.imply("/strategy", "SHARD_GRADIENTS", "Accelerate's default is stage 2")

@@ -194,10 +194,8 @@ def _put_type(key: Key, pointer: str) -> None:
     key.put(pointer, _TYPES.get(word(key.value).removeprefix("torch."), key.value))
 
 
-def _one_type(key: Key) -> None:
+def _put_parameters_type(key: Key) -> None:
     _put_type(key, "/mixed_precision/param")
-    if "/mixed_precision/param" in key.session.settings:
-        key.session.imply("/mixed_precision/reduce", key.session.settings["/mixed_precision/param"], "FSDP takes one type for both")
 
 
 _OFFLOAD_DOC = ("false: ignored; true: `offload.moments.tier`, `offload.gradients.tier`, with FULL_SHARD `offload.parameters.tier` and with bf16 or "
@@ -215,8 +213,8 @@ ROWS = below(
     rule("transformer_layer_cls_to_wrap", "`units.classes`; transformer_cls_names_to_wrap is the same", _classes_to_wrap),
     rule("min_num_params", "`units.min_numel`, with SIZE_BASED_WRAP", _min_num_params),
     refuses("ignored_modules", "every parameter of the module is the Engine's. Keep such modules outside of the one that it gets"),
-    rule("mixed_precision_policy", "`mixed_precision.param` and `mixed_precision.reduce`", _one_type),
-    rule("mixed_precision_policy.param_dtype", "`mixed_precision.param`", lambda key: _put_type(key, "/mixed_precision/param")),
+    rule("mixed_precision_policy", "`mixed_precision.param` and `mixed_precision.reduce`", _put_parameters_type),
+    rule("mixed_precision_policy.param_dtype", "`mixed_precision.param`; without reduce_dtype also `mixed_precision.reduce`", _put_parameters_type),
     rule("mixed_precision_policy.reduce_dtype", "`mixed_precision.reduce`", lambda key: _put_type(key, "/mixed_precision/reduce")),
     ignores("mixed_precision_policy.buffer_dtype", "buffers keep the type that the program gives them"),
     ignores("mixed_precision_policy.output_dtype", "the program gives outputs the type that it wants"),
@@ -241,6 +239,9 @@ ROWS = below(
 
 
 def finish_fsdp(session: Session) -> None:
+    if "/mixed_precision/param" in session.settings:
+        why = "FSDP reduces gradients in their own type unless reduce_dtype says another one"
+        session.imply("/mixed_precision/reduce", session.settings["/mixed_precision/param"], why)
     if _is_replicated(session):
         session.imply("/strategy", "HYBRID_SHARD", "parallelism_config replicates, and FSDP's default is to shard everything")
     _finish_offload(session)

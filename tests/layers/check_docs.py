@@ -9,6 +9,8 @@ as a browser follows it.
 A page in MOST_BYTES has the limit of bytes that is given there. Other pages of docs/ have a limit too, except LISTS and
 pages that a program makes.
 
+An option behind the name of a program of scripts/ must be in the text of the program.
+
 A page names a test as `FILE: Suite.Name` (GoogleTest), `FILE: method` (Python), or, for the table in
 tests/app/odd_inputs, `FILE: name of a row`.
 
@@ -42,6 +44,7 @@ C_COMMENTS = re.compile(r"//.*")
 # Headers and files of other projects: those of LibTorch, PyTorch, the standard library and the system, and files that a
 # user writes.
 ELSEWHERE = re.compile(r"(ATen|c10|torch|caffe2|absl|nlohmann|gloo|CLI|sys|linux|arpa|netinet)/|(nccl|mpi|sysexits)\.h$|main\.cc$")
+OPTIONS = re.compile(r"(?<!\w)scripts/(\w+)((?:\s+--[a-z-]+)+)")
 EXCEPT = ["tests/layers/", "runtime/comm/c10d/gloo_stubs/"]  # tests/layers/ names files of trees that its tests make
 
 
@@ -98,6 +101,14 @@ def dead_links(page):
     return [target for target in LINK.findall(text) if not (page.parent / target).exists()]
 
 
+def gone_options(root, source):
+    """Yields the options of our scripts that the file names, and that the script's text has not."""
+    for script, options in OPTIONS.findall((root / source).read_text(encoding="utf-8")):
+        file = root / "scripts" / script
+        text = file.read_text(encoding="utf-8") if file.is_file() else options
+        yield from (f"scripts/{script} {option}" for option in options.split() if not re.search(rf"(?<![\w-]){option}(?![\w-])", text))
+
+
 def ours(root):
     """Returns the files of this project, relative to the root. Files of builds, virtual environments and git are left
     out."""
@@ -124,6 +135,7 @@ def complaints(root, files, source):
     size, most = (root / source).stat().st_size, most_bytes(root, source)
     if most is not None and size > most:
         yield f"has {size} bytes, and {most} are the most"
+    yield from (f"names {command}, which is no option" for command in gone_options(root, source))
     if source.endswith(".md"):
         yield from (f"names {name}, which is not there" for name in folders_and_programs_in(root / source)
                     if not (root / name).exists())
@@ -141,6 +153,8 @@ def main(root):
     sources = {path for path in files if not path.endswith(".md") and "/" in path and not path.startswith(tuple(EXCEPT))}
     looked_at = sorted(pages | sources)
     found = [f"{source}: {text}" for source in looked_at for text in complaints(root, files, source)]
+    scripts = [file.relative_to(root).as_posix() for file in sorted((root / "scripts").glob("*")) if file.is_file()]
+    found += [f"{script}: names {command}, which is no option" for script in scripts for command in gone_options(root, script)]
     print("\n".join(found) or f"{len(looked_at)} pages and sources name files that are there")
     return 1 if found or len(looked_at) < 50 else 0
 

@@ -61,6 +61,12 @@ class Docs(unittest.TestCase):
         self.assertEqual(found_in({"docs/faults.md": "`tests/base/gone_test.cc: Log.Lines`\n"}),
                          ["docs/faults.md: names tests/base/gone_test.cc, which is not there"])
 
+    def test_options_that_a_script_does_not_have_are_found(self):
+        script = {"scripts/test": "case $1 in --all | --fast-too) ;; esac\n"}
+        self.assertEqual(found_in({**script, "docs/design.md": "`scripts/test --all`, scripts/other --far\n"}), [])
+        for text in ("`scripts/test --all --fast`", "scripts/test\n--fast", "`scripts/test --all`, `scripts/test --fast`"):
+            self.assertEqual(found_in({**script, "docs/design.md": text}), ["docs/design.md: names scripts/test --fast, which is no option"])
+
     def test_a_readme_that_is_too_long_is_found(self):
         self.assertEqual(found_in({"README.md": "a" * 8192, "docs/design.md": "a" * 25600}), [])
         self.assertEqual(found_in({"README.md": "a" * 8193}), ["README.md: has 8193 bytes, and 8192 are the most"])

@@ -1,6 +1,7 @@
 """Tests the wheel of scripts/wheel. The wheel trains from Python and from C++ in an environment that has only torch.
 The error for another version of torch has a remedy."""
 
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -21,10 +22,11 @@ TORCH = re.search(r"(\d+)\.(\d+)", (SITE / "torch" / "version.py").read_text()).
 TOOLS = ("scikit_build_core", "auditwheel")
 
 PROGRAM = """
-import pathlib, sys
+import importlib.util, pathlib, sys
 import tessera, torch
 import tessera.integrations
 assert not {"transformers", "accelerate", "lightning"} & set(sys.modules)
+assert importlib.util.find_spec("numpy") is None  # torch does not require it
 assert tessera.world_size() == 2
 model = torch.nn.Linear(3, 1)
 engine = tessera.Engine(model, {"optimizer": {"type": "sgd", "lr": 0.1}})
@@ -38,6 +40,42 @@ print(f"rank {tessera.rank()} version {tessera.__version__} from {tessera.__file
 """
 
 
+SEED_PROGRAM = """
+#include <tessera/error.h>
+#include <tessera/seed_for_rank.h>
+#include <cstdio>
+
+int main() {
+  try {
+    throw tessera::Error(tessera::ExitCode::kUsage, "caught");
+  } catch (const tessera::Error& error) {
+    std::printf("%s, %d apart\\n", error.message().c_str(), int(tessera::seed_for_rank(1, 3) - tessera::seed_for_rank(1, 1)));
+  }
+}
+"""
+
+
+def files_of_torch():
+    """Returns the names in site-packages of torch and of everything that torch requires here."""
+    names, taken, wanted = set(), set(), ["torch"]
+    while wanted:
+        name, extras = re.match(r"([\w.-]+)(?:\[([^\]]*)\])?", wanted.pop()).groups(default="")
+        for extra in {"", *extras.replace(" ", "").split(",")}:
+            try:
+                distribution = importlib.metadata.distribution(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue  # what another Python or system needs
+            if (distribution.name, extra) in taken:
+                continue
+            taken.add((distribution.name, extra))
+            names |= {file.parts[0] for file in distribution.files or []}
+            for line in distribution.requires or []:
+                condition = re.search(r"extra\s*==\s*['\"]([^'\"]+)", line)
+                if (condition[1] if condition else "") == extra:
+                    wanted.append(line)
+    return names - {"..", "__pycache__"}
+
+
 @unittest.skipUnless(all(map(importlib.util.find_spec, TOOLS)), f"no {' or no '.join(TOOLS)}: scripts/setup --tests")
 class WheelTest(unittest.TestCase):
     @classmethod
@@ -48,12 +86,12 @@ class WheelTest(unittest.TestCase):
         cls.bin = cls.folder / "python" / "bin"
         cls.run_ok("wheel", TREE / "scripts" / "wheel", "--python", sys.executable, "--build", os.environ["TESSERA_BUILD"], "--out", cls.folder)
         [cls.wheel] = cls.folder.glob("*.whl")
-        # The new environment links to the files that torch needs, since installing torch takes minutes.
+        cls.version = cls.wheel.name.split("-")[1].partition("+")[0]
+        # The new environment links to torch and what torch requires, since installing torch takes minutes.
         cls.run_ok("environment", sys.executable, "-m", "venv", "--without-pip", cls.folder / "python")
         cls.site = cls.folder / "python" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-        for file in SITE.iterdir():
-            if not file.name.startswith(("tessera", "_tessera", "__pycache__")):
-                (cls.site / file.name).symlink_to(file)
+        for name in files_of_torch():
+            (cls.site / name).symlink_to(SITE / name)
         cls.run_ok("installation", sys.executable, "-m", "pip", "--python", cls.bin / "python", "install", "--quiet",
                    "--disable-pip-version-check", "--no-deps", "--no-index", cls.wheel)
 
@@ -86,6 +124,8 @@ class WheelTest(unittest.TestCase):
             said = self.run_ok("readelf", "readelf", "-d", file)
             self.assertRegex(said, r"NEEDED.*\[libc\.so", file)
             self.assertNotRegex(said, r"NEEDED.*\[libmpi", "a plug-in alone is linked with MPI")
+            if file.parent.name == "lib":
+                self.assertIn(f"[libtessera.so.{self.version.rpartition('.')[0]}]", re.search(r"SONAME.*", said)[0])
             for folder in re.findall(r"(?:RPATH|RUNPATH).*\[(.*)\]", said):
                 self.assertEqual([part for part in folder.split(":") if not part.startswith("$ORIGIN")], [], file)
 
@@ -97,13 +137,12 @@ class WheelTest(unittest.TestCase):
     def test_python_program_runs_on_two_ranks(self):
         (self.folder / "train.py").write_text(PROGRAM)
         output = self.run_ok("train.py", "tessera", "launch", "-n", "2", "--", "python", "train.py")
-        version = self.wheel.name.split("-")[1].partition("+")[0]
         for rank in range(2):
-            self.assertRegex(output, rf"rank {rank} version {re.escape(version)} from {self.site}/tessera/__init__.py "
+            self.assertRegex(output, rf"rank {rank} version {re.escape(self.version)} from {self.site}/tessera/__init__.py "
                                      rf"with {self.site}/tessera/lib/libtessera\.so\.\S+\n")
 
     def test_cpp_program_builds_and_learns_on_two_ranks(self):
-        prefix = self.run_ok("cmake_path", "python", "-m", "tessera.cmake_path").strip()
+        prefix = self.run_ok("cmake_path", "python", "-m", "tessera.cmake_path").splitlines()[-1]  # behind warnings of torch, without numpy
         self.run_ok("configuration", "cmake", "-G", "Ninja", "-S", TREE / "tests" / "install" / "consumer", "-B", "consumer",
                     f"-DCMAKE_PREFIX_PATH={prefix}")
         self.run_ok("build", "cmake", "--build", "consumer")
@@ -111,6 +150,12 @@ class WheelTest(unittest.TestCase):
         losses = [float(loss) for loss in re.findall(r"step \d+  loss (\S+)", output)]
         self.assertEqual(len(losses), 20, output)
         self.assertLess(losses[-1], losses[0])
+
+    def test_program_builds_with_the_flags_of_pkg_config(self):
+        (self.folder / "seed.cc").write_text(SEED_PROGRAM)
+        flags = self.run_ok("flags", "pkg-config", "--cflags", "--libs", "tessera", PKG_CONFIG_PATH=str(self.site / "tessera/lib/pkgconfig"))
+        self.run_ok("build", "c++", "-std=c++20", "seed.cc", "-o", "seed", *flags.split())
+        self.assertIn("caught, 2 apart", self.run_ok("seed", self.folder / "seed"))
 
     def test_the_command_finds_its_parts_and_libtorch(self):
         for command in ("plan", "doctor"):

@@ -44,6 +44,22 @@ TEST_F(Command, CommandsOfThePythonPackageAreExplainedInOneLine) {
             "--help\n");
 }
 
+TEST_F(Command, MissingPartIsReportedWithTheTargetThatBuildsIt) {
+  namespace fs = std::filesystem;
+  fs::create_directory(path("alone"));
+  const std::string alone = path("alone/tessera"), part = path("alone/tessera-bench");
+  fs::copy_file(TESSERA_PROGRAM, alone);
+  const Ended missing = run_program({alone, "bench", "--help"}, path("run"));
+  EXPECT_EQ(missing.code, 69) << missing.err;
+  EXPECT_THAT(missing.err, AllOf(HasSubstr("`bench` is a program of its own"), HasSubstr(part + ": No such file"),
+                                 HasSubstr("hint: cmake --build BUILD --target tessera-bench builds it")));
+  write_file(part, "");
+  const Ended locked = run_program({alone, "bench", "--help"}, path("run"));
+  EXPECT_EQ(locked.code, 77) << locked.err;
+  EXPECT_THAT(locked.err, AllOf(HasSubstr(part + ": Permission denied"), HasSubstr("hint: it must be executable")));
+  run({alone, "--version"});
+}
+
 // A device that is full takes no output, and only programs that check their output notice it.
 TEST_F(Command, FailedOutputExitsWith74InEveryProgram) {
   const std::string checkpoints = path("checkpoints");

@@ -91,9 +91,14 @@ TEST_F(Prediction, MeasuredProfileAndLinksPredictAndSimulate) {
   // A run on two ranks shows the prediction together with the measured time.
   const Ended beside = run(launch(2) + train(strategy("FULL_SHARD"), "two.jsonl",
                                              {"--predict-links", path("links.json"), "--predict-profile",
-                                              path("profile.json"), "--steps", "2"}));
-  EXPECT_THAT(beside.out, HasSubstr(", predicted "));
-  EXPECT_GT(steps("two.jsonl").size(), 0u);
+                                              path("profile.json"), "--steps", "2", "--show", "share"}));
+  EXPECT_THAT(beside.out, AllOf(HasSubstr(", predicted "), ContainsRegex("of 2, measured [0-9.]+ ")));
+  EXPECT_EQ(steps("two.jsonl").size(), 2u);
+  for (const json& step : steps("two.jsonl")) {  // `work` is a step of one rank
+    const double efficiency = step.at("measured_efficiency").get<double>();
+    EXPECT_NEAR(efficiency * step.at("seconds").get<double>(), work, 1e-6) << step;
+    EXPECT_DOUBLE_EQ(step.at("measured_speedup").get<double>(), 2 * efficiency) << step;
+  }
 
   const Ended many =
       run(world("simulate", strategy("FULL_SHARD"), "64",

@@ -23,6 +23,7 @@ TEST(DurationText, DurationsAreShortInTheirTwoLargestUnits) {
 
 TEST(ShareText, GivesTheShareAndTheScaledSpeedup) {
   EXPECT_EQ(share_text(0.123, 2), "comm 12.3 %, scaled speed-up 1.88 of 2");
+  EXPECT_EQ(share_text(0.123, 2, 1.789), "comm 12.3 %, scaled speed-up 1.88 of 2, measured 1.79");
   EXPECT_EQ(share_text(0, 1), "comm 0.0 %, scaled speed-up 1.00 of 1");
 }
 

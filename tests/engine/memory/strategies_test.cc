@@ -95,7 +95,8 @@ TEST(UnequalHosts, StrategiesTrainToTheBitsOfOneHostInPlannedMemory) {
   options.batch = 36;
   const Trained wanted =
       train_on_threads({.ranks = 6}, tiny_strategy(ShardingStrategy::kNoShard, DType::kF32), options);
-  for (const Placed& placed : {Placed(ShardingStrategy::kNoShard), Placed(ShardingStrategy::kShardGradients),
+  for (const Placed& placed : {Placed(ShardingStrategy::kNoShard), Placed(ShardingStrategy::kShardOptimizer),
+                               Placed(ShardingStrategy::kShardGradients), Placed(ShardingStrategy::kShardGradOp),
                                Placed(ShardingStrategy::kFullShard), Placed(ShardingStrategy::kHybridShard),
                                Placed(ShardingStrategy::kHybridShard, /*shared=*/true)}) {
     Strategy strategy = tiny_strategy(placed, DType::kF32);

@@ -115,6 +115,22 @@ TEST(RisingRates, ReplicasThatBeginToTrainApartKeepTheirSamplesAndRates) {
   });
 }
 
+TEST(RisingRates, OuterOptimizersLeaveTheRatesOfPlainTraining) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    Strategy strategy = sgd_of_replicas({.base_batch_size = 6, .warmup_samples = 4 * kRows});
+    const RatedRun wanted = run_of(mesh, strategy, 6);
+    EXPECT_LT(wanted.rates[2], wanted.rates[3]);
+    EXPECT_DOUBLE_EQ(wanted.rates[5], 4 * 0.02);
+    for (const SyncType type : {SyncType::kDiloco, SyncType::kStreamingDiloco}) {
+      strategy.sync = {.type = type, .every = 2};
+      if (type == SyncType::kStreamingDiloco) strategy.sync.fragments = 2;
+      const RatedRun got = run_of(mesh, strategy, 6);
+      EXPECT_EQ(got.rates, wanted.rates) << name_of(type);
+      EXPECT_FALSE(all_same_bits(got.values, wanted.values)) << name_of(type);
+    }
+  });
+}
+
 TEST(RisingRates, ResumedRunGoesOnInTheMiddleOfTheRise) {
   const TestFolder saved, committed;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

@@ -162,7 +162,7 @@ TEST(Backend, TrainsLikeTheOtherTransports) {
   }
 }
 
-TEST(Backend, WithTheNewNamesOfLibTorchAloneTrainsLikeTheOtherTransports) {
+TEST(Backend, NewNamesOfLibTorchAloneTrainLikeTheOtherTransports) {
 #if TESSERA_TORCH_HAS_SINGLE_NAMES
   expect_bits_of_threads(make_named<NewNames>, strategy_for(ShardingStrategy::kFullShard));
 #else

@@ -194,15 +194,23 @@ void print_sample(models::LanguageModel& model, const Prepared& run, const TextS
   if (print) std::printf("--- sample\n%s\n---\n", text.c_str());
 }
 
-/// Returns the seconds that a step is predicted to take; 0 if there are no measurements for a prediction.
-double predicted_seconds(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh) {
-  if (command.predicted_by.links.empty()) return 0;
+/// Seconds of a step; 0 if there are no measurements for them.
+struct StepSeconds {
+  double predicted = 0;
+  double alone = 0;  ///< seconds of one rank that makes the microbatches of a rank
+};
+
+/// Returns the seconds that follow from the files of --predict-links and --predict-profile.
+StepSeconds seconds_by(const TrainCommand& command, const Prepared& run, const Engine& engine, const Mesh& mesh) {
+  if (command.predicted_by.links.empty()) return {};
   if (!mesh.topology().has_equal_hosts())
     throw Error(ExitCode::kUsage,
                 "train: the time of a step is predicted for hosts with the same number of ranks, and here they differ. "
                 "[T0989] hint: leave --predict-links out");
   const MemoryPlan plan = ModelShapes(run.config).plan(engine.strategy(), mesh.topology());
-  return predicted_step(plan, read_timing(command.predicted_by), mesh.topology().local_world_size).seconds;
+  const TimingFiles files = read_timing(command.predicted_by);
+  return {predicted_step(plan, files, mesh.topology().local_world_size).seconds,
+          files.profile.step_seconds(engine.strategy().gradient_accumulation)};
 }
 
 /// Returns the metrics file's header, except the run id and the time.
@@ -261,14 +269,15 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   engine.time_data();
   if (command.status.histogram_every > 0) engine.time_calls();
   if (command.status.peak_tflops > 0) engine.set_peak_tflops(command.status.peak_tflops);
-  const double predicted_s = speaks ? predicted_seconds(command, run, engine, mesh) : 0;
+  const StepSeconds seconds = speaks ? seconds_by(command, run, engine, mesh) : StepSeconds{};
   TrainReport report({command.steps, command.status.every, run.batches->steps_per_epoch(), run.outputs,
-                      run.evaluation.has_value(), predicted_s, mesh.world_size(), command.status.show});
+                      run.evaluation.has_value(), seconds.predicted, seconds.alone, mesh.world_size(),
+                      command.status.show});
   std::optional<double> entropy;
   const bool elastic = engine.strategy().sync.is_elastic();
   if (speaks) {
     throw_if_error(write_config(run.outputs, command, engine.strategy(), run.config, mesh.topology()));
-    throw_if_error(report.open(about(command, run, engine, mesh, predicted_s)));
+    throw_if_error(report.open(about(command, run, engine, mesh, seconds.predicted)));
     print_start(command, run, engine, mesh, threads);
     if (!command.replays && !elastic) entropy = entropy_of(TokenStream::of(*run.batches).dataset());
   }

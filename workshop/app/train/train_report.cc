@@ -32,9 +32,10 @@ std::string duration_text(double seconds) {
   return pair(whole / (24 * 3600), " d ", whole % (24 * 3600) / 3600, " h");
 }
 
-std::string share_text(double share, int ranks) {
+std::string share_text(double share, int ranks, double measured_speedup) {
   return "comm " + number_text(100 * share, "%.1f") + " %, scaled speed-up " +
-         number_text(scaled_speedup(share, ranks), "%.2f") + " of " + std::to_string(ranks);
+         number_text(scaled_speedup(share, ranks), "%.2f") + " of " + std::to_string(ranks) +
+         (measured_speedup > 0 ? ", measured " + number_text(measured_speedup, "%.2f") : "");
 }
 
 std::string data_text(const StepResult& result) {
@@ -176,7 +177,16 @@ std::vector<Metric> TrainReport::metrics_of(const StepResult& result, std::int64
                                  {"disk_wait_seconds", traffic.disk_wait_seconds - before_.disk_wait_seconds}};
   metrics = metrics + straggler_of(result);
   if (result.peak_tflops > 0) metrics.push_back({"mfu", result.mfu()});
+  if (options_.alone_s > 0) {
+    const double speedup = measured_speedup(result);
+    metrics.push_back({"measured_speedup", speedup});
+    metrics.push_back({"measured_efficiency", speedup / options_.ranks});
+  }
   return metrics;
+}
+
+double TrainReport::measured_speedup(const StepResult& result) const {
+  return result.seconds > 0 ? options_.ranks * options_.alone_s / result.seconds : 0;
 }
 
 void TrainReport::add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) {
@@ -238,7 +248,7 @@ void TrainReport::add(const EvaluationResult& result, std::int64_t after_step, c
 std::string TrainReport::shown_parts(const StepResult& result) const {
   const auto shows = [&](const char* part) { return std::ranges::find(options_.show, part) != options_.show.end(); };
   std::string text;
-  if (shows("share")) text += share_text(result.communication_share(), options_.ranks) + "  ";
+  if (shows("share")) text += share_text(result.communication_share(), options_.ranks, measured_speedup(result)) + "  ";
   if (shows("data")) text += data_text(result) + "  ";
   if (shows("flops")) text += flops_text(result) + "  ";
   if (shows("straggler")) text += straggler_text(result) + "  ";

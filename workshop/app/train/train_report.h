@@ -60,6 +60,7 @@ class TrainReport {
     RunOutputs outputs;
     bool evaluates = false;              ///< whether the run has evaluations
     double predicted_s = 0;              ///< seconds of a step; 0: nothing was predicted
+    double alone_s = 0;                  ///< seconds of a step on one rank, from a profile; 0: there is none
     int ranks = 1;                       ///< ranks of the job
     std::vector<std::string> show = {};  ///< TrainStatus::show
   };
@@ -95,6 +96,9 @@ class TrainReport {
   std::vector<std::string> columns() const;
   std::vector<Metric> metrics_of(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) const;
   std::string shown_parts(const StepResult& result) const;
+  /// Returns the factor by which the ranks do more work per second in this step than one rank of the profile; 0 if there
+  /// is no profile.
+  double measured_speedup(const StepResult& result) const;
   /// The metrics of one row, for each form of file. If the metrics for a form are missing, that form does not have the
   /// row.
   struct Row {
@@ -119,8 +123,9 @@ class TrainReport {
 std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& planned);
 
 /// Returns a text such as "comm 12.3 %, scaled speed-up 1.88 of 2". It has the share of rank 0's time that is spent in
-/// communication, and the scaled speed-up for that share (tessera/scaling.h).
-std::string share_text(double share, int ranks);
+/// communication, and the scaled speed-up for that share (tessera/scaling.h). ", measured 1.79" follows if
+/// `measured_speedup` is above 0.
+std::string share_text(double share, int ranks, double measured_speedup = 0);
 
 /// Returns a text such as "data 3.1 % (batches 2.0 %, uploads 0.0 %)". It has the share of rank 0's time in which it
 /// waited for data, and the shares that it spent in TokenBatches and in uploads.

@@ -5,6 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/test_folder.h"
 
 namespace tessera::app {
 namespace train_report_test {
@@ -64,6 +69,39 @@ TEST(StragglerText, NamesTheSlowestRankAndTheShareOfTheStep) {
   result.waited_for_rank = 3;
   result.waited_for_seconds = 0.012;
   EXPECT_EQ(straggler_text(result), "waited for rank 3: 12.0 ms (2.4 %)");
+}
+
+// The first line is that of `tessera train --metrics NAME.csv` of version 0.1.
+TEST(TrainReport, TableOfVersion01IsGoneOnWith) {
+  const std::string columns =
+      "run,step,epoch,loss,grad_norm,lr,overflow,spike,loss_scale,tokens,tokens_per_second,seconds,"
+      "communication_seconds,seconds_p50,seconds_p95,bytes_allocated,bytes_planned,bytes_gathered,bytes_reduced,"
+      "disk_bytes_read,disk_bytes_written,streamed_bytes,bytes_to_host,bytes_to_gpu,uploaded_bytes,"
+      "gradient_bytes_to_host,gradient_bytes_to_gpu,disk_wait_seconds\n";
+  const TestFolder folder;
+  RunOutputs outputs;
+  outputs.metrics = folder.write("metrics.csv", columns);
+  outputs.is_restart = true;
+  outputs.run_id = "second";
+  TrainReport report({.steps = 9, .outputs = outputs});
+  const absl::Status opened = report.open({});
+  ASSERT_TRUE(opened.ok()) << opened;
+  StepResult result;
+  result.step = 7;
+  result.loss = 0.5;
+  result.seconds = 2;
+  result.noise_scale = 3;  // a field that 0.1 does not have
+  report.add(result, /*epoch=*/1, TrafficCounts{});
+  const std::string table = folder.read("metrics.csv");
+  ASSERT_EQ(table.substr(0, columns.size()), columns);
+  std::istringstream row(table.substr(columns.size()));
+  std::vector<std::string> cells;
+  for (std::string cell; std::getline(row, cell, ',');) cells.push_back(cell);
+  ASSERT_EQ(cells.size(), 28u) << table;
+  EXPECT_EQ(cells[0] + "," + cells[1] + "," + cells[2], "second,7,1");
+  EXPECT_EQ(std::stod(cells[3]), 0.5) << "loss";
+  EXPECT_EQ(std::stod(cells[11]), 2) << "seconds";
+  EXPECT_EQ(std::stod(cells[27]), 0) << "disk_wait_seconds";
 }
 
 TEST(CommunicationShare, EqualsCommunicationSecondsOverAllSeconds) {

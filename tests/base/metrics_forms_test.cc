@@ -78,9 +78,21 @@ TEST_F(MetricsForms, AppendingToCsvContinuesAfterTheLastWholeRow) {
   EXPECT_EQ(exit_code_of(other), ExitCode::kCannotCreate);
   EXPECT_THAT(message_of(other), HasSubstr("those of this run step, loss. [T0423] hint: give the table another name"));
   EXPECT_THAT(message_of(other), HasSubstr(path_.string()));
+  const absl::Status fewer_of_both = error_of_table({"a \"b\"", "loss"});
+  EXPECT_EQ(exit_code_of(fewer_of_both), ExitCode::kCannotCreate) << fewer_of_both;
   folder_.write("metrics", "ste");  // a run ended while it wrote the names of the columns
   ASSERT_TRUE(open(MetricsFormat::kCsv).write({{"step", 1}}).ok());
   EXPECT_EQ(content(), "step\n1\n");
+}
+
+TEST_F(MetricsForms, CsvOfAnotherVersionKeepsItsColumns) {
+  folder_.write("metrics", "step,loss\n1,0.5\n");
+  MetricsWriter later = open(MetricsFormat::kCsv, Start::kAppend, {"step", "noise", "loss"});
+  ASSERT_TRUE(later.write({{"step", 2}, {"noise", 3.5}, {"loss", 0.25}}).ok());
+  MetricsWriter earlier = open(MetricsFormat::kCsv, Start::kAppend, {"step"});
+  ASSERT_TRUE(earlier.write({{"step", 3}}).ok());
+  EXPECT_EQ(content(), "step,loss\n1,0.5\n2,0.25\n3,\n");
+  EXPECT_EQ(exit_code_of(later.write({{"step", 4}, {"unknown", 1}})), ExitCode::kUsage);
 }
 
 TEST_F(MetricsForms, EventFileBeginsWithItsVersionRecord) {

@@ -52,8 +52,8 @@ class MetricsWriter {
     std::vector<std::string> columns = {};  ///< columns of a table (csv_form)
   };
   /// Opens the file. An event file is always a new one. Under kAppend it continues the run of the event files in its
-  /// folder. Errors name the path and the errno: exit code 73 if the file cannot be created or has other columns, 77 if
-  /// permission is missing, 74 if its beginning could not be written.
+  /// folder. Errors name the path and the errno: exit code 73 if the file cannot be created or is another table
+  /// (csv_form), 77 if permission is missing, 74 if its beginning could not be written.
   static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, const Options& options);
   static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, Start start = Start::kAppend);
   ~MetricsWriter();

@@ -39,7 +39,8 @@ class Csv final : public MetricsForm {
 
   absl::Status go_on_after(std::string_view first_line) override {
     std::vector<std::string> there = cells_of(first_line);
-    if (!columns_.empty() && there != columns_) {
+    left_out_ = names_without(columns_, there);
+    if (!columns_.empty() && !left_out_.empty() && !names_without(there, columns_).empty()) {
       return make_error(ExitCode::kCannotCreate, "its columns are " + joined(there) + ", and those of this run " +
                                                      joined(columns_) + ". [T0423] hint: give the table another name");
     }
@@ -57,6 +58,7 @@ class Csv final : public MetricsForm {
     for (const Metric& metric : metrics) {
       const auto column = std::find(columns_.begin(), columns_.end(), metric.name);
       if (column == columns_.end()) {
+        if (has(left_out_, metric.name)) continue;
         return make_error(ExitCode::kUsage, "the table has no column " + quoted_text(metric.name) +
                                                 ". [T0424] hint: write all names in the first row; columns are " +
                                                 joined(columns_));
@@ -67,6 +69,15 @@ class Csv final : public MetricsForm {
   }
 
  private:
+  static bool has(const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  }
+  /// Returns `names` without those that `others` has too.
+  static std::vector<std::string> names_without(std::vector<std::string> names,
+                                                const std::vector<std::string>& others) {
+    std::erase_if(names, [&](const std::string& name) { return has(others, name); });
+    return names;
+  }
   static std::vector<std::string> cells_of(std::string_view line) {
     std::vector<std::string> cells(1);
     bool is_quoted = false;
@@ -85,6 +96,7 @@ class Csv final : public MetricsForm {
   }
 
   std::vector<std::string> columns_;
+  std::vector<std::string> left_out_;  ///< given columns that the table to which rows are appended does not have
 };
 
 }  // namespace

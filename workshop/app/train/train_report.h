@@ -68,7 +68,7 @@ class TrainReport {
   explicit TrainReport(const Options& options) : options_(options) {}
 
   /// Creates the metrics files, with a header of run id, start and `about`. Errors: 73 if a file cannot be created, or
-  /// if a table has other columns; 77 if permission is missing; 74 if the header cannot be written.
+  /// is another table (csv_form); 77 if permission is missing; 74 if the header cannot be written.
   absl::Status open(const std::vector<Metric>& about);
   /// Adds a step. `epoch`: the epoch of its last microbatch. `traffic`: the engine's counts after the step.
   void add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);

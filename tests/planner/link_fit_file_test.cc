@@ -19,6 +19,18 @@ TEST(LinkFitFile, WrittenFitReadsBackTheSame) {
   EXPECT_EQ(*read, fit);
 }
 
+TEST(LinkFitFile, FileOfVersion01IsRead) {
+  const char* const text = R"({
+  "round_s": 4e-05,
+  "message_s": 1.25e-06,
+  "byte_s": 8e-10,
+  "add_s": 1e-11
+})";
+  const auto read = parse_link_fit(text, "fit.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(*read, (LinkFit{.round_s = 4e-5, .message_s = 1.25e-6, .byte_s = 8e-10, .add_s = 1e-11}));
+}
+
 TEST(LinkFitFile, AllErrorsAreReportedAtOnce) {
   const auto read =
       parse_link_fit("{\"round_s\": -1,\n \"message_s\": \"1\", \"byte_s\": 0, \"alpha\": 1}", "fit.json");

@@ -45,6 +45,35 @@ TEST(Links, WrittenLinksReadBackTheSame) {
   EXPECT_EQ(*links, some_links());
 }
 
+TEST(Links, FileOfVersion01IsRead) {
+  const char* const text = R"({
+  "transport": "gloo",
+  "ranks": 4,
+  "hosts": 2,
+  "all_gather": {"alpha_s": 1e-4, "beta_s_per_byte": 2e-10, "busy_alpha_s": 3e-4, "busy_beta_s_per_byte": 4e-10},
+  "reduce_scatter": {"alpha_s": 5e-4, "beta_s_per_byte": 0, "busy_alpha_s": 0, "busy_beta_s_per_byte": 0},
+  "all_reduce": {"alpha_s": 6e-4, "beta_s_per_byte": 0, "busy_alpha_s": 0, "busy_beta_s_per_byte": 0},
+  "small": {"alpha_s": 7e-4, "beta_s_per_byte": 0, "busy_alpha_s": 0, "busy_beta_s_per_byte": 0},
+  "cpu_s_per_byte": 8e-11,
+  "sum_s_per_byte": 9e-11,
+  "coding": {"lossless_s_per_byte": 1e-10, "int8_s_per_byte": 2e-11, "int4_s_per_byte": 3e-11, "load": 0.5},
+  "reduces_in_background": false,
+  "gathers_in_background": true
+})";
+  const auto links = parse_links(text, "links.json");
+  ASSERT_TRUE(links.ok()) << links.status();
+  Links wanted{.transport = "gloo", .ranks = 4, .hosts = 2};
+  wanted.all_gather = {1e-4, 2e-10, 3e-4, 4e-10};
+  wanted.reduce_scatter.alpha_s = 5e-4;
+  wanted.all_reduce.alpha_s = 6e-4;
+  wanted.small.alpha_s = 7e-4;
+  wanted.cpu_s_per_byte = 8e-11;
+  wanted.sum_s_per_byte = 9e-11;
+  wanted.coding = {1e-10, 2e-11, 3e-11, 0.5};
+  wanted.reduces_in_background = false;
+  EXPECT_EQ(*links, wanted);
+}
+
 TEST(Links, FileGivesTheLinksOfItsText) {
   const std::string path = ::testing::TempDir() + "timing_links.json";
   std::ofstream(path) << to_json(some_links());

@@ -30,6 +30,26 @@ std::string refusal(const std::string& text) {
   return message.substr(0, message.rfind('\n'));  // the text names the program that writes such files
 }
 
+TEST(StepProfile, FileOfVersion01IsRead) {
+  const char* const text = R"json({
+  "entries": [
+    {"unit": "(root)", "pass": "forward", "seconds": 0.003},
+    {"unit": "blocks.0", "pass": "backward", "seconds": 0.025}
+  ],
+  "update": {"seconds": 0.02, "elements": 10640640},
+  "rest_s": 0.001
+})json";
+  const auto profile = parse_step_profile(text, "profile.json");
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  ASSERT_EQ(profile->entries.size(), 2u);
+  EXPECT_EQ(profile->entries[0], (ProfileEntry{"(root)", RoundPass::kForward, 0.003}));
+  EXPECT_EQ(profile->entries[1], (ProfileEntry{"blocks.0", RoundPass::kBackward, 0.025}));
+  EXPECT_EQ(profile->update_seconds, 0.02);
+  EXPECT_EQ(profile->updated_elements, 10640640);
+  EXPECT_EQ(profile->rest_seconds, 0.001);
+  EXPECT_DOUBLE_EQ(profile->step_seconds(/*microbatches=*/2), 2 * 0.028 + 0.02 + 0.001);
+}
+
 TEST(StepProfile, WrittenProfileReadsBackTheSame) {
   const auto profile = parse_step_profile(to_json(some_profile()), "x");
   ASSERT_TRUE(profile.ok()) << profile.status();

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <span>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -102,6 +103,21 @@ TEST(TrainReport, TableOfVersion01IsGoneOnWith) {
   EXPECT_EQ(std::stod(cells[3]), 0.5) << "loss";
   EXPECT_EQ(std::stod(cells[11]), 2) << "seconds";
   EXPECT_EQ(std::stod(cells[27]), 0) << "disk_wait_seconds";
+}
+
+TEST(TrainReport, EventFileHasLatenciesUnderTheirNames) {
+  const TestFolder folder;
+  RunOutputs outputs;
+  outputs.events = folder / "events";
+  TrainReport report({.steps = 9, .outputs = outputs});
+  const absl::Status opened = report.open({});
+  ASSERT_TRUE(opened.ok()) << opened;
+  const std::string before = folder.read("events");
+  const CallLatency gather{.call = "gather", .unit = "blocks.3", .count = 2, .p50 = 1, .p95 = 2, .p99 = 3, .max = 4};
+  report.add(std::span(&gather, 1), /*after_step=*/7);
+  const std::string event = folder.read("events").substr(before.size());
+  for (const char* const name : {"p50_seconds", "p95_seconds", "p99_seconds", "max_seconds"})
+    EXPECT_NE(event.find("latency/gather/blocks.3/" + std::string(name)), std::string::npos) << name;
 }
 
 TEST(CommunicationShare, EqualsCommunicationSecondsOverAllSeconds) {

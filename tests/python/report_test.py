@@ -16,6 +16,7 @@ from unittest import mock
 
 from tessera.report import page, read_run
 from tessera.report.__main__ import main
+from tessera.report._page import latency_bars
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 DRAWS = importlib.util.find_spec("matplotlib") is not None
@@ -151,8 +152,19 @@ class ReportTest(unittest.TestCase):
         text = page([run])
         self.assertEqual(re.findall("<h2>([^<]*)</h2>", text),
                          ["Loss", "Learning rate", "Seconds a step", "Share of communication", f"Latencies: {run.name}"])
-        self.assertEqual(text.count("<svg"), 4)
+        self.assertEqual(text.count("<svg"), 5)
         self.assertIn(["reduce", "blocks.0", "4", "1.000", "2.000", "3.000", "1500.000"], Cells(text).rows)
+
+    @needs_matplotlib
+    def test_bars_of_latencies_reach_from_percentile_to_percentile_the_slowest_call_first(self):
+        from matplotlib.figure import Figure
+        run = read_run(self.run_of(HEADER, step(1), latency(1, "a"),
+                                   latency(1, "b", "reduce", p50_seconds=0.0, p95_seconds=0.5, p99_seconds=0.5, max_seconds=1.0)))
+        [axes] = latency_bars(Figure, run.latencies).axes
+        self.assertEqual([label.get_text() for label in axes.get_yticklabels()], ["reduce b", "gather a"])
+        ends = [[round(end, 6) for end in (bar.get_x(), bar.get_x() + bar.get_width())] for bar in axes.patches]
+        self.assertEqual(ends, [[0.001, 500], [1, 2], [500, 500], [2, 3], [500, 1000], [3, 4.2]])
+        self.assertEqual(len(latency_bars(Figure, [run.latencies[0]] * 99).axes[0].patches), 3 * 60)
 
     @needs_matplotlib
     def test_numbers_that_no_chart_can_have_are_left_out(self):

@@ -14,12 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tessera._error import Error
-from tessera.report._runs import Run
+from tessera.report._runs import Latency, Run
 
 _MOST_POINTS = 600
+_MOST_BARS = 60
+_LEAST_MS = 1e-3  # the axis of latencies is logarithmic, and begins here
 _TAIL = 10  # number of last steps whose mean is shown as the end value of a run
 _LINES = ("#2f6fb0", "#c2571a", "#4e8a3a", "#8a5aab", "#a8324a", "#0a8f8f", "#8a6d1f", "#6f7680")
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+_LOOK = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 11, "legend.frameon": False, "text.parse_math": False}
 _UNAVAILABLE = 69
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --ink: #16181c; --soft: #50555c; --rule: #c9ccd1; }
@@ -102,8 +105,7 @@ def _chart(chart: _Chart, runs: Sequence[Run]) -> str:
     curves = [_finite(run.column(chart.key), chart.scale) for run in runs]
     if not any(value != 0 for points in curves for _, value in points):
         return ""
-    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 11, "legend.frameon": False,
-                                "text.parse_math": False}):
+    with matplotlib.rc_context(_LOOK):
         figure = make(figsize=(12.5, 3.6), layout="constrained")
         axes = figure.add_subplot()
         axes.grid(axis="y", color="#888888", alpha=0.35, linewidth=0.7)
@@ -173,6 +175,7 @@ def _summary_rows(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("tokens a second, median", lambda run: _number(_median(run, "tokens_per_second"))),
         ("share of communication, median, %", lambda run: _number(_scaled(_median(run, "communication_share"), 100), 3)),
         ("scaling efficiency, median, %", lambda run: _number(_scaled(_median(run, "scaling_efficiency"), 100), 3)),
+        ("efficiency beside one rank's profile, median, %", lambda run: _number(_scaled(_median(run, "measured_efficiency"), 100), 3)),
         ("waited for data, median, s", lambda run: _number(_median(run, "data_seconds"), 3)),
         ("waited for the slowest rank, median, s", lambda run: _number(_median(run, "waited_for_seconds"), 3)),
         ("TFLOP/s a rank, median", lambda run: _number(_median(run, "tflops"), 3)),
@@ -208,12 +211,31 @@ def _stragglers(run: Run) -> str:
             "on average.</p>" + _table(["rank", "steps", "steps, %", "waited in all, s", "longest, ms"], rows, 1))
 
 
+def latency_bars(make: Any, latencies: Sequence[Latency]) -> Any:
+    """Returns a figure with a line of bars for each of the slowest calls: from p50 to p95, to p99, and to the longest."""
+    slowest = sorted(latencies, key=lambda each: -each.p95_seconds)[:_MOST_BARS]
+    figure = make(figsize=(12.5, 1 + 0.3 * len(slowest)), layout="constrained")
+    axes = figure.add_subplot(xscale="log", xlabel="ms")
+    ends = [[max(1000 * seconds, _LEAST_MS) for seconds in each[3:]] for each in slowest]
+    for height, begin, label in ((0.7, 0, "p50 to p95"), (0.4, 1, "p95 to p99"), (0.15, 2, "p99 to the longest")):
+        axes.barh(range(len(ends)), [each[begin + 1] - each[begin] for each in ends], height, [each[begin] for each in ends],
+                  color=_LINES[begin], label=label)
+    axes.set_yticks(range(len(slowest)), [f"{each.call} {each.unit}" for each in slowest], fontsize=9)
+    axes.invert_yaxis()
+    axes.grid(axis="x", color="#888888", alpha=0.35, linewidth=0.7)
+    figure.legend(loc="outside right upper", fontsize=9)
+    return figure
+
+
 def _latencies(run: Run) -> str:
     if not run.latencies:
         return ""
+    matplotlib, make = _figures()
+    with matplotlib.rc_context(_LOOK):
+        picture = _svg(matplotlib, latency_bars(make, run.latencies))
     rows = [[each.call, each.unit, f"{each.count:,}", *(f"{1000 * seconds:.3f}" for seconds in each[3:])] for each in run.latencies]
     return (f"<h2>Latencies: {html.escape(run.name)}</h2><p>Milliseconds from the start of a call to the moment at which the rank found it ended, "
-            "over all calls since the process began.</p>" + _table(["call", "unit", "calls", "p50", "p95", "p99", "longest"], rows, 2))
+            f"over all calls since the process began.</p>{picture}" + _table(["call", "unit", "calls", "p50", "p95", "p99", "longest"], rows, 2))
 
 
 def _notes(runs: Sequence[Run]) -> str:

@@ -80,6 +80,20 @@ TEST(RisingRates, UpdatesInBackwardHaveTheRatesAndBitsOfThoseAfterIt) {
       rising);
 }
 
+TEST(RisingRates, SquareRootOfTheBatchHoldsForUpdatesInBackward) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    Strategy strategy = strategy_for(ShardingStrategy::kFullShard);
+    strategy.gradient_clipping = 0;
+    strategy.lr_schedule = {.base_batch_size = 6, .batch_scaling = BatchScaling::kSquareRoot};
+    const RatedRun wanted = run_of(mesh, strategy, 2);
+    EXPECT_DOUBLE_EQ(wanted.rates[0], 2 * strategy.optimizer.lr);
+    strategy.optimizer.in_backward = true;
+    const RatedRun got = run_of(mesh, strategy, 2);
+    EXPECT_EQ(got.rates, wanted.rates);
+    EXPECT_TRUE(all_same_bits(got.values, wanted.values));
+  });
+}
+
 /// Sets SGD without clipping. The mean of the replicas' weights is then equal to the result of the mean gradient.
 Strategy sgd_of_replicas(const LrScheduleConfig& schedule) {
   Strategy strategy = strategy_for(ShardingStrategy::kNoShard);

@@ -164,8 +164,8 @@ TEST_F(Oracle, LossesAndNormsEqualFsdp2InBf16) {
   }
 }
 
-// Both trainings send gradients in bf16. FSDP2 also rounds their sums to bf16, so gradients differ by up to 2^-9 of their
-// value, and more bf16 weights than above differ in their last bit.
+// Both trainings send gradients in bf16. FSDP2 also rounds their sums to bf16, so gradients differ by up to 2^-9 of
+// their value, and more bf16 weights than above differ in their last bit.
 TEST_F(Oracle, LossesAndNormsEqualFsdp2WithoutReduceDtype) {
   const Story wanted = story_of_python("fsdp2", "bf16", "none");
   ASSERT_EQ(wanted.losses.size(), static_cast<std::size_t>(kSteps));

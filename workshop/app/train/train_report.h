@@ -96,8 +96,8 @@ class TrainReport {
   std::vector<std::string> columns() const;
   std::vector<Metric> metrics_of(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic) const;
   std::string shown_parts(const StepResult& result) const;
-  /// Returns the factor by which the ranks do more work per second in this step than one rank of the profile; 0 if there
-  /// is no profile.
+  /// Returns the factor by which the ranks do more work per second in this step than the rank of the profile; 0 if
+  /// there is no profile.
   double measured_speedup(const StepResult& result) const;
   /// The metrics of one row, for each form of file. If the metrics for a form are missing, that form does not have the
   /// row.

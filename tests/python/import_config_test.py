@@ -313,15 +313,25 @@ class FsdpTest(unittest.TestCase):
             self.assertIn("SHARD_GRAD_OP", fifth.text)
             self.assertEqual(fifth.fate, "refused")
 
-    def test_fsdp_without_reduce_dtype_reduces_in_the_type_of_parameters(self):
-        for policy, types in [({"param_dtype": "bfloat16"}, ("bf16", "bf16")), ({"param_dtype": "torch.float16", "reduce_dtype": None}, ("fp16", "fp16")),
-                              ({"param_dtype": "bf16", "reduce_dtype": "fp32"}, ("bf16", "fp32"))]:
-            for config in (translated({"fsdp_config": {"mixed_precision_policy": policy}}, "fsdp"),
-                           translated({"distributed_type": "FSDP", "fsdp_config": {"fsdp_mixed_precision_policy": policy}})):
-                precision = strategy_of(config)["mixed_precision"]
-                self.assertEqual((config.refused, precision["param"], precision["reduce"]), ([], *types), policy)
-                self.assertEqual([each.pointer for each in config.implied],
-                                 [] if policy.get("reduce_dtype") else ["/mixed_precision/reduce"], policy)
+    def test_fsdp_1_without_reduce_dtype_reduces_in_the_type_of_parameters_and_fsdp_2_in_fp32(self):
+        def check(config, param, reduce, implied, notes):
+            precision = strategy_of(config)["mixed_precision"]
+            self.assertEqual((config.refused, precision["param"], precision["reduce"]), ([], param, reduce))
+            self.assertEqual([each.pointer for each in config.implied], ["/mixed_precision/reduce"] * implied)
+            self.assertEqual(sum("Without reduce_dtype" in note for note in config.notes), notes)
+
+        for policy, param in [({"param_dtype": "bfloat16"}, "bf16"), ({"param_dtype": "torch.float16", "reduce_dtype": None}, "fp16")]:
+            for version, first in [({}, False), ({"version": 1}, True), ({"version": 2}, False)]:  # transformers' default is 2, and Accelerate's 1
+                config = translated({"fsdp_config": {"mixed_precision_policy": policy, **version}}, "fsdp")
+                check(config, param, param if first else "fp32", first, not first)
+            for version, first in [({}, True), ({"fsdp_version": 1}, True), ({"fsdp_version": 2}, False)]:
+                config = translated({"distributed_type": "FSDP", "fsdp_config": {"fsdp_mixed_precision_policy": policy, **version}})
+                check(config, param, param if first else "fp32", first, not first)
+        policy = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
+        for config in (translated({"mixed_precision_policy": policy}, "fsdp"), translated({"mixed_precision_policy": policy, "version": 1}, "fsdp")):
+            check(config, "bf16", "fp32", False, 0)
+        check(translated({"mixed_precision_policy": "bf16"}, "fsdp"), "bf16", "bf16", True, 0)
+        check(translated({"distributed_type": "FSDP", "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}}), "bf16", "bf16", True, 0)
 
     def test_a_key_under_two_names_is_refused_unless_both_say_the_same(self):
         self.assertEqual(translated({"fsdp_version": 2, "version": 1}, "fsdp").refused, ["version"])

@@ -153,7 +153,7 @@ def _finish(session: Session) -> None:
     distributed_type selects it."""
     kind = _kind_of(session)
     if kind == "fsdp":
-        _fsdp.finish_fsdp(session)
+        _fsdp.finish_fsdp(session, default_version=1)
     elif kind == "deepspeed":
         session.imply("/strategy", "SHARD_GRADIENTS", "Accelerate's default is stage 2")
         for part in (_deepspeed.finish_zero, _deepspeed.finish_types, _deepspeed.finish_optimizer, _deepspeed.finish_clipping):

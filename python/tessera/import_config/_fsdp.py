@@ -194,10 +194,6 @@ def _put_type(key: Key, pointer: str) -> None:
     key.put(pointer, _TYPES.get(word(key.value).removeprefix("torch."), key.value))
 
 
-def _put_parameters_type(key: Key) -> None:
-    _put_type(key, "/mixed_precision/param")
-
-
 _OFFLOAD_DOC = ("false: ignored; true: `offload.moments.tier`, `offload.gradients.tier`, with FULL_SHARD `offload.parameters.tier` and with bf16 or "
                 f'fp16 `offload.masters.tier` "host", and `offload.step` "cpu", {OF_THE_DEVICE}')
 _DEVICES = "Tessera trains on CPUs and NVIDIA GPUs"
@@ -213,8 +209,9 @@ ROWS = below(
     rule("transformer_layer_cls_to_wrap", "`units.classes`; transformer_cls_names_to_wrap is the same", _classes_to_wrap),
     rule("min_num_params", "`units.min_numel`, with SIZE_BASED_WRAP", _min_num_params),
     refuses("ignored_modules", "every parameter of the module is the Engine's. Keep such modules outside of the one that it gets"),
-    rule("mixed_precision_policy", "`mixed_precision.param` and `mixed_precision.reduce`", _put_parameters_type),
-    rule("mixed_precision_policy.param_dtype", "`mixed_precision.param`; without reduce_dtype also `mixed_precision.reduce`", _put_parameters_type),
+    rule("mixed_precision_policy", "`mixed_precision.param` and `mixed_precision.reduce`", lambda key: _put_type(key, "/mixed_precision/param")),
+    rule("mixed_precision_policy.param_dtype", "`mixed_precision.param`; without reduce_dtype in FSDP 1 also `mixed_precision.reduce`, which is fp32 in "
+         "FSDP 2", lambda key: _put_type(key, "/mixed_precision/param")),
     rule("mixed_precision_policy.reduce_dtype", "`mixed_precision.reduce`", lambda key: _put_type(key, "/mixed_precision/reduce")),
     ignores("mixed_precision_policy.buffer_dtype", "buffers keep the type that the program gives them"),
     ignores("mixed_precision_policy.output_dtype", "the program gives outputs the type that it wants"),
@@ -238,10 +235,22 @@ ROWS = below(
     ignores("xla_fsdp_settings.*", "it counts on TPUs only"))
 
 
-def finish_fsdp(session: Session) -> None:
-    if "/mixed_precision/param" in session.settings:
-        why = "FSDP reduces gradients in their own type unless reduce_dtype says another one"
-        session.imply("/mixed_precision/reduce", session.settings["/mixed_precision/param"], why)
+def _finish_types(session: Session, version: int) -> None:
+    """Sets the type of reductions that the file leaves to FSDP of this version."""
+    param = session.settings.get("/mixed_precision/param")
+    if param is None or "/mixed_precision/reduce" in session.settings:
+        return
+    if session.find("fsdp.mixed_precision_policy.param_dtype") is None:
+        session.imply("/mixed_precision/reduce", param, "one type is said for parameters and gradients")
+    elif version == 1:
+        session.imply("/mixed_precision/reduce", param, "FSDP 1 reduces in param_dtype unless reduce_dtype says another type")
+    elif param != "fp32":
+        session.notes.append("Without reduce_dtype, FSDP 2 reduces gradients in the type of the masters, fp32, as this strategy does. Before PyTorch 2.15 it "
+                             f'reduced in param_dtype: "mixed_precision": {{"reduce": "{param}"}}.')
+
+
+def finish_fsdp(session: Session, default_version: int) -> None:
+    _finish_types(session, integer(session.find("fsdp.version")) or default_version)
     if _is_replicated(session):
         session.imply("/strategy", "HYBRID_SHARD", "parallelism_config replicates, and FSDP's default is to shard everything")
     _finish_offload(session)
@@ -251,7 +260,7 @@ def finish_fsdp(session: Session) -> None:
 
 
 def _finish(session: Session) -> None:
-    finish_fsdp(session)
+    finish_fsdp(session, default_version=2)
     if "/mixed_precision/param" not in session.settings:
         below_too = ', "offload": {"masters": {"tier": "host"}}' if "/offload/moments/tier" in session.settings else ""
         session.notes.append('Types are the training program\'s too: with bf16=True set "mixed_precision": {"param": "bf16", "reduce": "bf16"}'

@@ -166,8 +166,8 @@ TEST_F(Oracle, LossesAndNormsEqualFsdp2InBf16) {
 
 // Both trainings send gradients in bf16. FSDP2 also rounds their sums to bf16, so gradients differ by up to 2^-9 of
 // their value, and more bf16 weights than above differ in their last bit.
-TEST_F(Oracle, LossesAndNormsEqualFsdp2WithoutReduceDtype) {
-  const Story wanted = story_of_python("fsdp2", "bf16", "none");
+TEST_F(Oracle, LossesAndNormsEqualFsdp2ThatReducesInBf16) {
+  const Story wanted = story_of_python("fsdp2", "bf16", "bf16");
   ASSERT_EQ(wanted.losses.size(), static_cast<std::size_t>(kSteps));
   expect_same_story(story_of_tessera(ShardingStrategy::kFullShard, DType::kBF16, DType::kBF16), wanted, 5e-3, 5e-2,
                     "FULL_SHARD and fsdp2, bf16 reduced in bf16");

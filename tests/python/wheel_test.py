@@ -3,6 +3,7 @@ The error for another version of torch has a remedy."""
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -162,6 +163,15 @@ class WheelTest(unittest.TestCase):
             self.run_ok(command, "tessera", command, "--help")
         for module in ("import-config", "report"):
             self.assertIn(f"python -m tessera.{module.replace('-', '_')}", self.run_ok(module, "tessera", module, "--help"))
+
+    def test_a_run_is_read_and_drawing_it_says_what_to_install(self):
+        start = {"run": "r", "event": "start", "started": "2026-01-02T03:04:05Z", "tessera": "0.2", "steps": 1, "ranks": 1, "strategy": "NO_SHARD",
+                 "model": "m.json", "parameters": 10, "seed": 1, "restart": 0}
+        lines = [start, {"run": "r", "step": 1, "loss": 1.5, "seconds": 0.5}]
+        (self.folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        code, output = self.run_one("tessera", "report", "run.jsonl")
+        self.assertEqual(code, 69, output)
+        self.assertIn("pip install 'tessera_train[report]'", output)
 
     def test_another_torch_is_refused_with_the_remedy(self):
         other = self.folder / "other" / "torch"

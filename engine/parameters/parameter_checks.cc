@@ -9,7 +9,7 @@
 #include <string>
 
 #include "runtime/border/phrase.h"
-#include "runtime/torch/data_version.h"
+#include "runtime/torch/alias_version.h"
 #include "sharding/value_hash.h"
 #include "tessera/error.h"
 
@@ -51,6 +51,23 @@ struct MemoryOf {
   std::string name;
   bool trains = false;
 };
+
+/// Returns the parameter in whose memory `alias` begins, or null (share_version_with_aliases).
+const c10::TensorImpl* owner_of(const at::TensorBase& alias) {
+  const Unit* const unit = unit_of(alias);
+  if (!unit) return nullptr;
+  const c10::TensorImpl* owner = nullptr;
+  for (const auto& group : unit->groups) {
+    if (group->storage.get() != alias.storage().unsafeGetStorageImpl()) continue;
+    const std::int64_t element =
+        alias.storage_offset() * static_cast<std::int64_t>(alias.element_size()) / group->element_bytes();
+    for (std::size_t i = 0; i < group->parameters.size(); ++i) {
+      if (owner && group->layout.extent(i).offset > element) break;
+      owner = group->parameters[i].tensor.unsafeGetTensorImpl();
+    }
+  }
+  return owner;
+}
 
 void add_memory(const at::Tensor& tensor, const std::string& name, std::vector<MemoryOf>& all) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0 || tensor.is_meta() || unit_of(tensor)) return;
@@ -94,7 +111,7 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
 ParameterChecks::ParameterChecks(const std::vector<std::unique_ptr<Unit>>& units, bool checks_values,
                                  c10::Device device)
     : units_(units), checks_values_(checks_values), device_(device) {
-  share_version_with_data([](const at::TensorBase& tensor) { return unit_of(tensor) != nullptr; });
+  share_version_with_aliases(&owner_of);
 }
 
 void ParameterChecks::accept() {

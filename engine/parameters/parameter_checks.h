@@ -24,9 +24,9 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
 /// 1. A parameter left its flat buffer (torch::load, Module::to, set_data, share_memory): operators would read one
 ///    memory, and the Engine would update another.
 /// 2. It was written in place outside of Gathered(kWrite). If ranks of a host share one copy, all of them would write
-///    it; if the copy is sharded, the write would be lost. The tensor's version shows such a write. `.data()` shares
-///    that version while an Engine has the parameter (share_version_with_data). Writes through a raw pointer do not
-///    change the version; guards that only read notice them by a hash (engine/gathered.cc).
+///    it; if the copy is sharded, the write would be lost. The tensor's version shows such a write. While
+///    an Engine has the parameter, its aliases share that version (share_version_with_aliases). Writes through a raw
+///    pointer do not change the version; guards that only read notice them by a hash (engine/gathered.cc).
 /// 3. It was frozen when the Engine was made, and requires gradients now: there is no memory for its gradient.
 /// 4. This rank's part of it was written in any way. Only `"check.values"` checks this.
 ///

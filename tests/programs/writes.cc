@@ -189,6 +189,43 @@ TEST(Parameters, WritesInPlaceOutsideGatheredAreNoticed) {
   expect_noticed([&](Tiny& model) { weight_of(model).detach().clamp_(-0.01, 0.01); }, wanted);
 }
 
+// These aliases of a parameter have version counters of their own in plain LibTorch.
+TEST(Parameters, WriteThroughATensorThatWasSetOverItsMemoryIsNoticed) {
+  const Refusal wanted{{"blocks.1.up.weight", "written in place", "Gathered::kWrite"}};
+  const auto weight_of = [](Tiny& model) { return model->blocks->ptr<BlockImpl>(1)->up->weight.detach(); };
+  expect_noticed([&](Tiny& model) { at::empty({0}).set_(weight_of(model)).fill_(7); }, wanted);
+  const auto over_its_part = [&](Tiny& model) {
+    const at::Tensor weight = weight_of(model);
+    at::empty({0}).set_(weight.storage(), weight.storage_offset() + 3, {2, 2}, {2, 1}).fill_(7);
+  };
+  expect_noticed(over_its_part, wanted);
+  // Python's untyped_storage().fill_() does this. Nothing says which parameter of the unit it writes.
+  expect_noticed([&](Tiny& model) { at::empty({0}, at::kByte).set_(weight_of(model).storage()).fill_(7); },
+                 {{"blocks.1.", "written in place", "Gathered::kWrite"}});
+}
+
+TEST(Parameters, WritesOfOperatorsOverListsAndIntoOutAreNoticed) {
+  const Refusal wanted{{"blocks.1.up.weight", "written in place", "Gathered::kWrite"}};
+  const auto weight_of = [](Tiny& model) { return model->blocks->ptr<BlockImpl>(1)->up->weight.detach(); };
+  expect_noticed([&](Tiny& model) { at::_foreach_mul_({at::ones({2}), weight_of(model)}, 0.5); }, wanted);
+  const auto into_out = [&](Tiny& model) {
+    at::Tensor out = weight_of(model);
+    at::add_out(out, at::ones_like(out), at::ones_like(out));
+  };
+  expect_noticed(into_out, wanted);
+}
+
+TEST(Parameters, ReadThroughATensorThatWasSetOverItsMemoryIsNoWrite) {
+  expect_like_plain([](Scene& scene) {
+    Tiny model = tiny();
+    const auto trainer = scene.trainer(model);
+    train(scene, *trainer, model, 0, 1);
+    scene.note(at::empty({0}).set_(model->head.detach()).sum().item<double>());
+    train(scene, *trainer, model, 1, 2);
+    scene.note(*trainer, *model);
+  });
+}
+
 TEST(Parameters, WriteBetweenBackwardAndStepIsNoticed) {
   on_matrix([](Scene& scene) {
     Tiny model = tiny();

@@ -181,6 +181,15 @@ Unit* unit_of(c10::StorageImpl& storage) {
   return data.get_deleter() == &leave ? static_cast<Unit*>(data.get_context()) : nullptr;
 }
 
+bool is_lent(const at::TensorBase& tensor) {
+  const Unit* const unit = unit_of(tensor);
+  if (!unit) return false;
+  for (const auto& group : unit->groups) {
+    if (group->storage.get() == tensor.storage().unsafeGetStorageImpl()) return unit->lends(*group);
+  }
+  return false;
+}
+
 bool is_in_place(const FlatGroup& group, std::size_t i) {
   const at::Tensor& tensor = group.parameters[i].tensor;
   if (!tensor.has_storage()) return false;

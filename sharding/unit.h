@@ -195,6 +195,9 @@ class Unit {
     return group.full && (pins_ > hidden_pins_ || !lends_) && !(is_closed_ && group.trainable);
   }
   int guards = 0;  ///< number of open Gathered guards that have pinned the unit
+  /// Returns whether a storage returns a pointer now only because an operator or an autograd function runs. Code that
+  /// keeps this pointer for longer would read another unit's values.
+  bool lends(const FlatGroup& group) const { return lends_ && guards == 0 && lets_read(group); }
 
   /// While a HiddenPins lives, the pins of operators that ran when it was made do not let code of the program read the
   /// unit. Such code may keep a pointer for longer than the operator's pin lasts. Guards and later operators let the
@@ -269,6 +272,9 @@ void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const V
 /// It only compares a pointer, without a look-up or a lock.
 Unit* unit_of(const at::TensorBase& tensor);
 Unit* unit_of(c10::StorageImpl& storage);
+/// Returns whether the memory of `tensor` is lent to a running operator or autograd function (Unit::lends). REQUIRES:
+/// the unit's Engine lives.
+bool is_lent(const at::TensorBase& tensor);
 
 /// Returns whether parameter `i` still lies at its place in its group's buffer.
 bool is_in_place(const FlatGroup& group, std::size_t i);

@@ -9,6 +9,7 @@
 
 #include "python/src/bindings.h"
 #include "python/src/job.h"
+#include "sharding/unit.h"
 #include "tessera/observe_pointers.h"
 #include "tessera/seed_for_rank.h"
 #include "tessera/strategy.h"
@@ -64,6 +65,7 @@ void bind_job(py::module_& module) {
   module.def("note_exits", &note_exits);
   module.def("set_exit_code", &set_exit_code);
   module.def("observe_pointers", &observe_pointers);
+  module.def("is_lent", [](const at::Tensor& tensor) { return is_lent(tensor); });
   module.def("waits_long", &Job::waits_long);
   module.def("tell_outside", &tell_outside);
 }

@@ -18,7 +18,7 @@ from tessera import _native
 from tessera._data import RankSampler, SamplerCursor
 from tessera._error import Error
 from tessera._job import closing, expect_one_truth, join, plain_values, rank, read_strategy
-from tessera._kept_arrays import copy_kept_arrays
+from tessera._lent_arrays import copy_lent_arrays
 from tessera._lists import let_lists_be_read
 from tessera._loop import SyncBatchNorm
 from tessera._mirror import Mirror
@@ -92,7 +92,7 @@ class Engine:
         _expect_forward_meets_nobody(model, json.loads(strategy.to_json()))
         join(strategy)
         let_lists_be_read()
-        copy_kept_arrays()
+        copy_lent_arrays()
         self.model = model
         self._native: _native.Engine | None = _native.Engine(mirror.native, strategy, rules)
         self._mirror: Mirror | None = mirror

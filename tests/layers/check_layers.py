@@ -123,7 +123,7 @@ ALLOWED = {
     "workshop/app/train": [*COMMAND, "engine/loop", "engine/asynchronous", "workshop/app/plan", "workshop/app/text"],
     "workshop/app/bench": COMMAND,
     "workshop/app/doctor": COMMAND,
-    "python": [*GROUND, "runtime/border", "runtime/comm", "engine", "engine/job", "engine/loop", "engine/saving", "include/tessera"],
+    "python": [*GROUND, "runtime/border", "runtime/comm", "engine", "engine/job", "engine/loop", "engine/saving", "sharding/unit.h", "include/tessera"],
     "examples": ["include/tessera", "workshop/models"],
 }
 FREE_OF_TORCH = ["runtime/base", "runtime/base/metrics", "runtime/config", "runtime/config/keys", "runtime/config/rules", "workshop/launch", "workshop/tokenizer", "runtime/data",

@@ -18,6 +18,7 @@ import torch
 from beside_plain import rows_of_rank, train_plain
 from launched import LONG
 from models import BATCH, CLASSES, WIDTH, Block, Classifier
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import tessera
@@ -272,51 +273,116 @@ class WithScaled(Classifier):
         return super().forward(Scaled.apply(x + 0 * self.head.bias.sum(), self.scale), target)
 
 
+# Ways to get values over a parameter's memory that may be kept.
+KEPT = {
+    "numpy": lambda tensor: tensor.numpy()[:],
+    "asarray": np.asarray,
+    "a tensor over an array": lambda tensor: torch.from_numpy(tensor.numpy()),
+    "from_dlpack": torch.from_dlpack,
+    "numpy's from_dlpack": np.from_dlpack,
+    "a capsule": lambda tensor: torch.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)),
+}
+# Places where a function keeps them for its backward.
+PLACES = ["attribute", "inside another object", "saved for backward", "global"]
+GLOBAL: list[object] = []
+
+
 class Keeping(torch.autograd.Function):
-    """Computes x * scale, and keeps an array of the parameter for its backward, as an attribute or inside another object."""
+    """Computes x * scale, and keeps the parameter's values for its backward."""
 
     @staticmethod
-    def forward(ctx, x, scale, is_inside):
-        array = scale.detach().numpy()[:]
-        held = {"scales": [x.shape, (array,)]}
-        if is_inside:
-            ctx.held = held
-            assert held["scales"][1][0] is array, "the program's own containers stay as they are"
+    def forward(ctx, x, scale, way, place):
+        values = KEPT[way](scale.detach())
+        ctx.place = place
+        if place == "attribute":
+            ctx.scale = values
+        elif place == "inside another object":
+            ctx.held = {"scales": [x.shape, (values,)]}
+        elif place == "saved for backward":
+            ctx.save_for_backward(torch.as_tensor(values))
         else:
-            ctx.scale = array
+            ctx.number = len(GLOBAL)
+            GLOBAL.append(values)
         return x * scale
 
     @staticmethod
     def backward(ctx, gradient):
-        array = ctx.held["scales"][1][0] if hasattr(ctx, "held") else ctx.scale
-        return gradient * torch.from_numpy(array), gradient.sum(0), None
+        if ctx.place == "attribute":
+            values = ctx.scale
+        elif ctx.place == "inside another object":
+            values = ctx.held["scales"][1][0]
+        elif ctx.place == "saved for backward":
+            values, = ctx.saved_tensors
+        else:
+            values = GLOBAL[ctx.number]
+        return gradient * torch.as_tensor(values), gradient.sum(0), None, None
 
 
 class WithKeeping(torch.nn.Module):
     """Forward reads more units than backward. So slots hold other units in backward than they held in forward."""
 
-    def __init__(self, is_inside):
+    def __init__(self, keep):
         super().__init__()
-        self.is_inside = is_inside
+        self.keep = keep
         self.scales = torch.nn.ModuleList(torch.nn.ParameterList([torch.linspace(0.6, 1.1 + 0.1 * i, WIDTH)]) for i in range(6))
 
     def forward(self, x, target):
         for i in (0, 1, 2, 0, 3, 4, 1, 5, 2, 2, 4):
-            x = Keeping.apply(x, self.scales[i][0], self.is_inside)
+            x = Keeping.apply(x, self.scales[i][0], *self.keep)
         with torch.no_grad():
             wanted = x * self.scales[3][0] * self.scales[1][0] * self.scales[0][0]
         return (x - wanted).square().mean()
 
 
 def functions_that_keep_arrays(strategy):
-    losses = []
-    sharded = {"strategy": "FULL_SHARD", **strategy}
-    for each, is_inside in ((sharded, False), (sharded, True), ({**strategy, "strategy": "NO_SHARD"}, False)):
-        net = WithKeeping(is_inside)
-        engine = tessera.Engine(net, {**each, "units": {"classes": ["ParameterList"]}, "prefetch": 2})
-        losses.append(train(engine, net, range(4)))
+    def losses(sharding, *keep):
+        net = WithKeeping(keep)
+        engine = tessera.Engine(net, {**strategy, "strategy": sharding, "units": {"classes": ["ParameterList"]}, "prefetch": 2})
+        found = train(engine, net, range(3))
         engine.close()
-    assert np.allclose(losses[:2], losses[2], rtol=1e-6, atol=0), losses
+        return found
+
+    wanted = losses("NO_SHARD", "numpy", "attribute")
+    for i, way in enumerate(KEPT):
+        for place in PLACES if i == 0 or LONG else [PLACES[i % len(PLACES)]]:
+            found = losses("FULL_SHARD", way, place)
+            assert np.allclose(found, wanted, rtol=1e-6, atol=0), (way, place, found, wanted)
+    GLOBAL.clear()
+
+
+@torch.library.custom_op("tessera_tests::keep", mutates_args=())
+def keep_in_operator(scale: torch.Tensor) -> torch.Tensor:
+    GLOBAL.append(scale.detach().numpy())
+    return scale * 2
+
+
+class KeepingMode(TorchDispatchMode):
+    """Keeps an array of the first factor of each product."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.mul.Tensor:
+            GLOBAL.append(args[0].detach().numpy())
+        return function(*args, **(kwargs or {}))
+
+
+def arrays_that_operators_keep(strategy):
+    """An operator of the program, and a dispatch mode, run code of Python inside an operator."""
+    net = WithKeeping(("numpy", "attribute"))
+    engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy, "units": {"classes": ["ParameterList"]}, "prefetch": 2})
+    scales = [each[0] for each in net.scales]
+    with engine.gathered():
+        wanted = [scale.detach().numpy().copy() for scale in scales]
+    with torch.no_grad():
+        for scale in scales:
+            keep_in_operator(scale)
+        with KeepingMode():
+            for scale in scales:
+                torch.mul(scale, 2)
+    assert len(GLOBAL) == 2 * len(scales)
+    for i, kept in enumerate(GLOBAL):
+        assert np.array_equal(kept, wanted[i % len(scales)]), i
+    GLOBAL.clear()
+    engine.close()
 
 
 def functions_that_read_memory(strategy):
@@ -1184,6 +1250,14 @@ def written_through_data(strategy):
     train(engine, net, [2])
 
 
+def written_through_a_storage(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    train(engine, net, [1])
+    net.head.weight.untyped_storage().fill_(7)
+    train(engine, net, [2])
+
+
 def written_into_an_array(strategy):
     net = model()
     engine = tessera.Engine(net, strategy)
@@ -1231,10 +1305,10 @@ PROGRAMS = [collectives, state_dicts, arrays_of_parameters, functions_that_read_
 PROGRAMS += [averages_beside_torch, rules_at_their_defaults]
 PROGRAMS += [data_in_the_middle_of_an_epoch]
 PROGRAMS += [files_of_weights]
-PROGRAMS += [arrays_that_hooks_keep, functions_that_keep_arrays]
+PROGRAMS += [arrays_that_hooks_keep, functions_that_keep_arrays, arrays_that_operators_keep]
 PROGRAMS += [rates_over_samples, strategies_of_other_types, arguments_of_other_types]
 # These programs end with an Error, and no program may continue after it.
-ENDINGS = [written_outside_a_guard, written_through_data, written_into_an_array, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
+ENDINGS = [written_outside_a_guard, written_through_data, written_through_a_storage, written_into_an_array, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 
 
 def chosen(program):
@@ -1244,7 +1318,8 @@ def chosen(program):
         return STRATEGIES
     turn = PROGRAMS.index(program)
     names = {"shared", "replicated"} if program in (state_dicts, workers) else {list(STRATEGIES)[turn % len(STRATEGIES)]}
-    names = {"private"} if program in (arrays_of_parameters, functions_that_read_memory, arrays_kept_beyond_a_guard, arrays_that_hooks_keep, functions_that_keep_arrays, profiled) else names
+    names = {"private"} if program in (arrays_of_parameters, functions_that_read_memory, arrays_kept_beyond_a_guard, arrays_that_hooks_keep, functions_that_keep_arrays,
+                                      arrays_that_operators_keep, profiled) else names
     names = {"shared"} if program is leaks else names
     names = {"private", "shared"} if program is files_of_weights else names
     return {name: strategy for name, strategy in STRATEGIES.items() if name in names}

@@ -1,0 +1,38 @@
+"""Gives code that runs inside an operator copies of a sharded parameter, where it could keep the parameter's memory."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import dlpack
+
+from tessera import _native
+from tessera._job import closing
+
+
+def _of_a_copy(export: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that exports a tensor's memory as `export` does, but exports a copy if the memory is lent.
+
+    An operator keeps its parameters in memory until it returns, and then another unit may get the memory. Code of the
+    program may run meanwhile: an autograd function, a custom operator, or a dispatch mode. What it exports may be
+    found anywhere later, in a context, a list, a global, or a tensor that is saved for backward.
+    """
+    @functools.wraps(export)
+    def exported(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        return export(tensor.clone() if closing and _native.is_lent(tensor) else tensor, *args, **options)
+
+    return exported
+
+
+_numpy = _of_a_copy(torch.Tensor.numpy)
+_to_dlpack = {name: _of_a_copy(getattr(torch._C, name)) for name in ("_to_dlpack", "_to_dlpack_versioned")}
+
+
+def copy_lent_arrays() -> None:
+    """Replaces the functions that export the memory of tensors, for the whole process. `__array__` and `__dlpack__`
+    call them. Tensors that are not lent are exported as before."""
+    torch.Tensor.numpy = _numpy
+    for name, export in _to_dlpack.items():
+        setattr(torch._C, name, export)
+    dlpack.to_dlpack = torch.to_dlpack = _to_dlpack["_to_dlpack"]

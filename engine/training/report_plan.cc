@@ -82,6 +82,20 @@ bool wants_table_of_plan() {
   return said == "table";
 }
 
+/// Returns a text if parameters of the module train in fp16 and the loss is not scaled; else an empty text.
+std::string words_of_unscaled_loss(const std::vector<std::unique_ptr<Unit>>& units, const Strategy& strategy) {
+  if (strategy.mixed_precision.param == DType::kF16) return "";
+  std::string name;
+  for_each_trainable(units, [&](const FlatGroup& group) {
+    if (group.dtype == DType::kF16 && name.empty()) name = group.parameters[0].name;
+  });
+  if (name.empty()) return "";
+  return "parameter " + name +
+         " is fp16 in the module, and stays so, but the loss is not scaled, so small gradients vanish. hint: set "
+         "\"mixed_precision\": {\"param\": \"fp16\"}, which scales the loss; or leave the module in fp32 and set "
+         "\"bf16\"";
+}
+
 }  // namespace
 
 void Training::report_plan(bool continues) const {
@@ -133,6 +147,7 @@ void Training::report_plan(bool continues) const {
   if (const std::string hint = hint_of_queue_depth(plan); !hint.empty()) log_info(hint);
   if (const std::string text = words_of_changed_defaults(strategy.optimizer); !continues && !text.empty())
     log_warning(text);
+  if (const std::string text = words_of_unscaled_loss(units, strategy); !continues && !text.empty()) log_warning(text);
   if (units.size() == 1 && plan.use()[MemoryCategory::kSlots] > 0) {
     log_warning("the whole module is one unit, so it is gathered at once. [T0155] hint: name classes in \"units\"");
   }

@@ -18,7 +18,8 @@ std::vector<StrategyKey> precision_keys() {
   return {
       {.field = choice_field(AT(mixed_precision.param), training_dtypes()),
        .example_json = R"("bf16")",
-       .doc = "Type of gathered parameters, and so of forward and backward. Master weights are always fp32.",
+       .doc = "Type of gathered parameters, and so of forward and backward. Master weights are always fp32. \"fp32\" "
+              "leaves a module that is narrower (half(), bfloat16()) as it is, and scales no loss.",
        .cost = "Types of 2 bytes halve gathers and activations, and cost precision."},
       {.field = choice_field(AT(mixed_precision.reduce), training_dtypes()),
        .example_json = R"("bf16")",

@@ -1,6 +1,6 @@
 // Tests loss scaling end to end: an fp16 Engine decides as torch.amp.GradScaler does, step by step.
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <filesystem>
 #include <limits>
@@ -9,10 +9,15 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/oracle/child.h"
+#include "tests/support/stderr_of.h"
 #include "tests/support/train_helpers.h"
 
 namespace tessera::testing {
 namespace scaler_test {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 // The pattern contains six cases: growth after three finite steps; a shorter run of finite steps; overflows in a row;
 // growth after falls; an overflow in the very step in which the scale would have grown; and an overflow at the end.
@@ -82,6 +87,24 @@ TEST(LossScaling, ScalesAndSkipsEqualGradScaler) {
       });
     }
   }
+}
+
+TEST(LossScaling, ModuleInFp16WithoutScalingIsWarnedOfByName) {
+  const auto said = [](at::ScalarType type, DType param) {
+    return stderr_of([&] {
+      run_ranks({.ranks = 1}, [&](const Mesh& mesh) {
+        Tiny model = make_tiny({}, /*deferred=*/false);
+        model->to(type);
+        const Engine engine(model, tiny_strategy(ShardingStrategy::kFullShard, param), mesh);
+      });
+    });
+  };
+  const auto is_told = AllOf(HasSubstr("fp16 in the module"), HasSubstr("the loss is not scaled"),
+                             HasSubstr(R"("mixed_precision": {"param": "fp16"})"));
+  EXPECT_THAT(said(at::kHalf, DType::kF32), is_told);
+  EXPECT_THAT(said(at::kHalf, DType::kF16), Not(HasSubstr("not scaled")));
+  EXPECT_THAT(said(at::kHalf, DType::kBF16), Not(HasSubstr("not scaled"))) << "its parameters become bf16";
+  EXPECT_THAT(said(at::kBFloat16, DType::kF32), Not(HasSubstr("not scaled")));
 }
 
 }  // namespace scaler_test

@@ -14,6 +14,7 @@
 #include "runtime/base/status.h"
 #include "tests/oracle/child.h"
 #include "tests/oracle/exchange.h"
+#include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
 #include "workshop/tokenizer/utf8.h"
 
@@ -191,6 +192,19 @@ TEST(TokenizerFile, DamagedHostileAndForeignFilesAreRefused) {
   std::string without_a = good;
   without_a.replace(without_a.find("\"a\":97,"), 7, "");
   EXPECT_THAT(refusal(without_a), HasSubstr("0x61"));
+}
+
+TEST(TokenizerFile, WhatChangesTheTokensAndIsNotReadIsRefusedOrWarnedOf) {
+  const std::string byte_level = kByteLevel;
+  const auto with = [&](const std::string& more) { return refusal(tokenizer_json(byte_level + more)); };
+  EXPECT_THAT(with(R"("language":"en",)"), HasSubstr(R"(has the key "language")"));
+  EXPECT_EQ(with(R"("version":"1.0","language":null,)"), "");
+  EXPECT_THAT(refusal(tokenizer_json(byte_level, R"("unigrams":3,)")), HasSubstr(R"(/model: has the key "unigrams")"));
+  EXPECT_EQ(refusal(tokenizer_json(byte_level, R"("unk_token":null,"fuse_unk":false,"ignore_merges":true,)")), "");
+  const auto said = [&](const std::string& more) { return testing::stderr_of([&] { EXPECT_EQ(with(more), ""); }); };
+  EXPECT_THAT(said(R"("truncation":{"max_length":8},)"), HasSubstr(R"("truncation" is not applied)"));
+  EXPECT_THAT(said(R"("padding":{"strategy":"BatchLongest"},)"), HasSubstr(R"("padding" is not applied)"));
+  EXPECT_EQ(said(R"("truncation":null,"padding":null,)"), "");
 }
 
 absl::StatusOr<Tokenizer> with_pattern(const std::string& expression) {

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "runtime/base/input_file.h"
+#include "runtime/base/log.h"
 #include "runtime/base/process/diagnostics.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
@@ -60,15 +61,21 @@ std::string literal(const std::string& text) {
 
 class TokenizerReader {
  public:
-  TokenizerReader(const std::string& name, std::string_view text) : diagnostics_(name, text) {}
+  TokenizerReader(const std::string& name, std::string_view text) : diagnostics_(name, text), name_(name) {}
 
   absl::StatusOr<Tokenizer> read(std::string_view text) {
     const std::optional<JsonNode> root = parse_json(text, diagnostics_, kMostValues);
     if (root && !root->is_object()) wrong(*root, "", "must be an object, got " + describe(*root));
     if (root && root->is_object()) read_root(*root);
     const absl::Status status = diagnostics_.to_status(kTokenizerHint);
-    if (status.ok()) return std::move(result_);
-    return make_error(ExitCode::kCorruptData, message_of(status));
+    if (!status.ok()) return make_error(ExitCode::kCorruptData, message_of(status));
+    for (const char* key : {"truncation", "padding"})
+      if (child_of(*root, key))
+        log_warning(
+            fmt::format("{}: \"{}\" is not applied: texts are neither cut nor padded here. hint: set it to null, as "
+                        "training wants it",
+                        name_, key));
+    return std::move(result_);
   }
 
  private:
@@ -76,7 +83,17 @@ class TokenizerReader {
     diagnostics_.add(node.offset, place, message);
   }
 
+  /// Refuses keys that this reader does not know.
+  void expect_keys(const JsonNode& node, const std::string& place, std::initializer_list<std::string_view> known) {
+    for (const JsonNode& child : node.children)
+      if (!child.value.is_null() && std::ranges::find(known, child.key) == known.end())
+        wrong(child, place, "has the key " + quoted_text(child.key) + ", which is not known and may change the tokens");
+  }
+
   void read_root(const JsonNode& root) {
+    expect_keys(root, "",
+                {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
+                 "decoder", "model"});
     if (const JsonNode* normalizer = child_of(root, "normalizer")) read_normalizer(*normalizer);
     if (const JsonNode* cutters = child_of(root, "pre_tokenizer")) {
       read_cutters(*cutters, "/pre_tokenizer");
@@ -186,6 +203,9 @@ class TokenizerReader {
   void read_model(const JsonNode& model) {
     const std::string type = type_of(model);
     if (!type.empty() && type != "BPE") return wrong(model, "/model/type", "must be BPE, got " + quoted_text(type));
+    expect_keys(model, "/model",
+                {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+                 "byte_fallback", "ignore_merges", "vocab", "merges"});
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
       if (const JsonNode* node = child_of(model, key); node && !(node->value.is_string() && text_of(node).empty()))
         wrong(*node, std::string("/model/") + key, "must be empty: only byte-level BPE is built");
@@ -307,6 +327,7 @@ class TokenizerReader {
   }
 
   Diagnostics diagnostics_;
+  const std::string name_;
   Tokenizer result_;
   bool has_byte_level_ = false;
 };

@@ -83,12 +83,11 @@ def write_whole(out: str, text: str) -> None:
                     "room", code_of(error, CANNOT_CREATE)) from error
 
 
-def print_all(text: str) -> None:
-    """Prints a text, and raises an error if the text could not be written."""
+def print_all(text: str, way_out: str = "; --out writes a file") -> None:
+    """Prints a text, and raises an error if the text could not be written. The error's hint ends with `way_out`."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's last flush then goes to /dev/null
-        raise Error(f"standard output could not be written: {error.strerror}. [T0679] hint: what was printed is not complete; --out writes a file",
-                    IO) from error
+        raise Error(f"standard output could not be written: {error.strerror}. [T0679] hint: what was printed is not complete{way_out}", IO) from error

@@ -62,6 +62,7 @@ TEST(ErrnoHint, LimitIsRecognisedInTextsOfOtherLibraries) {
   EXPECT_EQ(limit_hint(ENOENT), "");
   EXPECT_EQ(exit_code_of_errno(EFBIG), ExitCode::kIo);
   EXPECT_EQ(exit_code_of_errno(EAGAIN), ExitCode::kOsResource);
+  EXPECT_EQ(exit_code_of_errno(ENXIO), ExitCode::kCannotCreate) << "a socket stands in a file's place";
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ import tempfile
 import unittest
 from unittest import mock
 
+from tessera import cmake_path
 from tessera.report import page, read_run
 from tessera.report.__main__ import main
 from tessera.report._page import latency_bars
@@ -240,6 +241,23 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(rows["steps"], ["4 of 4"])
         self.assertEqual(rows["memory of rank 0 at most, MiB"], rows["its plan, MiB"])
         self.assertIn("<h2>Norm of the gradients</h2>", text)
+
+
+class CmakePath(unittest.TestCase):
+    def test_prefix_is_printed_whole_or_an_error_says_why_not(self):
+        with tempfile.TemporaryDirectory() as prefix, mock.patch.object(cmake_path, "cmake_path", return_value=prefix):
+            said, errors = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stderr(errors):
+                self.assertEqual(cmake_path.main(), 66)
+                self.assertIn("cmake --install", errors.getvalue())
+                package = pathlib.Path(prefix) / "lib/cmake/Tessera"
+                package.mkdir(parents=True)
+                (package / "TesseraConfig.cmake").touch()
+                with contextlib.redirect_stdout(said):
+                    self.assertEqual((cmake_path.main(), said.getvalue()), (0, prefix + "\n"))
+                with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
+                    self.assertEqual(cmake_path.main(), 74)
+            self.assertNotIn("--out", errors.getvalue())
 
 
 if __name__ == "__main__":

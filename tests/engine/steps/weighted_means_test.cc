@@ -21,6 +21,7 @@
 #include "engine/step/agree/loss_seed.h"
 #include "tessera/token_batches.h"
 #include "tessera/uneven.h"
+#include "tests/support/offloaded.h"
 #include "tests/support/pairwise.h"
 #include "tests/support/session.h"
 #include "tests/support/stderr_of.h"
@@ -128,6 +129,53 @@ TEST(WeightedMeans, UnevenRowsTrainAsTheWholeBatch) {
       for (std::size_t i = 0; i < kSteps; ++i) {
         for (std::int64_t m = 0; m < how.accumulation; ++m)
           backward_of(session, piece_of(batches[i], m * mesh.world_size() + mesh.rank(), pieces));
+        expect_told(session.engine.step(), wanted.steps[i], what);
+      }
+      expect_close(session.values(), wanted.values, 1e-6, what);
+    });
+  }
+}
+
+TEST(WeightedMeans, UnevenRowsTrainAsTheWholeBatchWhereReplicasOrTiersTakePart) {
+  const std::vector<Batch> batches = whole_batches();
+  const PlainRun wanted = train_plainly(batches);
+  struct Case {
+    const char* what;
+    ShardingStrategy kind;
+    Adjust adjust;
+    std::int64_t replicas_apart = 1;  ///< number of replicas that train by themselves, each with the same rows
+  };
+  const Case cases[] = {
+      {"SHARD_OPTIMIZER", ShardingStrategy::kShardOptimizer, nullptr},
+      {"HYBRID_SHARD", ShardingStrategy::kHybridShard,
+       [](Strategy& s) {
+         s.mesh = {2, 2};
+       }},
+      {"SHARD_GRADIENTS of two replicas", ShardingStrategy::kShardGradients,
+       [](Strategy& s) {
+         s.mesh = {2, 2};
+       }},
+      {"a second copy", ShardingStrategy::kFullShard, [](Strategy& s) { s.secondary.form = SecondaryForm::kPlain; }},
+      {"states on disk", ShardingStrategy::kFullShard, [](Strategy& s) { put_below(s, kSomeBelow); }},
+      {"lossless gradients", ShardingStrategy::kNoShard,
+       [](Strategy& s) { s.compression.gradients = WireForm::kLossless; }},
+      {"local_sgd", ShardingStrategy::kHybridShard,
+       [](Strategy& s) {
+         s.mesh = {2, 2};
+         s.sync.type = SyncType::kLocalSgd;
+         s.sync.every = 2;
+       },
+       2}};
+  for (const auto& [each, accumulation] : pairwise_of(cases, std::array<std::int64_t, 2>{1, 2})) {
+    Strategy strategy = strategy_for(each.kind, plain_sgd(accumulation));
+    if (each.adjust) each.adjust(strategy);
+    const std::string what = std::string(each.what) + ", " + std::to_string(accumulation) + " microbatches";
+    run_ranks({.ranks = 4, .hosts = 2}, [&, &each = each, accumulation = accumulation](const Mesh& mesh) {
+      Session session(mesh, strategy);
+      const std::int64_t ranks = mesh.world_size() / each.replicas_apart, own = mesh.rank() % ranks;
+      for (std::size_t i = 0; i < kSteps; ++i) {
+        for (std::int64_t m = 0; m < accumulation; ++m)
+          backward_of(session, piece_of(batches[i], m * ranks + own, ranks * accumulation));
         expect_told(session.engine.step(), wanted.steps[i], what);
       }
       expect_close(session.values(), wanted.values, 1e-6, what);

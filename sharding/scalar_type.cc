@@ -20,6 +20,13 @@ DType dtype_of(c10::ScalarType type, const std::string& who) {
       return DType::kI32;
     case c10::kByte:
       return DType::kU8;
+    case c10::kComplexHalf:
+    case c10::kComplexFloat:
+    case c10::kComplexDouble:
+      throw Error(ExitCode::kConfig, who + " has dtype " + c10::toString(type) +
+                                         ", and complex numbers are not sharded. hint: keep real numbers x with a last "
+                                         "dimension of 2 instead, and take complex(x.select(-1, 0), x.select(-1, 1)) "
+                                         "in forward");
     default:
       throw Error(ExitCode::kConfig, who + " has dtype " + c10::toString(type) +
                                          ", which cannot be sharded. [T0626] hint: make it a buffer, or another dtype");

@@ -1,7 +1,8 @@
 // Tests programs that write parameters, or move them to other memory.
 
 #include <ATen/Functions.h>
-#include <gtest/gtest.h>
+#include <c10/core/InferenceMode.h>
+#include <gmock/gmock.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -13,6 +14,9 @@
 
 namespace tessera::testing {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TEST(Parameters, DtypeConversionIsNoticed) {
   expect_noticed([](Tiny& model) { model->to(at::kDouble); }, {{"was given other memory", "Module::to"}});
@@ -157,6 +161,58 @@ TEST(Parameters, IntegerAndBoolParametersAreRefusedWithAHint) {
       EXPECT_NE(text.find("make it a buffer"), std::string::npos) << text;
     });
   }
+}
+
+TEST(Parameters, ParametersThatCannotTrainAreRefusedWithTheirWayOut) {
+  run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    const auto refusal_of = [&](const std::shared_ptr<SharingImpl>& module) {
+      return error_of([&] { const Engine engine(module, strategy_for(ShardingStrategy::kFullShard), mesh); });
+    };
+    const auto with = [&](const at::Tensor& extra) {
+      const auto module = std::make_shared<SharingImpl>();
+      module->register_parameter("extra", extra);
+      return refusal_of(module);
+    };
+    EXPECT_THAT(with(at::ones({5}, at::kComplexFloat)),
+                AllOf(HasSubstr("extra has dtype ComplexFloat"),
+                      HasSubstr("complex(x.select(-1, 0), x.select(-1, 1)) in forward")));
+    EXPECT_THAT(with(at::empty({5}, at::kMeta)),
+                AllOf(HasSubstr("parameter extra is on the meta device"), HasSubstr("deferred_init")));
+    std::shared_ptr<SharingImpl> module;
+    {
+      const c10::InferenceMode inference;
+      module = std::make_shared<SharingImpl>();
+    }
+    EXPECT_THAT(refusal_of(module), AllOf(HasSubstr("parameter a.weight was made under"), HasSubstr("outside of it")));
+  });
+}
+
+// This is the way out that the refusal of a complex parameter names.
+TEST(Parameters, ComplexNumbersMadeOfRealOnesTrain) {
+  struct OfComplex : torch::nn::Module {
+    OfComplex() {
+      before = register_parameter("before", at::ones({3}));  // views of pairs as complex numbers would not be aligned
+      pairs = register_parameter("pairs", at::linspace(-1, 1, 10).view({5, 2}));
+      out = register_module("out", torch::nn::Linear(5, 3));
+    }
+    at::Tensor loss() {
+      const at::Tensor numbers = at::complex(pairs.select(-1, 0), pairs.select(-1, 1));
+      return out->forward(numbers.abs().unsqueeze(0)).add(before).square().mean();
+    }
+    at::Tensor before, pairs;
+    torch::nn::Linear out{nullptr};
+  };
+  expect_like_plain(
+      [](Scene& scene) {
+        const auto model = seeded([] { return std::make_shared<OfComplex>(); });
+        const auto trainer = scene.trainer(model);
+        for (int step = 0; step < 3; ++step) {
+          trainer->backward(model->loss());
+          trainer->step();
+        }
+        scene.note(*trainer, *model);
+      },
+      {.adjust = linear_units});
 }
 
 TEST(Parameters, ExpandedBuffersAreBroadcast) {

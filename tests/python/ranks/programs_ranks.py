@@ -18,6 +18,7 @@ import torch
 from beside_plain import rows_of_rank, train_plain
 from launched import LONG
 from models import BATCH, CLASSES, WIDTH, Block, Classifier
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, TensorDataset
 
@@ -1148,6 +1149,14 @@ def under_inference_mode():
         return torch.nn.Linear(2, 3)
 
 
+def wrapper_of(kind):
+    """Returns a wrapper as the Engine sees it. It was made without the process group that its constructor needs."""
+    wrapper = kind.__new__(kind)
+    torch.nn.Module.__init__(wrapper)
+    wrapper.module_inside = wrapper._fsdp_wrapped_module = model()
+    return wrapper
+
+
 def refused_modules(strategy):
     for make, text in (
         (lambda: torch.nn.Embedding(3, 4, max_norm=1.0), "max_norm"),
@@ -1155,6 +1164,8 @@ def refused_modules(strategy):
         (lambda: torch.nn.Linear(2, 3, device="meta"), "parameter weight is on the meta device"),
         (under_inference_mode, "parameter weight was made under torch.inference_mode()"),
         (lambda: torch.nn.DataParallel(model()), "give the Engine the module inside"),
+        (lambda: wrapper_of(torch.nn.parallel.DistributedDataParallel), "inside DistributedDataParallel"),
+        (lambda: wrapper_of(FullyShardedDataParallel), "inside FullyShardedDataParallel"),
         (lambda: torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(torch.nn.DataParallel(torch.nn.Linear(3, 3)))),
          "inside DataParallel, here 1.0"),
         (lambda: torch.nn.ParameterList([torch.nn.Parameter(torch.eye(3).to_sparse())]), "layout"),

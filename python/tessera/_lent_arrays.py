@@ -20,7 +20,11 @@ def _of_a_copy(export: Callable[..., Any]) -> Callable[..., Any]:
     """
     @functools.wraps(export)
     def exported(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-        return export(tensor.clone() if closing and _native.is_lent(tensor) else tensor, *args, **options)
+        if closing and _native.is_lent(tensor):
+            tensor = tensor.clone()
+            if tensor.is_cuda:  # another stream may read what is exported
+                torch.cuda.current_stream(tensor.device).synchronize()
+        return export(tensor, *args, **options)
 
     return exported
 

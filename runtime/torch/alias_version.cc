@@ -81,7 +81,7 @@ at::Tensor& counted(at::Tensor& self) {
   torch::autograd::impl::bump_version(self);
   c10::TensorImpl* const alias = self.unsafeGetTensorImpl();
   const c10::TensorImpl* const owner = find_owner(self);
-  if (owner && owner != alias) alias->set_version_counter(owner->version_counter());
+  if (owner && owner != alias && !alias->is_inference()) alias->set_version_counter(owner->version_counter());
   return self;
 }
 

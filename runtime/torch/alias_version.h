@@ -9,9 +9,8 @@ namespace tessera {
 /// these writes cannot be seen. The tensors are those of `tensor.data()` (Python's `.data`), and those that `set_` puts
 /// over the memory of a parameter. Python's storages write through such a tensor too (`untyped_storage().fill_()`).
 ///
-/// `owner_of` returns the parameter whose memory begins at or before the first element of `alias`, or null if the memory
-/// is no parameter's. It must not throw. The change holds for the whole process and for good, and `owner_of` of the
-/// first call stays in use.
+/// `owner_of` returns the parameter in whose memory `alias` begins, or null if no parameter has the memory. It must not
+/// throw. The change holds for the whole process and for good, and `owner_of` of the first call stays in use.
 ///
 /// LibTorch asks a table of functions for `data()` (at::impl::VariableHooksInterface). This call puts another table in
 /// front of it, which differs only in that function. The kernels of `set_` that count versions are replaced when the

@@ -165,8 +165,9 @@ TEST(Parameters, IntegerAndBoolParametersAreRefusedWithAHint) {
 
 TEST(Parameters, ParametersThatCannotTrainAreRefusedWithTheirWayOut) {
   run_ranks({.ranks = 1}, [](const Mesh& mesh) {
+    const Strategy strategy = strategy_for(ShardingStrategy::kFullShard, linear_units);
     const auto refusal_of = [&](const std::shared_ptr<SharingImpl>& module) {
-      return error_of([&] { const Engine engine(module, strategy_for(ShardingStrategy::kFullShard), mesh); });
+      return error_of([&] { const Engine engine(module, strategy, mesh); });
     };
     const auto with = [&](const at::Tensor& extra) {
       const auto module = std::make_shared<SharingImpl>();

@@ -14,7 +14,8 @@ A diff without such a line is a git patch for existing files. Only its file name
 it check the rest.
 
 Bash and text: each call of `tessera` or of one of our scripts uses only options that exist (check_blocks.py). JSON: a
-strategy, or a model if it has "model". C++ is compiled, and Python is run.
+strategy, or a model if it has "model". C++ is compiled, and Python is run. Commands of bash blocks are run
+(commands_test.py says which are not, and why).
 """
 
 import dataclasses

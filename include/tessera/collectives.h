@@ -62,6 +62,7 @@ std::string broadcast(const Mesh& mesh, const std::string& text, int root = 0);
 /// Returns the sum, mean, minimum or maximum of the ranks' numbers. Floating-point numbers are sent as double, all
 /// others as std::int64_t.
 double all_reduce_number(const Mesh& mesh, double value, Reduce operation);
+/// Does the same for whole numbers.
 std::int64_t all_reduce_number(const Mesh& mesh, std::int64_t value, Reduce operation);
 
 /// Does what all_reduce does, for one number of any arithmetic type; the result has the type of `value`.

@@ -64,7 +64,7 @@ struct StepResult {
   /// An age is the number of other ranks' updates since the values were pulled. With "sync" hogwild it is the number of
   /// other ranks' steps since this rank's last step. In all other cases both fields are 0.
   double staleness_mean = 0.0;
-  std::int64_t staleness_max = 0;
+  std::int64_t staleness_max = 0;  ///< the largest age
   AgeHistogram ages;  ///< number of gradients of each age in this step; Engine::staleness has the numbers for all steps
   /// This number is above 0 if, with "sync" backups, this rank's gradients came too late for the step and were dropped.
   /// It is then the number of steps that other ranks have made since this rank's last step, up to `step`. In this case
@@ -240,6 +240,7 @@ class Engine {
   template <class Holder, class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
   Engine(const Holder& holder, const Strategy& strategy, const Mesh& mesh, const OwnRules& own = {})
       : Engine(std::static_pointer_cast<torch::nn::Module>(holder.ptr()), strategy, mesh, own) {}
+  /// Makes an Engine for a ModuleHolder with one rule of the program.
   template <class Holder, class Rule,
             class = std::enable_if_t<std::is_base_of_v<torch::detail::ModuleHolderIndicator, Holder>>>
   Engine(const Holder& holder, const Strategy& strategy, const Mesh& mesh, std::shared_ptr<Rule> rule)
@@ -338,6 +339,7 @@ class Engine {
   /// schedule, a number outside of 0 to 1000, or an unknown group. The next step (on a GPU, StepResult::wait) throws
   /// Error (64) if ranks have different rates.
   void set_lr(double lr);
+  /// Sets the learning rate of one group of optimizer.groups.
   void set_lr(const std::string& group, double lr);
 
   /// Returns the learning rate of the next step, for all parameters or for a group, from the schedule or set_lr. The
@@ -345,6 +347,7 @@ class Engine {
   /// step is assumed to have as many samples as the latest step. On a GPU it waits for the latest step. Throws Error
   /// (64) for an unknown group.
   double lr() const;
+  /// Returns the learning rate of the next step for one group.
   double lr(const std::string& group) const;
 
   /// Sets the number of samples that an epoch has over all ranks, for lr_schedule.warmup_epochs. It replaces the
@@ -367,13 +370,17 @@ class Engine {
   /// allow. The same holds for a momentum that is 0 in the strategy, and so has no memory. If ranks have different
   /// numbers, the same error is thrown as with set_lr.
   void set_option(const std::string& name, double value);
+  /// Sets the two numbers of betas for all parameters.
   void set_option(const std::string& name, std::pair<double, double> value);
+  /// Sets a number for one group.
   void set_option(const std::string& group, const std::string& name, double value);
+  /// Sets the two numbers of betas for one group.
   void set_option(const std::string& group, const std::string& name, std::pair<double, double> value);
 
   /// Returns the numbers that set_option sets, by key, as the next step uses them: those of all parameters or of a
   /// group. Throws Error (64) for an unknown group.
   std::map<std::string, std::vector<double>> options() const;
+  /// Returns the numbers of one group.
   std::map<std::string, std::vector<double>> options(const std::string& group) const;
 
   /// Drops the microbatches begun since the last step, with their losses and gradients. All ranks call it at the same

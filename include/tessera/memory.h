@@ -43,6 +43,7 @@ struct MemoryUse {
   std::array<std::int64_t, kMemoryCategories> bytes{};  ///< bytes, indexed by MemoryCategory
   /// Returns the bytes of one category.
   std::int64_t& operator[](MemoryCategory c) { return bytes[static_cast<std::size_t>(c)]; }
+  /// Returns the bytes of one category.
   std::int64_t operator[](MemoryCategory c) const { return bytes[static_cast<std::size_t>(c)]; }
   /// Returns the sum of all categories, kHostRecords included.
   std::int64_t total() const;

@@ -117,6 +117,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   /// 78 if a step has no such microbatch, or if `next` has begun the step; 64 without
   /// RankSamplerOptions::microbatches.
   std::vector<std::size_t> of(std::int64_t microbatch);
+  /// Ends the step whose samples `of` returned. All ranks call it after Engine::step.
   void end_step();
 
   /// Returns the number of samples of this rank in the epoch that began last. It is the same on all ranks, unless
@@ -137,6 +138,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   /// have come next, also if a DataLoader calls `reset` first. Throws Error (64) if the sampler that loads has another
   /// number of samples or of ranks than the sampler that saved.
   void save(torch::serialize::OutputArchive& archive) const override;
+  /// Reads what `save` wrote.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
@@ -182,6 +184,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
 /// these numbers. `options.epoch` has no effect.
 class StepSampler : public torch::data::samplers::Sampler<> {
  public:
+  /// A function that returns the number of the next step for this worker, or nothing at the end (Engine::take_step).
   using TakeStep = std::function<std::optional<std::int64_t>()>;
 
   /// Throws tessera::Error (64) if there is no sample or no batch.
@@ -195,6 +198,7 @@ class StepSampler : public torch::data::samplers::Sampler<> {
 
   /// Both functions do nothing, because the servers know which steps are made.
   void save(torch::serialize::OutputArchive&) const override {}
+  /// Does nothing.
   void load(torch::serialize::InputArchive&) override {}
 
  private:

@@ -40,6 +40,7 @@ class ReduceLROnPlateau {
   /// The Engine must outlive this object. Throws Error (64) for a factor outside (0, 1), for negative numbers, and for
   /// a schedule that is not "manual".
   explicit ReduceLROnPlateau(Engine& engine);
+  /// Makes the schedule with other options than the default ones.
   ReduceLROnPlateau(Engine& engine, const Options& options);
 
   /// Takes the next measure, and returns whether the call lowered a rate. NaN is not an improvement. Errors: those of

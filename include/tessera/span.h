@@ -27,11 +27,13 @@ class Trace {
   struct Listener {
     /// Returns the argument for `end`. If it is null, `end` is not called for this span.
     void* (*begin)(std::string_view what, std::string_view subject) noexcept;
+    /// Gets what `begin` returned for the same span.
     void (*end)(void* range) noexcept;
   };
   /// Makes all later spans call `listener`, which must live as long as the process. If it is null, spans call no
   /// listener. An Engine sets a listener that makes ranges for LibTorch's profilers.
   static void tell(const Listener* listener) { listener_.store(listener, std::memory_order_release); }
+  /// Returns the listener, or null.
   static const Listener* listener() { return listener_.load(std::memory_order_acquire); }
 
   /// Returns the recorded spans as elements of "traceEvents" in Chrome's trace format (complete events, times in

@@ -67,7 +67,7 @@ struct CutAxes {
 /// `gradients` has all axes of `parameters`. Units are gathered along one axis, so `parameters` are never cut over
 /// "host".
 struct PlacementConfig {
-  std::optional<CutAxes> parameters = {}, gradients = {}, optimizer = {};
+  std::optional<CutAxes> parameters = {}, gradients = {}, optimizer = {};  ///< axes over which each kind is cut
   /// Returns whether the strategy gives the placement by axes, and not by a name.
   bool is_given() const { return parameters || gradients || optimizer; }
 };
@@ -498,8 +498,10 @@ struct AsynchronousConfig {
   /// Number of ranks, neighbours in the world, that are one replica: they step together, with the sum of their
   /// gradients; used with servers.
   std::int64_t replica_ranks = 1;
+  /// factor of an old gradient
   AgeScale scale = AgeScale::kNone;
   StateSharing states = StateSharing::kOwn;  ///< used by hogwild
+  /// correction of old gradients
   DelayCompensationConfig delay_compensation = {};
   std::string record_order = {};  ///< file to which the order of pushes and pulls is written; empty: none
   std::string play_order = {};    ///< file that record_order wrote, whose order this run repeats; empty: none
@@ -611,6 +613,7 @@ struct Strategy {
   BufferBroadcast broadcast_buffers = BufferBroadcast::kNone;  ///< the treatment of the module's buffers at the end of
                                                                ///< a step
   CheckpointConfig checkpoint = {};                            ///< where and when checkpoints are saved
+  /// forms in which gradients and parameters are sent
   CompressionConfig compression = {};
   SpikeConfig on_spike = {};              ///< the reaction to a spike of the loss
   DurableConfig durable = {};             ///< steps from which a run can continue after a kill
@@ -633,10 +636,15 @@ struct Strategy {
 
 /// These functions return names as the strategy file spells them.
 std::string name_of(ShardingStrategy strategy);
+/// Returns a rule's name.
 std::string name_of(OptimizerType type);
+/// Returns the name of a dtype of optimizer state.
 std::string name_of(StateDType dtype);
+/// Returns the name of a schedule of the learning rate.
 std::string name_of(LrScheduleType type);
+/// Returns the name of a scaling of the rate with the batch.
 std::string name_of(BatchScaling scaling);
+/// Returns the name of a way to stay one model.
 std::string name_of(SyncType type);
 
 }  // namespace tessera

@@ -39,6 +39,7 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
   void pretty_print(std::ostream& stream) const override;
 
  protected:
+  /// Throws tessera::Error unless the input has a shape that forward takes.
   void _check_input_dim(const at::Tensor& input) override;
 
  private:

@@ -54,6 +54,7 @@ class TokenBatches {
   ///   engine.step();
   ///   batches.end_step();
   TokenBatch of(std::int64_t microbatch, at::Device device = at::Device(at::kCPU));
+  /// Ends the step whose microbatches `of` returned. All ranks call it after Engine::step.
   void end_step();
 
   /// Makes this rank take the microbatches of `run` in each step (Engine::microbatches, with "deal" by speed), from the

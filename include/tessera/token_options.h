@@ -58,7 +58,7 @@ struct SamplerOptions {
 /// The neighbouring microbatches [begin, end), among those that all ranks together compute in a step
 /// (Engine::microbatches).
 struct MicrobatchRun {
-  std::int64_t begin = 0, end = 0;
+  std::int64_t begin = 0, end = 0;  ///< numbers of microbatches, counted from 0
   friend bool operator==(const MicrobatchRun&, const MicrobatchRun&) = default;
 };
 
@@ -69,8 +69,8 @@ struct SamplerCursor {
   std::int64_t consumed = 0;  ///< samples of this epoch that all ranks together have taken
   /// the values with which the sampler was made; a sampler that continues from this cursor must have the same values
   std::int64_t num_samples = 0;
-  std::uint64_t seed = 0;
-  bool shuffle = true;
+  std::uint64_t seed = 0;  ///< seed of the order
+  bool shuffle = true;     ///< whether the order is random
   friend bool operator==(const SamplerCursor&, const SamplerCursor&) = default;
 };
 

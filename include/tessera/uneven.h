@@ -103,6 +103,7 @@ class Uneven {
   };
   /// Begins the loop, for a range-based `for`. It is collective.
   Iterator begin() { return Iterator(*this); }
+  /// Returns the end of the loop.
   End end() const { return {}; }
 
  private:

@@ -44,6 +44,7 @@ enum class WeightsForm {
 /// name exists and is to be kept (the weights then stay in "<path>.partial"); 74 after a failed write or if the disk is
 /// full; 77 without permission. The Engine can continue to train after such an error.
 void save_weights(Engine& engine, const std::filesystem::path& path, Existing existing = Existing::kReplaced);
+/// Writes the weights in one of several forms.
 void save_weights(Engine& engine, const std::filesystem::path& path, WeightsForm form,
                   Existing existing = Existing::kReplaced);
 

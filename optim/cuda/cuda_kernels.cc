@@ -1,9 +1,10 @@
 #include "optim/cuda/cuda_kernels.h"
 
+#include <absl/base/thread_annotations.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "optim/cuda/device_norm.h"
 #include "optim/cuda/device_outer.h"
 #include "optim/cuda/device_step.h"
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 namespace {
@@ -46,7 +48,7 @@ class Events {
     for (cudaEvent_t event : spare_) cudaEventDestroy(event);
   }
   cudaEvent_t take() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     cudaEvent_t event = nullptr;
     if (spare_.empty()) {
       check(cudaEventCreateWithFlags(&event, flags_), "cudaEventCreate");
@@ -57,14 +59,14 @@ class Events {
     return event;
   }
   void give_back(cudaEvent_t event) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     spare_.push_back(event);
   }
 
  private:
   const unsigned flags_;
-  std::mutex mutex_;
-  std::vector<cudaEvent_t> spare_;
+  Mutex mutex_;
+  std::vector<cudaEvent_t> spare_ ABSL_GUARDED_BY(mutex_);
 };
 
 using CurrentStream = std::function<cudaStream_t()>;
@@ -209,7 +211,7 @@ class CudaKernels : public DeviceKernels {
     return mark_of(down);
   }
   void fetch(std::byte* pinned, const void* device, std::size_t bytes) override {
-    const std::lock_guard lock(fetching_);
+    const MutexLock lock(fetching_);
     stream_();  // selects the stream's device
     const cudaStream_t beside = beside_.get();
     check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, beside), "cudaMemcpyAsync from the device");
@@ -227,8 +229,8 @@ class CudaKernels : public DeviceKernels {
   const std::shared_ptr<Events> marks_ = std::make_shared<Events>(cudaEventDisableTiming);
   const std::shared_ptr<Events> timed_ = std::make_shared<Events>(cudaEventDefault);
   CopyStream up_, down_;
-  std::mutex fetching_;
-  CopyStream beside_;  ///< the stream of `fetch`
+  Mutex fetching_;
+  CopyStream beside_ ABSL_GUARDED_BY(fetching_);  ///< the stream of `fetch`
 };
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace tessera {
 
 Heartbeat::~Heartbeat() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ends_ = true;
   }
   changed_.notify_all();
@@ -18,22 +18,23 @@ Heartbeat::~Heartbeat() {
 }
 
 void Heartbeat::add(int pipe) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   pipes_.push_back(pipe);
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
 }
 
 void Heartbeat::remove(int pipe) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase(pipes_, pipe);
 }
 
 void Heartbeat::run() {
   const std::string beat = encode({FrameType::kAlive, 0, ""});
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   while (!ends_) {
     for (const int pipe : pipes_) [[maybe_unused]] const ssize_t written = ::write(pipe, beat.data(), beat.size());
-    changed_.wait_for(lock, every_, [this] { return ends_; });
+    const auto next = std::chrono::steady_clock::now() + every_;
+    while (!ends_ && changed_.wait_until(mutex_, next)) continue;
   }
 }
 

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <absl/base/thread_annotations.h>
+
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "runtime/base/mutex.h"
 
 namespace tessera {
 
@@ -30,11 +32,11 @@ class Heartbeat {
   void run();
 
   const std::chrono::milliseconds every_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<int> pipes_;  ///< mutex_ guards this
-  bool ends_ = false;       ///< mutex_ guards this
-  std::thread thread_;      ///< the thread starts with the first pipe
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<int> pipes_ ABSL_GUARDED_BY(mutex_);
+  bool ends_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  ///< the thread starts with the first pipe
 };
 
 }  // namespace tessera

@@ -6,7 +6,7 @@ of the file that names it. A name without a '/' may be that of any file of this 
 programs. Such names are checked if they begin with a folder of ours. A link of a page is a path from the page's folder,
 as a browser follows it.
 
-A page in MOST_BYTES has the limit of bytes that is given there. Other pages of docs/ have a limit too, except LISTS and
+A page in MOST_BYTES has the limit of bytes that is given there. Other pages of docs/ have a limit too, except
 pages that a program makes.
 
 An option behind the name of a program of scripts/ must be in the text of the program.
@@ -27,7 +27,6 @@ import sys
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "*/README.md", "*/*/README.md"]
 MOST_BYTES = {"README.md": 8192}  # the most bytes that a page outside of docs/ may have
 MOST_BYTES_OF_A_PAGE = 25 * 1024
-LISTS = ["docs/faults.md"]  # these pages are for looking things up, and are not read from top to bottom
 MADE = "<!-- Made by "  # marks a page that a program makes
 CODE = ["benchmarks", "checkpoint", "cmake", "engine", "examples", "include", "offload", "optim", "planner", "python", "runtime", "scripts",
         "sharding", "tests", "workshop"]
@@ -121,7 +120,7 @@ def ours(root):
 
 def most_bytes(root, source):
     """Returns how many bytes a page may have, or None if there is no limit."""
-    if not source.startswith("docs/") or not source.endswith(".md") or source in LISTS:
+    if not source.startswith("docs/") or not source.endswith(".md"):
         return MOST_BYTES.get(source)
     return None if MADE in (root / source).read_text(encoding="utf-8") else MOST_BYTES_OF_A_PAGE
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "planner/form_cost.h"
+#include "planner/script/form_cost.h"
 #include "sharding/layout/placement.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/step_script.h"
+#include "planner/script/step_script.h"
 
 namespace tessera {
 

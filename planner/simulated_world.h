@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "planner/rank_speeds.h"
-#include "planner/step_script.h"
+#include "planner/script/step_script.h"
 
 namespace tessera {
 

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "planner/step_script.h"
+#include "planner/script/step_script.h"
 
 namespace tessera {
 

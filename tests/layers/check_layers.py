@@ -32,7 +32,7 @@ MPI = [*SHARED, "runtime/comm/c10d"]
 NCCL = [*DEVICE, "runtime/comm/device"]
 CUDA_HOST = [*SHARED, "runtime/comm/device"]
 COMM = [*NCCL, "runtime/comm/mpi", "runtime/comm/nccl", "runtime/comm/cuda_host", "runtime/comm/job"]
-PLANNER = ["planner", "planner/measured", "planner/modes"]
+PLANNER = ["planner", "planner/measured", "planner/modes", "planner/script"]
 OFFLOAD = ["offload", "offload/files", "offload/io"]
 CHECKPOINT = ["checkpoint", "checkpoint/files"]
 OPTIM = ["optim", "optim/arithmetic", "optim/cuda"]
@@ -77,8 +77,9 @@ ALLOWED = {
     "sharding/compress": [*SUM, "sharding/layout"],
     "sharding/layout/plan": [*GROUND, *PUBLIC_LAYOUT, "sharding/layout", "sharding/compress"],
     "planner/measured": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", *LAYOUT],
-    "planner": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", *LAYOUT, "planner/measured", "planner/modes"],
+    "planner": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", *LAYOUT, "planner/measured", "planner/modes", "planner/script"],
     "planner/modes": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", *LAYOUT, "planner/measured"],
+    "planner/script": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", *LAYOUT, "planner/measured"],
     "sharding": [*GROUND, *SHARED, "runtime/border", "runtime/torch", *LAYOUT, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "sharding/gather": [*GROUND, "runtime/base/metrics", *SHARED, "runtime/border", "runtime/torch", *SHARDING, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "sharding/reduce": [*GROUND, "runtime/base/metrics", *SHARED, "runtime/border", *REDUCE, *PUBLIC_SHARDING, "include/tessera/error.h"],

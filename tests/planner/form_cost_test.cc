@@ -1,6 +1,6 @@
 // Tests the number of bytes of each wire form, and the predicted CPU time of gathers in this form.
 
-#include "planner/form_cost.h"
+#include "planner/script/form_cost.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Tests the predicted cost of reductions, with and without compression.
 
-#include "planner/reduction_cost.h"
+#include "planner/script/reduction_cost.h"
 
 #include <gtest/gtest.h>
 

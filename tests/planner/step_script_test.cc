@@ -1,6 +1,6 @@
 // Tests the script of a step. It lists the step's work and calls in the order of a real run.
 
-#include "planner/step_script.h"
+#include "planner/script/step_script.h"
 
 #include <gtest/gtest.h>
 

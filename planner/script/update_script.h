@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "planner/measured/step_profile.h"
-#include "planner/script_writer.h"
+#include "planner/script/script_writer.h"
 #include "sharding/layout/plan/step_program.h"
 
 namespace tessera {

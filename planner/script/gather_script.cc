@@ -1,8 +1,8 @@
-#include "planner/gather_script.h"
+#include "planner/script/gather_script.h"
 
 #include <cstddef>
 
-#include "planner/form_cost.h"
+#include "planner/script/form_cost.h"
 #include "sharding/layout/placement.h"
 
 namespace tessera {

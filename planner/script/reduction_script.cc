@@ -1,8 +1,8 @@
-#include "planner/reduction_script.h"
+#include "planner/script/reduction_script.h"
 
 #include <algorithm>
 
-#include "planner/reduction_cost.h"
+#include "planner/script/reduction_cost.h"
 
 namespace tessera {
 

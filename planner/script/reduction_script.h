@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "planner/script_writer.h"
+#include "planner/script/script_writer.h"
 
 namespace tessera {
 

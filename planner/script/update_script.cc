@@ -1,6 +1,6 @@
-#include "planner/update_script.h"
+#include "planner/script/update_script.h"
 
-#include "planner/form_cost.h"
+#include "planner/script/form_cost.h"
 #include "sharding/layout/placement.h"
 
 namespace tessera {

@@ -2,7 +2,7 @@
 
 // See docs/glossary.md: unit.
 
-#include "planner/step_script.h"
+#include "planner/script/step_script.h"
 
 namespace tessera {
 

@@ -1,14 +1,14 @@
-#include "planner/step_script.h"
+#include "planner/script/step_script.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>
 
-#include "planner/gather_script.h"
-#include "planner/reduction_script.h"
-#include "planner/script_writer.h"
-#include "planner/update_script.h"
+#include "planner/script/gather_script.h"
+#include "planner/script/reduction_script.h"
+#include "planner/script/script_writer.h"
+#include "planner/script/update_script.h"
 #include "runtime/base/status.h"
 
 namespace tessera {

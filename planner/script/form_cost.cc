@@ -1,4 +1,4 @@
-#include "planner/form_cost.h"
+#include "planner/script/form_cost.h"
 
 #include <algorithm>
 

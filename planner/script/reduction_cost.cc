@@ -1,6 +1,6 @@
-#include "planner/reduction_cost.h"
+#include "planner/script/reduction_cost.h"
 
-#include "planner/form_cost.h"
+#include "planner/script/form_cost.h"
 #include "runtime/base/seeded_fault.h"
 #include "sharding/compress/method_layout.h"
 #include "sharding/layout/placement.h"

@@ -1,4 +1,4 @@
-#include "planner/script_writer.h"
+#include "planner/script/script_writer.h"
 
 #include <algorithm>
 

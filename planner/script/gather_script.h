@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "planner/script_writer.h"
+#include "planner/script/script_writer.h"
 #include "sharding/layout/schedule.h"
 
 namespace tessera {

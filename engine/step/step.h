@@ -16,7 +16,7 @@
 #include "engine/step/agree/update_options.h"
 #include "optim/arithmetic/loss_scale_rule.h"
 #include "optim/noise_scale.h"
-#include "sharding/reduce/gradient_squares.h"
+#include "sharding/reduce/pack/gradient_squares.h"
 #include "sharding/unit_agreement.h"
 #include "tessera/engine.h"
 

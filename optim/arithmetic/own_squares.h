@@ -10,7 +10,7 @@ namespace tessera {
 
 /// The number of elements whose squares are added up together. Each of 16 lanes adds every 16th square. Then the upper
 /// half of the lanes is added to the lower half, down to one sum. The sums of such blocks are added one after another
-/// (sharding/reduce/squared_copy.h does the same on the CPU).
+/// (sharding/reduce/pack/squared_copy.h does the same on the CPU).
 constexpr std::uint64_t kSquaredBlock = 4096;
 
 /// Gradients of one unit that a GPU squares for "noise_scale", at most as many as one launch handles. Kernels get this

@@ -20,7 +20,7 @@ cudaError_t norm_totals(const StepTables& tables, cudaStream_t stream);
 
 /// Adds up the squares of some gradients of a unit. After the unit's last gradients it adds the unit's sum to
 /// `pieces.sum`. The sum of each piece has the same bits as the result of sum_of_squares
-/// (sharding/reduce/squared_copy.h).
+/// (sharding/reduce/pack/squared_copy.h).
 cudaError_t own_squares(const OwnPieces& pieces, cudaStream_t stream);
 
 }  // namespace tessera::cuda

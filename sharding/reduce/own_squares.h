@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "sharding/reduce/gradient_squares.h"
+#include "sharding/reduce/pack/gradient_squares.h"
 #include "sharding/reduce/reduce_setup.h"
 #include "sharding/reduce/reduced_unit.h"
 #include "sharding/reduce/unit_buckets.h"

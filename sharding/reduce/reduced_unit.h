@@ -8,7 +8,7 @@
 
 #include "sharding/arena.h"
 #include "sharding/gather/unit_slots.h"
-#include "sharding/reduce/gradient_packer.h"
+#include "sharding/reduce/pack/gradient_packer.h"
 #include "sharding/unit.h"
 
 namespace tessera {

@@ -38,7 +38,7 @@ CHECKPOINT = ["checkpoint", "checkpoint/files"]
 OPTIM = ["optim", "optim/arithmetic", "optim/cuda"]
 LAYOUT = ["sharding/layout", "sharding/compress", "sharding/layout/plan", *PUBLIC_LAYOUT]
 SHARDING = ["sharding", *LAYOUT]
-REDUCE = [*SHARDING, "sharding/gather", "sharding/reduce"]
+REDUCE = [*SHARDING, "sharding/gather", "sharding/reduce", "sharding/reduce/pack"]
 ENGINE_GROUND = [*GROUND, "runtime/base/metrics", "runtime/border", "runtime/torch", "runtime/data", *COMM, *REDUCE, *PLANNER, *OPTIM, *OFFLOAD, *CHECKPOINT,
                  "include/tessera"]
 MEMORY = [*ENGINE_GROUND, "engine/device", "engine/memory/records", "engine/memory"]
@@ -82,6 +82,7 @@ ALLOWED = {
     "planner/script": [*INTERFACE, "runtime/comm", "runtime/comm/rounds", *LAYOUT, "planner/measured"],
     "sharding": [*GROUND, *SHARED, "runtime/border", "runtime/torch", *LAYOUT, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "sharding/gather": [*GROUND, "runtime/base/metrics", *SHARED, "runtime/border", "runtime/torch", *SHARDING, *PUBLIC_SHARDING, "include/tessera/error.h"],
+    "sharding/reduce/pack": [*GROUND, "runtime/comm/sum", *SHARDING, *PUBLIC_SHARDING],
     "sharding/reduce": [*GROUND, "runtime/base/metrics", *SHARED, "runtime/border", *REDUCE, *PUBLIC_SHARDING, "include/tessera/error.h"],
     "optim/arithmetic": GROUND,
     "optim/rules": [*GROUND, "optim/arithmetic"],

@@ -1,6 +1,6 @@
 // Tests how gradients are copied or added into a unit's bucket, and for which gradients the packer waits.
 
-#include "sharding/reduce/gradient_packer.h"
+#include "sharding/reduce/pack/gradient_packer.h"
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>

@@ -12,7 +12,7 @@
 
 #include "engine/step/queued/device_tables.h"
 #include "optim/device_kernels.h"
-#include "sharding/reduce/gradient_squares.h"
+#include "sharding/reduce/pack/gradient_squares.h"
 #include "sharding/unit.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-#include "sharding/reduce/squared_copy.h"
+#include "sharding/reduce/pack/squared_copy.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>

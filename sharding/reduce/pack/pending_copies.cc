@@ -1,4 +1,4 @@
-#include "sharding/reduce/pending_copies.h"
+#include "sharding/reduce/pack/pending_copies.h"
 
 #include <ATen/ops/_foreach_copy.h>
 

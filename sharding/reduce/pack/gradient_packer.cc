@@ -1,4 +1,4 @@
-#include "sharding/reduce/gradient_packer.h"
+#include "sharding/reduce/pack/gradient_packer.h"
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -9,7 +9,7 @@
 
 #include "runtime/base/seeded_fault.h"
 #include "sharding/memory_view.h"
-#include "sharding/reduce/squared_copy.h"
+#include "sharding/reduce/pack/squared_copy.h"
 #include "sharding/unrecorded.h"
 
 namespace tessera {

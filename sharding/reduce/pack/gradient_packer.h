@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "sharding/compute_device.h"
-#include "sharding/reduce/gradient_squares.h"
-#include "sharding/reduce/pending_copies.h"
+#include "sharding/reduce/pack/gradient_squares.h"
+#include "sharding/reduce/pack/pending_copies.h"
 #include "sharding/unit.h"
 
 namespace tessera {

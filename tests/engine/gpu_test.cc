@@ -20,6 +20,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "engine/device/accelerator.h"
@@ -29,7 +30,9 @@
 #include "runtime/comm/job/process_mesh.h"
 #include "runtime/comm/nccl/nccl_transport.h"
 #include "tessera/checkpoint.h"
+#include "tessera/comm_hook.h"
 #include "tessera/durable.h"
+#include "tests/engine/wire/gradient_methods.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
 #include "tests/support/session.h"
@@ -314,32 +317,132 @@ TEST_F(Gpu, UpdatesInBackwardChangeNoBit) {
   }
 }
 
+/// Sends contributions in bf16.
+struct InBf16 final : CommHook {
+  void sum(Bucket& bucket, Ranks& ranks) override {
+    const at::Tensor own = bucket.gradients.to(at::kBFloat16);
+    bucket.gradients.zero_();
+    for (const at::Tensor& each : ranks.all_gather(own)) bucket.gradients.add_(each);
+  }
+};
+
+/// Returns a change that sets plain gradient descent and codecs of gradients.
+Adjust with_form(WireForm form) {
+  return [=](Strategy& strategy) {
+    descend(strategy);
+    strategy.compression.gradients = form;
+    if (form == WireForm::kLossless) strategy.compression.sums = form;
+    strategy.compression.error_feedback = is_lossy(form);
+  };
+}
+
 /// Hosts make these sums, over Gloo, so they have the same bits, whichever collectives a strategy uses.
 TEST_F(Gpu, CompressedSumsAreTheSameUnderEveryStrategy) {
-  constexpr ShardingStrategy kWhole[] = {ShardingStrategy::kNoShard, ShardingStrategy::kShardOptimizer,
-                                         ShardingStrategy::kShardGradients};
-  const CompressionConfig kCompressions[] = {{.method = PowerSgdConfig{.rank = 2}},
-                                             {.method = TopKConfig{.fraction = 0.1}},
-                                             {.gradients = WireForm::kInt8, .error_feedback = true}};
+  struct Compression {
+    const char* name;
+    Adjust adjust;
+    bool is_exact = false;
+  };
+  const Compression compressions[] = {{"PowerSGD", power_sgd(2)},
+                                      {"top-k", top_k(0.1)},
+                                      {"top-k with momentum", top_k(0.1, 0.5)},
+                                      {"random-k", random_k(0.1)},
+                                      {"signs by vote", with_method(SignMajorityConfig())},
+                                      {"signs with feedback", with_method(SignFeedbackConfig())},
+                                      {"one bit", one_bit()},
+                                      {"one bit of momentum", one_bit_of_momentum},
+                                      {"QSGD", with_method(QsgdConfig())},
+                                      {"TernGrad", with_method(TernGradConfig())},
+                                      {"hook", with_method(CommHookConfig())},
+                                      {"int8", with_form(WireForm::kInt8)},
+                                      {"int4", with_form(WireForm::kInt4)},
+                                      {"lossless", with_form(WireForm::kLossless), /*is_exact=*/true}};
   on_ranks(2, [&](int rank, int port) {
     const Mesh mesh = mesh_of(rank, 2, port, TransportChoice::kCudaHost);
-    Strategy strategy = strategy_of(kWhole[0], DType::kF32, TransportChoice::kCudaHost);
-    const Trained plain = train_on(mesh, strategy, options_of());
+    const auto run = [&](ShardingStrategy kind, const Adjust& adjust) {
+      Strategy strategy = strategy_of(kind, DType::kF32, TransportChoice::kCudaHost);
+      adjust(strategy);
+      TrainOptions options = options_of();
+      if (std::holds_alternative<CommHookConfig>(strategy.compression.method))
+        options.own_rules = OwnRules::of(std::make_shared<InBf16>());
+      return train_on(mesh, strategy, options);
+    };
+    const Trained plain = run(ShardingStrategy::kNoShard, descend);
     std::string wrong;
-    for (const CompressionConfig& compression : kCompressions) {
-      const std::string what = "compression " + std::to_string(&compression - kCompressions);
+    for (const Compression& compression : compressions) {
+      const std::string what = compression.name;
       std::optional<Trained> first;
       for (const ShardingStrategy kind : kWhole) {
-        strategy = strategy_of(kind, DType::kF32, TransportChoice::kCudaHost);
-        strategy.compression = compression;
-        const Trained trained = train_on(mesh, strategy, options_of());
+        const Trained trained = run(kind, compression.adjust);
         if (!first) first = trained;
         wrong += difference(trained, *first, what + ", " + name_of(kind));
         for (const StepResult& step : trained.steps) {
           if (!(step.planned == step.allocated)) wrong += what + ": allocated is not planned; ";
         }
       }
-      if (difference(*first, plain, what).empty()) wrong += what + ": nothing was compressed; ";
+      const std::string from_plain = difference(*first, plain, what);
+      if (compression.is_exact) wrong += from_plain;
+      if (!compression.is_exact && from_plain.empty()) wrong += what + ": nothing was compressed; ";
+    }
+    return wrong;
+  });
+}
+
+/// The loss of the last rank has one spike. It is skipped, or training goes back to a checkpoint.
+TEST_F(Gpu, SpikeIsFoundUnderEveryStrategy) {
+  constexpr double kHeights[] = {1, 1, 1, 1, 1, 1, 40, 1, 1, 1};
+  const TestFolder folder;
+  for (const SpikeAction action : {SpikeAction::kSkip, SpikeAction::kRollback}) {
+    on_ranks(2, [&](int rank, int port) {
+      const Mesh mesh = mesh_of(rank, 2, port, TransportChoice::kCudaHost);
+      std::string wrong;
+      std::optional<Values> first;
+      for (const Placed& placed : kStrategies) {
+        Strategy strategy = strategy_of(placed, DType::kF32, TransportChoice::kCudaHost);
+        strategy.on_spike = {.action = action, .factor = 3, .window = 3};
+        if (action == SpikeAction::kRollback) strategy.checkpoint.dir = "elsewhere";
+        Session session(mesh, strategy);
+        int spikes = 0;
+        for (std::size_t i = 0; i < std::size(kHeights); ++i) {
+          session.engine.backward(session.loss(i) * (rank == 1 ? kHeights[i] : 1.0));
+          StepResult step = session.engine.step();
+          step.wait();
+          if (step.spike) ++spikes;
+          if (i == 3 && action == SpikeAction::kRollback)
+            save_checkpoint(session.engine, (folder / name_of(placed)).string());
+        }
+        if (spikes != 1) wrong += name_of(placed) + ": " + std::to_string(spikes) + " spikes; ";
+        const Values values = session.values();
+        if (!first) first = values;
+        if (!all_same_bits(values, *first)) wrong += name_of(placed) + " has other values; ";
+      }
+      return wrong;
+    });
+  }
+}
+
+TEST_F(Gpu, RawPointerWriteIsFoundByCheckValuesAndTheChecksChangeNothing) {
+  on_ranks(2, [&](int rank, int port) {
+    const Mesh mesh = mesh_of(rank, 2, port, TransportChoice::kCudaHost);
+    std::string wrong;
+    for (const ShardingStrategy kind : {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients}) {
+      Strategy strategy = strategy_of(kind, DType::kF32, TransportChoice::kCudaHost);
+      const Trained unchecked = train_on(mesh, strategy, options_of());
+      strategy.check.values = true;
+      wrong += difference(train_on(mesh, strategy, options_of()), unchecked, name_of(Placed(kind)));
+      Session session(mesh, strategy);
+      session.train(0).wait();
+      const at::Tensor& weight = session.model->head;
+      auto* const memory =
+          static_cast<float*>(weight.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+      // LibTorch does not know that this tensor lies in the parameter. Each rank hashes its own part, so the test changes
+      // every element.
+      at::from_blob(memory + weight.storage_offset(), {weight.numel()},
+                    at::device(weight.device()).dtype(weight.scalar_type()))
+          .add_(1);
+      const std::string error = error_of([&] { session.train(1).wait(); });
+      if (error.find("parameter head was written through a raw pointer") == std::string::npos)
+        wrong += name_of(Placed(kind)) + ": \"" + error + "\"; ";
     }
     return wrong;
   });

@@ -60,9 +60,12 @@ TEST(DeviceSpikes, SkippedStepsAreTheCpus) {
     const Told wanted = told_on({.ranks = 2}, body);
     const std::string what = std::string(name_of(kind)) + ", window " + std::to_string(window) + ", ";
     EXPECT_GE(spikes_in(wanted), 2U) << what;
-    on_gpus(2, [&](const ThreadRanks& joined, const std::string& how) {
+    const auto expect = [&](const ThreadRanks& joined, const std::string& how) {
       expect_same(told_on(joined, body), wanted, what + how);
-    });
+    };
+    on_gpus(2, expect);
+    const EmulatedGpus gpus;
+    expect(over_backend({.ranks = 2}), "over a backend");
   }
 }
 

@@ -18,6 +18,14 @@
 #include "sharding/unit.h"
 
 namespace tessera {
+
+// This file runs a function again in backward, so that the tensors which it saved need not be kept.
+//
+// A Call is one call of checkpoint(). Hooks notes in the first run how each saved tensor looks, and keeps only tensors
+// that stay alive anyway. A node of backward that needs another one calls `take`, which makes the second run if there
+// was none (`run_again`). SecondRun collects the tensors that are saved again and compares each with that of the first
+// run. An exception ends the function after the last one (NothingIsMissing).
+
 namespace {
 
 namespace autograd = torch::autograd;

@@ -15,6 +15,14 @@
 #include "sharding/compute_device.h"
 
 namespace tessera {
+
+// This file keeps activations of a GPU in pinned memory of its host, or on a disk behind that memory.
+//
+// `put` queues a copy into a block of pinned memory, and holds the device's memory until the copy is over or ordered.
+// At most `queue_depth` values are on their way out; `end_oldest` ends one of them. `get` brings a value back
+// (`copy_back`). It also begins to bring back values that were put before this one, which backward wants next. A value
+// on the disk has a block only while it is copied (DeviceNvmeActivations). No kernels are used after `close`.
+
 namespace {
 
 /// Pinned memory of a host for values of any length. A block is allocated when it is needed, and used again for values

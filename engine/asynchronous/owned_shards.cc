@@ -18,6 +18,14 @@
 
 namespace tessera {
 
+// This file pulls and pushes shards in memory that all ranks map.
+//
+// Each shard has a robust mutex that processes share (Shard). A Holding takes the mutex, and ends this rank if the
+// holder was killed. All ranks lay out their memory alike, so a rank finds another rank's values and states at a
+// distance from its own (`place`). A pull copies values while it holds the shard (`pull_shard`). A push applies the
+// rule while it holds the shard, in the thread of the rank that pushes (`push_shard`). If a recorded order is replayed,
+// both wait for their turn first (`await_turn`).
+
 /// The data of a shard, other than values and states, that ranks share. Only the holder of the mutex reads or writes
 /// `version`, and the shard's values, states and counts.
 struct alignas(128) OwnedShards::Shard {

@@ -14,6 +14,14 @@
 #include "runtime/comm/sum/visited_sum.h"
 
 namespace tessera {
+
+// This file lets hosts make calls of their GPUs' groups.
+//
+// Each call takes a slot of pinned memory, one slot after the other. The contribution is copied down when the call is
+// made. The hosts' call begins after that copy, and `wait` queues the copy of its result up to the GPU. A slot is used
+// again when its last copy up is over. The Reducer begins sums (`advance`). Gathers begin in the order of their calls,
+// whichever of them is waited for first (`GathersOnHost::begin`).
+
 namespace {
 
 using Mark = DeviceKernels::Mark;

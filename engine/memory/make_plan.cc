@@ -19,6 +19,13 @@
 #include "sharding/layout/plan/tier_choice.h"
 
 namespace tessera {
+
+// This file makes the memory plan of a strategy on the ranks that are there.
+//
+// `make_plan` first refuses what does not fit these ranks (the `expect_...` functions). It then fills the parts of
+// PlanInput, lets tiers be chosen within the memory limit, and refuses what the plan itself shows. `next_cheaper` plans
+// the other strategies, for the remedy in errors of too little memory.
+
 namespace {
 
 /// Returns the placement as it is on these ranks: the ranks of a shard group may share one copy of the parameters.

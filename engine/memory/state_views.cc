@@ -3,6 +3,14 @@
 #include "engine/memory/records/tier_carrier.h"
 
 namespace tessera {
+
+// This file finds the memory in which the elements of a group lie, and visits it.
+//
+// A StateView has the pointers to parameters, masters and states of neighbouring elements. Some of these may lie in
+// records. `place_of` says in which record an element lies, or that it lies in memory. `for_each_piece` cuts a run of
+// elements where that changes. `for_each_state` makes a view of each piece (`view_of_memory`), lets carriers bring the
+// records, and points into them while they are there (`point_into_record`).
+
 namespace {
 
 FlatGroup::State advanced(FlatGroup::State state, StateDType dtype, std::int64_t numel) {

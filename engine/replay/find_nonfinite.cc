@@ -20,6 +20,13 @@
 
 namespace tessera {
 
+// This file looks at the results of operators through LibTorch's callbacks.
+//
+// `begin_operator` keeps the inputs that an operator only reads, and looks at those that it changes. `end_operator`
+// looks at the results, and notes the first bad one with its unit. `begin_node` and `end_node` know which node of
+// backward runs. A node belongs to the unit of the operator in forward with the same sequence number. `end_backward`
+// returns what was noted, if the loss or a gradient is bad.
+
 /// The results that were seen so far in this microbatch.
 struct FindNonfinite::Seen {
   std::optional<NonfiniteResult> first;           ///< the first result with NaN or +infinity

@@ -21,6 +21,14 @@
 #include "tessera/uneven.h"
 
 namespace tessera::python {
+
+// This file binds the Engine to Python.
+//
+// `bind_mirror` binds the C++ side of a Python module, `bind_results` the results of steps, and `bind_guard` the scopes
+// in which parameters are whole. `bind_engine` calls them and binds the Engine's functions. A function that may wait
+// for other ranks, or compute for long, releases the GIL, and functions that call Python take it again. An object that
+// a forked process inherited is never destroyed there.
+
 namespace {
 
 using Released = py::call_guard<py::gil_scoped_release>;

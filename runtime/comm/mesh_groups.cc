@@ -13,6 +13,14 @@
 #include "runtime/comm/meet_in_store.h"
 
 namespace tessera {
+
+// This file makes the groups of a mesh, and ends them together.
+//
+// `axes`, `within_replica`, `secondary`, `on_host`, `world` and `neighbours` say which ranks a group has, and
+// `make_group` makes it under a name that no other group has. Names count how often a mesh of this shape was asked for,
+// so all ranks must ask in the same order. `abort` ends all groups, and tells ranks that have no group with this one
+// through the store. `leave`, and the end of the process (`living`), say that this rank has ended well.
+
 namespace {
 
 /// A factory that records the calls of its groups.

@@ -14,6 +14,14 @@
 #include "runtime/comm/launcher_variables.h"
 
 namespace tessera {
+
+// This file makes a Topology from the variables of the launcher that started this process.
+//
+// `resolve_topology` lets find_launcher choose the launcher's dialect. `place` then finds out which ranks share a host,
+// `find_run_id` and `find_rendezvous` where ranks meet, and `read_restarts` how often they were started.
+// `pretend_hosts` makes several hosts out of one, for tests. An error names the variables that contradict each other,
+// with their values.
+
 namespace {
 
 constexpr int kDefaultPort = 29500;  // this is torchrun's default

@@ -16,6 +16,14 @@
 #include "tessera/span.h"
 
 namespace tessera {
+
+// This file sums the buckets of one unit after the other over ranks.
+//
+// A UnitReduction is a unit under way: `begin` takes it, `add` starts the sum of a group over the shard axis, and
+// `post` takes the unit's bucket. `follow` goes on with the oldest units. `advance` does this rank's share of a sum,
+// and may start the sum over the replicate axis. `complete` waits for both sums and reports the unit. An Accumulation
+// adds a sum to those of earlier microbatches, while the sum is made or after it.
+
 namespace {
 
 /// Converts `numel` fp32 elements in place to `dtype`, at the beginning of the same memory. Writing never overtakes

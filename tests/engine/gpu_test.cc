@@ -435,8 +435,8 @@ TEST_F(Gpu, RawPointerWriteIsFoundByCheckValuesAndTheChecksChangeNothing) {
       const at::Tensor& weight = session.model->head;
       auto* const memory =
           static_cast<float*>(weight.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
-      // LibTorch does not know that this tensor lies in the parameter. Each rank hashes its own part, so the test changes
-      // every element.
+      // LibTorch does not know that this tensor lies in the parameter. Each rank hashes its own part, so the test
+      // changes every element.
       at::from_blob(memory + weight.storage_offset(), {weight.numel()},
                     at::device(weight.device()).dtype(weight.scalar_type()))
           .add_(1);

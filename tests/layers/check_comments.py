@@ -1,6 +1,7 @@
 """Checks that comments of C++ sources are sentences that fit the page. No line is longer than 120 columns, no sentence
-begins with "Of", and each header has a comment that describes it. The name of a test has a subject: it does not begin
-with "And", "Of" or "But".
+begins with "Of", and each header has a comment that describes it. A .cc file with more than 250 lines has a paragraph at
+its head that says how it goes about its work; tests need none. The name of a test has a subject: it does not begin with
+"And", "Of" or "But".
 
 Usage: check_comments.py ROOT
 """
@@ -12,6 +13,10 @@ import sys
 
 COLUMNS = 120
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
+LINES_WITHOUT_HEAD = 250
+HEAD_ENDS = 70  # the line before which the paragraph begins
+HEAD = re.compile(r"(?:^//(?!/).*\n){3}|(?:^///.*\n){5}", re.M)
+NO_HEAD = ("tests/", "runtime/comm/c10d/gloo_stubs/")
 COMMENT = re.compile(r"//[/!<]* ?(.*)")
 TEST_NAME = re.compile(r"^(?:TYPED_)?TEST(?:_F|_P)?\(\s*(\w+),\s*((?:And|Of|But)(?:[A-Z0-9]\w*)?)\s*\)", re.M)
 BLOCK = re.compile(r"(?:^[ \t]*//[/!<]* ?.*\n)+", re.M)
@@ -51,6 +56,10 @@ def complaints(root):
         for test in TEST_NAME.finditer(text):
             number = text[: test.start()].count("\n") + 1
             yield f"{name}:{number}: the test {test[1]}.{test[2]} has no subject. hint: name its subject, condition and result"
+        lines = text.splitlines(keepends=True)
+        has_head = HEAD.search("".join(lines[:HEAD_ENDS])) or name.startswith(NO_HEAD)
+        if name.endswith(".cc") and len(lines) > LINES_WITHOUT_HEAD and not has_head:
+            yield f"{name}: {len(lines)} lines without a paragraph at the head. hint: say in 3 lines or more how the file goes about its work"
         if name.endswith(".h") and "//" not in text:
             yield f"{name}: no comment. hint: say what it is and who calls it"
 

@@ -1,5 +1,5 @@
-"""Tests that check_comments.py finds a long line, a sentence that begins with "Of", a header without a comment, and a
-test whose name has no subject."""
+"""Tests that check_comments.py finds a long line, a sentence that begins with "Of", a header without a comment, a long
+source without a paragraph at its head, and a test whose name has no subject."""
 
 import pathlib
 import subprocess
@@ -36,6 +36,18 @@ class CheckCommentsTest(unittest.TestCase):
     def test_a_header_without_a_comment_is_a_complaint(self):
         self.assertEqual(len(complaints_about("int x;\n")), 1)
         self.assertEqual(complaints_about("int x;\n", "some.cc"), [])
+
+    def test_a_long_source_without_a_paragraph_is_a_complaint(self):
+        code = "int x;\n" * 248
+        self.assertEqual(complaints_about("// A.\n// B.\n" + code, "some.cc"), [])
+        self.assertEqual(len(complaints_about("// A.\n// B.\n" + code + "int y;\n", "some.cc")), 1)
+        self.assertEqual(len(complaints_about("/// A.\n" * 4 + code, "some.cc")), 1)
+        self.assertEqual(len(complaints_about(code[:70 * 7] + "// A.\n" * 3 + code, "some.cc")), 1)
+
+    def test_a_long_source_with_a_paragraph_is_no_complaint(self):
+        code = "int x;\n" * 248
+        for head in ("// A.\n//\n// B.\n", "int y;\n\n// A.\n// B.\n// C.\n", "/// A.\n" * 5):
+            self.assertEqual(complaints_about(head + code, "some.cc"), [], head)
 
     def test_a_test_without_a_subject_is_a_complaint(self):
         for line in ("TEST(Sums, OfNothingAreZero) {", "TEST_F(Sums, AndProductsAreExact) {", "TEST_P(Sums, ButNotThis) {",

@@ -25,6 +25,14 @@
 #include "workshop/launch/supervisor.h"
 
 namespace tessera {
+
+// This file checks the options, reserves ports, and makes attempts.
+//
+// `run` takes the port of the rendezvous and those of parameter servers: a HeldPort binds a port on which nobody
+// listens yet. It makes the folder of the ranks' error files, and starts the Guard. An attempt is one Supervisor
+// (`run_once`). If an attempt failed and another may succeed, all ranks begin anew, as often as max_restarts says, and
+// at another port unless the user named one.
+
 namespace {
 
 bool is_elastic(const LaunchOptions& options) { return options.workers.most > 0; }

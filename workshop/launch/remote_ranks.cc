@@ -16,6 +16,14 @@
 #include "workshop/launch/rank_environment.h"
 
 namespace tessera {
+
+// This file runs ranks on another host, through ssh.
+//
+// `connect` starts ssh, and a launch-agent at its other end. Bytes before the agent's greeting are skipped
+// (`take_bytes`, `take_greeting`), and frames follow. `start` sends the job, and `send` a signal. `take_from_rank`
+// tells the listener what the agent reports. `check_deadline` kills an ssh that takes too long, and `check_end` notices
+// that ssh has ended. If the ranks had not started, `explain_end` says why; otherwise they are lost (`lose_ranks`).
+
 namespace {
 
 using namespace std::chrono_literals;

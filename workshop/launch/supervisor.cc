@@ -18,6 +18,13 @@
 
 namespace tessera {
 
+// This file starts all ranks and waits for them, in one loop.
+//
+// `poll_once` waits for signals and for the hosts' reports, and calls the `on_...` functions. `wait_all` starts again
+// after each round what may start again (`start_servers_again`, `follow_workers`), and ends servers that nobody needs
+// any more (`end_servers`). What ends the job raises the urgency: first ranks have a time to end by themselves, then
+// SIGTERM is sent, then SIGKILL (`raise_urgency`). `advance_urgency` raises it further when that time is over.
+
 namespace {
 
 constexpr int kLookEveryMs = 200;  // time between checks for stopped ranks, while the others have their time to report

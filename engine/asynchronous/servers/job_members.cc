@@ -8,6 +8,15 @@
 #include "runtime/base/status.h"
 
 namespace tessera {
+
+// This file counts workers, deals steps and holds back pushes, all under one mutex.
+//
+// A function that changes anything calls `note_change`, which wakes all waits. A wait also looks again after
+// kMembersPause, since a connection may end without a notification. Workers that are there are in `members_`. Workers
+// that are expected back, after the server itself had ended, are in `away_`, until `give_up_late` gives them up. The
+// steps that a worker leaves unmade go to `returned_`, and `deal` takes steps from there first. `image` and `restore`
+// are the form in which all of this is kept.
+
 namespace {
 
 constexpr std::chrono::milliseconds kMembersPause{200};

@@ -19,6 +19,15 @@
 #include "runtime/config/strategy_file.h"
 
 namespace tessera {
+
+// This file makes the shards of a run, keeps them on the disk, and answers the questions of workers.
+//
+// `make` reads a worker's definition, lays out the groups as workers do, and takes memory for them (`place_all`). A
+// thread writes shards that have changed (`keep_shard`), and a question that changes a shard is answered after
+// `await_kept`. Each connection has a Worker, whose `answer` calls a `do_...` function for each kind of question. These
+// functions compare the sizes in the head with those of the shard before they receive anything, and hold the group's
+// mutex while they read or change the shard.
+
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenTurns{200};

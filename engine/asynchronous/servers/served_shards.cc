@@ -24,6 +24,16 @@
 #include "tessera/span.h"
 
 namespace tessera {
+
+// This file talks with the parameter servers.
+//
+// `ask` gives a question to a server's courier, and `hear` waits for that server's oldest answer: answers come in the
+// order of questions. `pull_unit` asks for a unit's shards (`ask_for_copies`) and for those of the unit that comes
+// next, and takes the first ones (`take_copies`). `reduced` sends gradients ahead. `push` then tells the servers to
+// apply them, or sends those that were not sent ahead (`send_push`). `wait_for_slowest` and `wait_for_turn_of_round`
+// bound staleness; they ask server 0. `write_values`, `fetch_states` and `bring_together` serve first values and
+// checkpoints, while no rank pushes.
+
 namespace {
 
 using std::chrono::milliseconds;

@@ -14,6 +14,15 @@
 #include "tessera/span.h"
 
 namespace tessera {
+
+// This file queues the kernels of one visit after another.
+//
+// The constructor and the `fill_...` functions write the tables that kernels read. `make` chooses by the visit's work:
+// `prepare` makes a first pass, and `pass_over` an update. Both go over the pieces in the device's memory
+// (`visit_memory`) and over those in records (`visit_records`), and launch a kernel for each. A record is acquired
+// before its launch and given back after it; the carriers order copies and launches. The host waits for the device only
+// if it needs the decision itself (`wait_for_decision`).
+
 namespace {
 
 /// Returns the numbers for kernels. If the rule is computed elsewhere, these are the numbers of SGD.

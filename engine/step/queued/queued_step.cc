@@ -22,6 +22,15 @@
 #include "tessera/span.h"
 
 namespace tessera {
+
+// This file queues a step: the host's part goes up, the device decides, and the outcome comes down later.
+//
+// `queue` takes a slot, which waits for the step that used it last (`take_slot`). It copies the host's part of this
+// rank's message to the device (`send_host_part`), gathers the messages of all ranks, queues the decision and the
+// update, and queues the copies of the decision and the flags into the slot. The host does not know yet how many of the
+// steps under way are skipped, so `request` has a learning rate for each possible number. `progress` and `resume` wait
+// for all steps first.
+
 namespace {
 
 const RuleOptimizer& rules_of(const Optimizer& optimizer) {

@@ -27,6 +27,14 @@
 #include "runtime/comm/socket_address.h"
 
 namespace tessera {
+
+// This file shuts down idle connections of strangers before these take all descriptors.
+//
+// One thread of the process waits for connections to the watched sockets (Watch::run). `look` then sees from the number
+// of a new descriptor whether many are open (`are_few_open`). If so, it goes over all descriptors, and shuts down the
+// oldest connections over which nothing has come (`shut_down_oldest`). If they come faster than they can be shut down,
+// the kernel drops requests for new ones for a while (`let_in`).
+
 namespace {
 
 constexpr int kMostGap = 256;  // number of unused descriptors in a row after which the search ends

@@ -1,5 +1,8 @@
 // The plug-in libtessera_mpi.so: a c10d::Backend whose messages, broadcasts and barriers are MPI's. It is built if MPI
 // is found (cmake/TesseraMpi.cmake). No other source includes mpi.h.
+//
+// MpiBackend begins each call of MPI and gives it to Pump. Pump's thread tests all requests, and ends a Call when MPI
+// has ended its request.
 
 #include <mpi.h>
 #include <stdlib.h>

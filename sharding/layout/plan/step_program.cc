@@ -3,6 +3,14 @@
 #include <utility>
 
 namespace tessera {
+
+// This file writes the programs of a step.
+//
+// ProgramWriter appends visits and operations in the order in which they are executed. `write` chooses by the rule's
+// first pass: none (`update_once`), one that measures norms (`update_layers`), one for matrices
+// (`update_with_matrices`), or any of these unit by unit in backward (`update_in_backward`). If passes alternate
+// between forward and backward, `step_programs` returns a second program, which is written with `turned_`.
+
 namespace {
 
 /// Returns whether each pass goes in the opposite direction of the pass before it, whose last records are still in

@@ -20,6 +20,13 @@
 #include "workshop/models/hf_config.h"
 
 namespace tessera::app {
+
+// This file does what may fail on one rank alone, before ranks communicate.
+//
+// `prepare` checks the options, reads the model's file, makes the model without memory, and opens tokenizer, data and
+// held-out data. It finds the checkpoint to go on from, and rank 0 checks the outputs. `with_global_batch` and
+// `with_outputs` bring options of the command line into the strategy. All ranks must have the same `description`.
+
 namespace {
 
 absl::Status check_numbers(const TrainCommand& command) {

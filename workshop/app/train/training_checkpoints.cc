@@ -21,6 +21,14 @@
 #include "workshop/app/train/train_report.h"
 
 namespace tessera::app {
+
+// This file decides after each step whether a checkpoint is saved, and whether training ends.
+//
+// Ranks first agree on what one of them alone may know (`agree`): a signal came, the minutes are over, or a save that
+// runs during training has ended. `save` begins a save, and `end_save` ends the one under way. `attempt` turns a
+// failure into a warning, as often in a row as checkpoint.failures allows. `checkpoint_to_resume` chooses the
+// checkpoint from which a run goes on.
+
 namespace {
 
 constexpr int kStopping[] = {SIGTERM, SIGUSR1};

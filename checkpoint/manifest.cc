@@ -130,6 +130,12 @@ std::string write_manifest(const Manifest& manifest) {
     root["residuals"] = {{"microbatches", manifest.residuals->microbatches}};
     if (manifest.residuals->momentum > 0) root["residuals"]["momentum"] = manifest.residuals->momentum;
   }
+  if (manifest.processor) {
+    root["processor"] = {{"threads", manifest.processor->threads},
+                         {"libtorch", manifest.processor->libtorch},
+                         {"tessera", manifest.processor->tessera}};
+    if (!manifest.processor->gpu.empty()) root["processor"]["gpu"] = manifest.processor->gpu;
+  }
   if (manifest.data) {
     root["data"] = {{"epoch", manifest.data->epoch},
                     {"consumed", manifest.data->consumed},

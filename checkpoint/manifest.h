@@ -103,6 +103,15 @@ struct SavedResiduals {
   friend bool operator==(const SavedResiduals&, const SavedResiduals&) = default;
 };
 
+/// The processor with which the ranks of a run with "reproducible" computed. The bits of operators depend on it.
+struct SavedProcessor {
+  std::int64_t threads = 0;  ///< LibTorch's threads on each rank; 0 on a GPU, whose operators do not depend on them
+  std::string libtorch;      ///< the instruction set of LibTorch's operators, such as "AVX512"
+  std::string tessera;       ///< the instruction set of Tessera's loops, such as "avx512"
+  std::string gpu;           ///< the GPU that trained, such as "NVIDIA H200"; empty on the CPU
+  friend bool operator==(const SavedProcessor&, const SavedProcessor&) = default;
+};
+
 /// The numbers that the next step needs in addition to parameters and their states (StepProgress of
 /// engine/step/step.h).
 struct SavedProgress {
@@ -160,6 +169,7 @@ struct Manifest {
   std::optional<SamplerCursor> data;
   std::vector<SavedFile> files;
   std::optional<SavedResiduals> residuals = {};  ///< set for runs whose compression keeps residuals
+  std::optional<SavedProcessor> processor = {};  ///< set for runs with "reproducible" of version 0.2 and later
 
   /// Returns the version that the manifest's text has.
   std::int64_t version() const;

@@ -183,6 +183,14 @@ class ManifestReader {
       if (fields.has("momentum")) residuals.momentum = fields.number("momentum");
       if (!(residuals.momentum >= 0 && residuals.momentum < 1)) fields.refuse("momentum", "wanted 0 to below 1");
     }
+    if (const JsonNode* node = root_.find("processor")) {
+      const JsonFields fields(*node, file_, "/processor", problem_);
+      SavedProcessor& processor = manifest.processor.emplace();
+      processor.threads = fields.integer("threads", 0, kMost);
+      processor.libtorch = fields.text("libtorch");
+      processor.tessera = fields.text("tessera");
+      if (fields.has("gpu")) processor.gpu = fields.text("gpu");
+    }
     if (const JsonNode* node = root_.find("data")) {
       const JsonFields fields(*node, file_, "/data", problem_);
       SamplerCursor& cursor = manifest.data.emplace();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/job/last_words.h"
+#include "engine/job/processor.h"
 #include "engine/job/same_start.h"
 #include "engine/memory/tensor_heap.h"
 #include "runtime/border/phrase.h"
@@ -42,6 +43,7 @@ void Job::join() {
   check_transport();
   expect_same_start(strategy, *axes.control);
   accelerator = accelerator_of(*axes.world);
+  expect_same_processor(*this);
   uploader.emplace(accelerator.device, accelerator.kernels.get());
 }
 

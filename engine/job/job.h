@@ -29,7 +29,8 @@ struct Job {
       OwnRules own_rules);
 
   /// Makes the groups of the mesh and finds this rank's device. It is collective. Throws tessera::Error: 78 if ranks
-  /// have different strategies, or if the mesh has another transport than the strategy asks for.
+  /// have different strategies, or if the mesh has another transport than the strategy asks for; and the error of
+  /// expect_same_processor.
   void join();
   MeshShape shape_of_mesh() const { return mesh_shape(strategy, mesh.topology()); }
 

@@ -12,6 +12,7 @@
 #include "engine/checkpoint/saved_residuals.h"
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/job/outcomes.h"
+#include "engine/job/processor.h"
 #include "engine/step/agree/update_options.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
@@ -129,6 +130,7 @@ Manifest describe_engine(const Training& training, const StoredStates& states) {
   if (training.plan.sums().kept_gradient_numel > 0)
     manifest.residuals =
         SavedResiduals{training.plan.wire().accumulation, momentum_of_residuals(strategy.compression.method)};
+  manifest.processor = processor_to_save(job);
   manifest.parameters = describe_parameters(training, states, progress, manifest.states);
   return manifest;
 }

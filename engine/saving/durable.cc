@@ -18,6 +18,7 @@
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/engine_checkpoints.h"
 #include "engine/job/outcomes.h"
+#include "engine/job/processor.h"
 #include "engine/job/run_scope.h"
 #include "engine/step/agree/update_options.h"
 #include "runtime/base/log.h"
@@ -37,7 +38,8 @@ using nlohmann::json;
 // This file works as follows. `begin_commit` makes the bytes that a commit holds in addition to training state: the
 // Engine's progress, buffers and generators (`parts_of`), and the program's items (`text_of_items`). DurableFiles
 // writes them in the background. `end_commit` makes the commit valid on all ranks, or takes it back on all ranks.
-// `Resume` does the reverse: `apply` makes all reads, which may fail, and `finish` sets the rest, which cannot fail.
+// `Resume` does the reverse: `examine` changes nothing yet, `apply` makes all reads, which may fail, and `finish` sets
+// the rest, which cannot fail.
 
 // The names of the parts of a commit that are not records; and (kTexts, kTensors) of the parts of the program's items.
 constexpr const char* kEngine = "engine";
@@ -126,6 +128,7 @@ CommitParts parts_of(const Training& training) {
   const ComputeDevice device = job.accelerator.device;
   if (device.is_queued) parts[kOwnGpuGenerator] = text_of(state_of_generator(device.device));
   parts[kEngine] = engine.dump();
+  add_processor(job, parts);
   return parts;
 }
 
@@ -139,9 +142,16 @@ class Resume {
         step_(files.last()->step),
         parts_(files.last()->parts) {}
 
+  /// Reads what the commit says of its run, and changes nothing. Errors: those of other_processor.
+  absl::Status examine() {
+    engine_ = json::parse(parts_.at(kEngine));
+    TESSERA_ASSIGN_OR_RETURN(const auto other, other_processor(processor_in(parts_), job_, files_.folder()));
+    note(other);
+    return absl::OkStatus();
+  }
+
   absl::Status apply() {
     const Unrecorded unrecorded;
-    engine_ = json::parse(parts_.at(kEngine));
     TESSERA_ASSIGN_OR_RETURN(const std::string kept, files_.kept());
     if (!kept.empty() && !read_frozen(kept, training_.units, frozen_)) return no_frozen();
     TESSERA_RETURN_IF_ERROR(files_.bring_back());
@@ -394,7 +404,8 @@ std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
     Resume resume(training_, files);
     training_.drop_gathered();
     // This call is a barrier: no rank may still read parts that others write from here on.
-    TESSERA_RETURN_IF_ERROR(share_status(*job_.axes.control, "commit found", absl::OkStatus()));
+    TESSERA_RETURN_IF_ERROR(
+        share_status(*job_.axes.control, "commit found", status_from([&] { return resume.examine(); })));
     training_.values.half_loaded = true;
     TESSERA_RETURN_IF_ERROR(
         share_status(*job_.axes.control, "commit brought back", status_from([&] { return resume.apply(); })));

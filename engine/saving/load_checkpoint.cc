@@ -18,6 +18,7 @@
 #include "engine/checkpoint/tensor_bytes.h"
 #include "engine/engine_checkpoints.h"
 #include "engine/job/outcomes.h"
+#include "engine/job/processor.h"
 #include "engine/saving/background_save.h"
 #include "engine/step/agree/update_options.h"
 #include "runtime/base/log.h"
@@ -114,6 +115,10 @@ class Load {
     if (!matched.ok()) return make_error(exit_code_of(matched.status()), path_ + ": " + message_of(matched.status()));
     matched_ = *std::move(matched);
     note(other_noise(job_.strategy, checkpoint_->manifest().noise_version));
+    if (kind_ == LoadKind::kAll) {  // a run that goes back in time has the processor that it had
+      TESSERA_ASSIGN_OR_RETURN(const auto other, other_processor(manifest().processor, job_, path_));
+      note(other);
+    }
     const std::int64_t chunks = checkpoint_->chunks(), ranks = job_.mesh.world_size();
     for (std::int64_t chunk = chunks * rank_ / ranks; chunk < chunks * (rank_ + 1) / ranks; ++chunk)
       TESSERA_RETURN_IF_ERROR(checkpoint_->verify(chunk));

@@ -104,8 +104,9 @@ std::optional<CheckpointProgress> checkpoint_progress(Engine& engine);
 /// The call is collective and is made between steps. It checks all files before it changes anything. Throws
 /// tessera::Error, the same on every rank: 66 if there is no checkpoint; 65 if the checkpoint is damaged (the message
 /// has the file, the offset, and the expected and actual values) or belongs to another model or optimizer (the message
-/// has all names that differ); 74 if a file cannot be read. After an error the Engine is unchanged, unless the message
-/// says otherwise.
+/// has all names that differ); 74 if a file cannot be read; 78 if both runs are "reproducible" and computed with
+/// different threads or instructions, unless TESSERA_ALLOW_OTHER_PROCESSOR=1. After an error the Engine is unchanged,
+/// unless the message says otherwise.
 LoadedCheckpoint load_checkpoint(Engine& engine, const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -60,7 +60,8 @@ void finish_commit(Engine& engine);
 /// throws Error (65) instead.
 ///
 /// The call is collective and is made before this run's first commit. Throws tessera::Error, the same on every rank: 64
-/// if it is called too late, or without `"durable"`; 65 if a file is damaged; 74 if a file cannot be read.
+/// if it is called too late, or without `"durable"`; 65 if a file is damaged; 74 if a file cannot be read; 78 for
+/// another processor, as load_checkpoint.
 std::optional<LoadedCheckpoint> resume_durable(Engine& engine);
 
 }  // namespace tessera

@@ -446,7 +446,8 @@ class Engine:
         `path` is a checkpoint, a folder with `latest`, or `folder`/best. The module's buffers must exist in the sizes
         that were saved: run a forward first if forward creates them. Raises Error on all ranks: 66 if there is no
         checkpoint; 65 if it is damaged, or of another model or optimizer; 74 if a file cannot be read; 64 if the call
-        is made at the wrong time.
+        is made at the wrong time; 78 if both runs are "reproducible" and computed with different threads or
+        instructions, unless the environment has TESSERA_ALLOW_OTHER_PROCESSOR=1.
         """
         engine = self._live()
         self._mirror.refresh_for_checkpoint()

@@ -269,12 +269,50 @@ TEST_F(Checkpoints, RandomKillsChangeNoBits) {
 
 TEST_F(Checkpoints, RandomKillsAndNumbersOfRanksChangeNoBits) {
   bool is_first = true;  // the first command makes the run that is not killed
-  survive_random_kills(tests_are_long() ? 50 : 2, tests_are_long() ? "1000" : "30",
-                       [&](const auto& up_to, const auto&... words) {
-                         constexpr std::array kRanks = {1, 2, 3, 4, 6, 8};
-                         const int ranks = std::exchange(is_first, false) ? 1 : kRanks[static_cast<std::size_t>(up_to(5))];
-                         return reproducible_run(ranks, words...);
-                       });
+  survive_random_kills(
+      tests_are_long() ? 50 : 2, tests_are_long() ? "1000" : "30", [&](const auto& up_to, const auto&... words) {
+        constexpr std::array kRanks = {1, 2, 3, 4, 6, 8};
+        const int ranks = std::exchange(is_first, false) ? 1 : kRanks[static_cast<std::size_t>(up_to(5))];
+        return reproducible_run(ranks, words...);
+      });
+}
+
+TEST_F(Checkpoints, AnotherProcessorIsRefusedUnlessItIsAllowed) {
+  run(reproducible_run(2, "1", "parts", "parts.jsonl"));
+  const auto go_on = [&](const std::string& variable, int code, const Words& more = {}) {
+    Words command = reproducible_run(1, "2", "parts", "parts.jsonl", more);
+    command.insert(command.begin() + 2, variable);  // env takes the last of two values
+    const Ended ended = run_program(command, path("run"));
+    EXPECT_EQ(ended.code, code) << ended.out << ended.err;
+    return ended.err;
+  };
+  EXPECT_THAT(go_on("OMP_NUM_THREADS=2", 78),
+              AllOf(HasSubstr(latest("parts") + ": /reproducible: "), HasSubstr("threads 2, the run before has 1"),
+                    HasSubstr("hint: set OMP_NUM_THREADS"), HasSubstr("--allow-other-processor")));
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) {
+    EXPECT_THAT(go_on("ATEN_CPU_CAPABILITY=default", 78), HasSubstr("LibTorch's instruction set"));
+  }
+#endif
+  EXPECT_THAT(look({"show", path("parts")}).out, HasSubstr("processor: 1 thread a rank, LibTorch's operators for "));
+  EXPECT_THAT(go_on("OMP_NUM_THREADS=2", 0, {"--allow-other-processor"}),
+              HasSubstr("threads 2, the run before has 1. Its bits are others from here on"));
+  EXPECT_THAT(look({"show", path("parts")}).out, HasSubstr("processor: 2 threads a rank"));
+  const Ended plain = run_program(run_of(1, "1", "plain", "plain.jsonl", {"--allow-other-processor"}), path("run"));
+  EXPECT_EQ(plain.code, 64) << plain.err;
+  EXPECT_THAT(plain.err, HasSubstr("--allow-other-processor is for a strategy with \"reproducible\""));
+}
+
+TEST_F(Checkpoints, RanksOfOtherProcessorsAreRefused) {
+  Words command = reproducible_run(2, "1", "parts", "parts.jsonl");
+  const auto dashes = std::ranges::find(command, "--");
+  ASSERT_NE(dashes, command.end());
+  const Words by_rank = {"sh", "-c", "OMP_NUM_THREADS=$((RANK + 1)) exec \"$0\" \"$@\""};
+  command.insert(dashes + 1, by_rank.begin(), by_rank.end());
+  const Ended ended = run_program(command, path("run"));
+  EXPECT_EQ(ended.code, 78) << ended.out << ended.err;
+  EXPECT_THAT(ended.err,
+              AllOf(HasSubstr("rank 1: threads 2, rank 0 has 1"), HasSubstr("hint: set one OMP_NUM_THREADS")));
 }
 
 // Fault F7 (docs/faults.md): the exit code is 0, or the code that a scheduler wants.

@@ -87,6 +87,14 @@ TEST_F(ReplayedRun, StepOfEightRanksHasTheSameBitsOnOneAndOnTwo) {
   // The words `tessera train` may be left out, and a replay may begin at the run's start.
   const Ended start = run(replay("none", 1, {}, Words(run_again.begin() + 2, run_again.end())));
   EXPECT_THAT(start.err, HasSubstr("step 1 has the recorded loss"));
+  // The checkpoint and the hashes say how many threads a rank had.
+  const std::string threads = std::to_string(read_lines(path("hashes"))[0].at("threads").get<int>() + 1);
+  const Words with_more = {"env", "OMP_NUM_THREADS=" + threads};
+  EXPECT_THAT(fail(with_more + replay(saved(3), 4, {}, run_again), 78).err,
+              HasSubstr("threads " + threads + ", the run before has "));
+  const Ended allowed =
+      run_program(with_more + replay(saved(3), 4, {"--allow-other-processor"}, run_again), path("run"));
+  EXPECT_THAT(allowed.err, HasSubstr("Its bits are others from here on"));
   EXPECT_EQ(read_file(path("hashes")), recorded);
   EXPECT_EQ(read_file(path("metrics.jsonl")), metrics) << "a replay writes nothing";
 }

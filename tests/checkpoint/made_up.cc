@@ -73,6 +73,7 @@ Manifest write_made_up_files(const std::string& folder, std::uint64_t seed) {
   manifest.progress.losses = SavedLosses{{2.5, 0.1 + 0.2, 0}, 1};
   manifest.progress.noise_scale = SavedNoiseScale{-0.1 - 0.2, 7.5, 0.875, 64};
   manifest.residuals = SavedResiduals{3, 0.9};
+  manifest.processor = SavedProcessor{4, "AVX2", "avx512", "NVIDIA H200"};
   manifest.data = SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true};
   std::vector<Piece> first, second;
   const auto both = [&](const std::string& what, const std::string& name, const std::string& dtype, std::int64_t numel,

@@ -41,6 +41,7 @@ TEST(Manifest, WrittenManifestReadsBackTheSame) {
   EXPECT_EQ(manifest->progress.noise_scale->batch, 64);
   EXPECT_EQ(manifest->residuals->microbatches, 3);
   EXPECT_EQ(manifest->residuals->momentum, 0.9);
+  EXPECT_EQ(manifest->processor, (SavedProcessor{4, "AVX2", "avx512", "NVIDIA H200"}));
   EXPECT_EQ(manifest->data, (SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true}));
   EXPECT_EQ(manifest->parameters[0].numel, 700 * 512);
   EXPECT_EQ(manifest->parameters[2].strides, (std::vector<std::int64_t>{1, 5}));
@@ -61,6 +62,11 @@ TEST(Manifest, MissingDefaultsKeyMeansTheFirstDefaults) {
   };
   EXPECT_EQ(version_in("\"defaults\": 1", "\"defaults\": 2"), 2);
   EXPECT_EQ(version_in("\"defaults\"", "\"old\""), 1);
+}
+
+TEST(Manifest, MissingProcessorKeyMeansThatNobodyKnowsIt) {
+  const std::string text = changed_manifest(some_text(), "\"processor\"", "\"old\"");
+  EXPECT_FALSE(read_manifest("manifest.json", text)->processor.has_value());
 }
 
 // Another program reads the manifest without knowing Tessera.
@@ -168,6 +174,8 @@ TEST(Manifest, HostileManifestsAreRefused) {
       {"\"variance\":7.5", "\"variance\":\"x\"", "/noise_scale/variance"},
       {"\"weight\":0.875", "\"weight\":1.5", "/noise_scale/weight"},
       {"\"batch\":64", "\"batch\":-1", "/noise_scale/batch"},
+      {"\"threads\":4", "\"threads\":-4", "/processor/threads"},
+      {"\"libtorch\":\"AVX2\"", "\"libtorch\":2", "/processor/libtorch"},
       {"\"shuffle\":true", "\"shuffle\":1", "/data/shuffle"},
       {"\"chunk_bytes\":1048576", "\"chunk_bytes\":0", "/chunk_bytes"},
       {"\"header_bytes\":", "\"header_bytes\":-", "/header_bytes"},
@@ -194,7 +202,7 @@ TEST(Manifest, EveryRequiredKeyIsNeeded) {
     // A checkpoint need not have these keys.
     if (key == "data" || key == "rates" || key == "options" || key == "losses" || key == "loss_scale" ||
         key == "noise_scale" || key == "noise" || key == "defaults" || key == "residuals" || key == "samples_seen" ||
-        key.starts_with("tessera") || key.starts_with("xxh3"))
+        key == "processor" || key.starts_with("tessera") || key.starts_with("xxh3"))
       continue;
     const std::string at = "\"" + key + "\": ";
     EXPECT_FALSE(read_manifest("m", changed_manifest(text, at, "\"x" + key + "\": ")).ok()) << key;

@@ -112,6 +112,12 @@ absl::StatusOr<int> show(const CheckpointCommand& command) {
                  manifest.files.size(), " files\n"));
   print("optimizer states: " + states_text(manifest) + "\n");
   if (manifest.progress.loss_scale) print(c10::str("loss scale ", manifest.progress.loss_scale->scale, "\n"));
+  if (const auto& processor = manifest.processor) {
+    const std::string threads =
+        c10::str(processor->threads, processor->threads == 1 ? " thread" : " threads", " a rank");
+    print(c10::str("processor: ", processor->gpu.empty() ? threads : processor->gpu, ", LibTorch's operators for ",
+                   processor->libtorch, ", Tessera's for ", processor->tessera, "\n"));
+  }
   if (manifest.residuals)
     print(c10::str("residuals of gradients that were compressed: of ", manifest.ranks, " ranks\n"));
   if (manifest.data)

@@ -31,6 +31,8 @@ struct CheckpointOptions {
   bool keep_best = false;       ///< keep the checkpoint with the least loss on held-out data
   std::string resume = "auto";  ///< auto, none or a path (training_checkpoints.h)
   int signal_exit_code = 0;     ///< exit code of a run that saved and ended after a signal
+  /// Whether a run with "reproducible" may go on with other threads or instructions (engine/job/processor.h).
+  bool allows_other_processor = false;
 };
 
 /// Files of measurements from which a step's time is predicted.
@@ -128,6 +130,7 @@ struct ReplayCommand {
                                   ///< number
   TrainCommand run;               ///< the options with which the run was started
   std::vector<std::string> words = {};  ///< all words of the command line after the program's name
+  bool allows_other_processor = false;  ///< as CheckpointOptions has it
 };
 /// Repeats steps of a run of `tessera train` (docs/reproducible.md).
 int run_replay(const ReplayCommand& command);

@@ -1,6 +1,7 @@
 // Tests "reproducible": any number of ranks with the same microbatches gives the same bits.
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
@@ -20,6 +21,7 @@
 
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/checkpoint.h"
+#include "tessera/durable.h"
 #include "tests/engine/on_hosts.h"
 #include "tests/support/pairwise.h"
 #include "tests/support/session.h"
@@ -270,6 +272,18 @@ void train_dropping(const Mesh& mesh, const Part& part, GradientSync sync) {
     out.write(static_cast<const char*>(value.const_data_ptr()), static_cast<std::streamsize>(value.nbytes()));
 }
 
+/// Makes one step of Dropping, saves it in `to`, and commits it if the strategy has "durable".
+void save_dropping(const Mesh& mesh, const Strategy& strategy, const std::filesystem::path& to) {
+  Dropping model;
+  Engine engine(model, strategy, mesh);
+  engine.backward(model->forward(at::ones({4, 6})).square().mean());
+  engine.step();
+  save_checkpoint(engine, to);
+  if (strategy.durable.every == 0) return;
+  commit_durable(engine);
+  finish_commit(engine);
+}
+
 std::string bytes_of_file(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
@@ -310,6 +324,44 @@ TEST(ReproducibleProcesses, ACheckpointGoesOnWithOtherRanksToTheSameBits) {
     for (const int ranks : {1, 4})
       EXPECT_TRUE(dropped(ranks, 1, sync, rest) == alone) << "went on with " << ranks << " ranks";
   }
+}
+
+// The checkpoint and the commit of a run with one thread are loaded with two.
+TEST(Reproducible, AnotherNumberOfThreadsIsRefusedUnlessItIsAllowed) {
+  const TestFolder folder;
+  const std::filesystem::path saved = folder.path() / "saved", plain = folder.path() / "plain";
+  run_ranks({}, [&](const Mesh& mesh) {
+    at::set_num_threads(1);
+    Strategy strategy;
+    save_dropping(mesh, strategy, plain);
+    strategy.reproducible = true;
+    strategy.durable = {.every = 1, .dir = (folder.path() / "durable").string()};
+    save_dropping(mesh, strategy, saved);
+    at::set_num_threads(2);
+    Dropping model;
+    Engine engine(model, strategy, mesh);
+    for (const bool commits : {true, false}) {
+      const auto go_on = [&] { commits ? void(resume_durable(engine)) : void(load_checkpoint(engine, saved)); };
+      const std::string text = error_of(ExitCode::kConfig, go_on);
+      EXPECT_NE(text.find(commits ? "durable: /reproducible: " : "1: /reproducible: "), std::string::npos) << text;
+      EXPECT_NE(text.find("threads 2, the run before has 1. "), std::string::npos) << text;
+      EXPECT_NE(text.find("--allow-other-processor"), std::string::npos) << text;
+    }
+    const std::string said = stderr_of([&] {
+      set_log_level(LogLevel::kInfo);
+      EXPECT_TRUE(load_checkpoint(engine, plain).inexact.empty());
+    });
+    EXPECT_NE(said.find("does not say with how many threads"), std::string::npos) << said;
+    setenv("TESSERA_ALLOW_OTHER_PROCESSOR", "1", /*overwrite=*/1);
+    for (const bool commits : {true, false}) {
+      const LoadedCheckpoint loaded = commits ? resume_durable(engine).value() : load_checkpoint(engine, saved);
+      ASSERT_EQ(loaded.inexact.size(), 1u) << commits;
+      EXPECT_NE(loaded.inexact[0].find("threads 2, the run before has 1"), std::string::npos) << loaded.inexact[0];
+    }
+    unsetenv("TESSERA_ALLOW_OTHER_PROCESSOR");
+    at::set_num_threads(1);
+    EXPECT_EQ(error_of([&] { load_checkpoint(engine, saved); }), "") << "the threads of the run that saved it";
+  });
 }
 
 // A block runs twice with recomputation. It has two gradients in one backward, since each recomputation has its own

@@ -55,6 +55,14 @@ absl::Status check_numbers(const TrainCommand& command) {
   return absl::OkStatus();
 }
 
+absl::Status check_processor(const TrainCommand& command, const Strategy& strategy) {
+  if (!command.checkpoints.allows_other_processor || strategy.reproducible) return absl::OkStatus();
+  return make_error(ExitCode::kUsage,
+                    "train: --allow-other-processor is for a strategy with \"reproducible\": true, and " +
+                        command.strategy +
+                        " has it not. hint: leave the option out, since any processor may go on with this run");
+}
+
 /// Workers that come and go are separate jobs, so each worker would write every file. Weights are the exception: one
 /// worker writes them.
 absl::Status check_elastic(const TrainCommand& command, const Strategy& strategy) {
@@ -199,6 +207,7 @@ const std::string& model_of(const TrainCommand& command) {
 
 absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh) {
   TESSERA_RETURN_IF_ERROR(check_numbers(command));
+  TESSERA_RETURN_IF_ERROR(check_processor(command, strategy));
   TESSERA_RETURN_IF_ERROR(check_elastic(command, strategy));
   Prepared run;
   TESSERA_ASSIGN_OR_RETURN(run.config, models::read_model_config(model_of(command)));

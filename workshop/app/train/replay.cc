@@ -42,6 +42,7 @@ struct CheckpointBefore {
   std::string path;
   std::int64_t step = 0;
   std::int64_t microbatches = 0;  ///< microbatches of a step on all ranks; 0: unknown
+  std::int64_t threads = 0;       ///< threads of a rank in the run that saved it; 0: unknown
 };
 
 /// Returns the last checkpoint in a folder whose step is before `step`. A run that went back has several checkpoints of
@@ -93,7 +94,8 @@ absl::StatusOr<CheckpointBefore> checkpoint_before(const ReplayCommand& command)
     return says ? strategy.at(place).get<std::int64_t>() : 0;
   };
   const std::int64_t all = number_at("/deal/microbatches");
-  return CheckpointBefore{path, manifest.step, all > 0 ? all : manifest.ranks * number_at("/gradient_accumulation")};
+  return CheckpointBefore{path, manifest.step, all > 0 ? all : manifest.ranks * number_at("/gradient_accumulation"),
+                          manifest.processor ? manifest.processor->threads : 0};
 }
 
 /// Returns the file of hashes: the file that the command names, or the file that the run wrote. It is empty if there is
@@ -110,7 +112,7 @@ std::string hashes_of_run(const ReplayCommand& command, const Strategy& strategy
 struct ReplayedRun {
   ReplayRequest request;
   TrainCommand train;
-  std::int64_t threads = 0;  ///< threads of a rank in the recorded run; 0: not recorded
+  std::int64_t threads = 0;  ///< threads of a rank in the recorded run; 0: unknown
   std::string text;          ///< a line that describes the replay
 };
 
@@ -172,11 +174,13 @@ absl::StatusOr<ReplayedRun> replayed_run(const ReplayCommand& command) {
     TESSERA_ASSIGN_OR_RETURN(records, read_step_records(run.request.hashes, "replay"));
   }
   TESSERA_ASSIGN_OR_RETURN(run.request.microbatches, microbatches_of_step(command, records, before));
+  run.threads = before.threads;
   if (!records.empty()) {
     const auto next = std::ranges::lower_bound(records, command.step, {}, &StepRecord::step);
     run.threads = next == records.end() ? records.back().threads : next->threads;
   }
   run.train = as_made_again(command.run, before, command.step);
+  run.train.checkpoints.allows_other_processor = command.allows_other_processor;
   const std::string first = std::to_string(before.step + 1), last = std::to_string(command.step);
   run.text = "replay: " + (first == last ? "step " + last + " is" : "steps " + first + " to " + last + " are") +
              " made again from " + (before.path.empty() ? "the run's start" : before.path) +

@@ -378,6 +378,7 @@ int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& 
 int run_train(const TrainCommand& command) {
   int code = 0;
   if (command.status.plan) ::setenv("TESSERA_PLAN", "table", /*overwrite=*/1);
+  if (command.checkpoints.allows_other_processor) ::setenv("TESSERA_ALLOW_OTHER_PROCESSOR", "1", /*overwrite=*/1);
   const int failed = run([&] {
     const Strategy strategy = with_outputs(Strategy::from_file(command.strategy), command);
     const Mesh mesh = init(strategy);

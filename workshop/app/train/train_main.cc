@@ -118,6 +118,12 @@ void add_training(CLI::App& command, TrainCommand& train) {
       ->check(number_from(1e-9, 1e9));
 }
 
+void add_other_processor(CLI::App& command, bool& allows) {
+  command.add_flag("--allow-other-processor", allows,
+                   "of a run with \"reproducible\": go on with other threads or instructions than the checkpoint or "
+                   "commit names, and so with other bits; otherwise that is an error");
+}
+
 void add_checkpoints(CLI::App& command, CheckpointOptions& checkpoints) {
   command
       .add_option("--checkpoint-dir", checkpoints.folder,
@@ -148,6 +154,7 @@ void add_checkpoints(CLI::App& command, CheckpointOptions& checkpoints) {
                   "auto: from the latest in --checkpoint-dir, or a later commit (\"durable\"); none; or a checkpoint")
       ->check(not_empty())
       ->capture_default_str();
+  add_other_processor(command, checkpoints.allows_other_processor);
 }
 
 void add_outputs(CLI::App& command, TrainCommand& train) {
@@ -240,6 +247,7 @@ void add_replay(CLI::App& app, ReplayCommand& replay) {
       ->add_option("--microbatches", replay.microbatches,
                    "of a step, over all ranks; default: as the file of hashes, --global-batch or the checkpoint says")
       ->transform(integer_from(1, kMostSteps));
+  add_other_processor(*command, replay.allows_other_processor);
 }
 
 /// Reads the words after "--" as a command line of `tessera train`, and repeats a step of that run. The whole line that

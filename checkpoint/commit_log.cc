@@ -64,6 +64,16 @@ bool CommitLog::was_opened(const std::string& folder, int rank) {
   return fs::exists(lock_file(stem_of(folder, rank)), ignored);
 }
 
+int CommitLog::ranks_in(const std::string& folder) {
+  int ranks = 0;
+  const auto has_commit = [&](std::int64_t generation) {
+    std::error_code ignored;
+    return fs::exists(commit_file(stem_of(folder, ranks), generation), ignored);
+  };
+  while (has_commit(0) || has_commit(1)) ++ranks;
+  return ranks;
+}
+
 bool CommitLog::has_begun() const {
   std::error_code ignored;
   return fs::exists(begun_file(stem_), ignored);

@@ -36,6 +36,8 @@ class CommitLog {
   /// Returns whether a run ever opened the rank's commits in the folder, even if that run ended before its first
   /// commit.
   static bool was_opened(const std::string& folder, int rank);
+  /// Returns how many ranks, from rank 0 on, have files of commits in the folder. It does not read these files.
+  static int ranks_in(const std::string& folder);
   /// Returns the undamaged commits, the older commit first; none before the first commit. If one commit is damaged and
   /// the other is not, the damaged commit is left out, with a warning. It does not change files. Errors: 65 if there
   /// were commits, and none of them is whole.

@@ -129,16 +129,18 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
         c10::str("durable.dir ", folder_, " holds step ", common->at(2).get<std::int64_t>(), " of a run of ",
                  ranks[rank].value("about", std::string("another kind")), "; this run is of ", about_,
                  ", and its model, strategy or number of ranks is another one. [T0222] hint: take the model, strategy "
-                 "and ranks of that run; or name another folder, and load a checkpoint, which any run can"));
+                 "and ranks of that run; or name another folder, and load a checkpoint, which any run can: tessera "
+                 "checkpoint from-commits makes one of these commits"));
   }
   if (!common && !is_first) {
     std::string text = "durable.dir " + folder_ + ": there is no step that all ranks hold:";
     for (std::size_t rank = 0; rank < ranks.size(); ++rank)
       text += c10::str(rank > 0 ? "," : "", " rank ", rank, " has ", words_of(ranks[rank].at("commits")));
-    throw Error(ExitCode::kNoInput,
-                text +
-                    ". [T0223] hint: are these the same hosts, disks and number of ranks as before? To begin "
-                    "anew, remove the folder on every host");
+    throw Error(
+        ExitCode::kNoInput,
+        text +
+            ". [T0223] hint: are these the same hosts, disks and number of ranks as before? For another number, "
+            "tessera checkpoint from-commits makes a checkpoint. To begin anew, remove the folder on every host");
   }
   if (!common) return;
   for (Commit& commit : found_) {

@@ -25,7 +25,8 @@ class Engine;
 /// place is not overwritten until the next commit, since the state has a second place on the disk. State in memory is
 /// written to D. A commit holds the same things as a checkpoint (save_checkpoint), in the form in which training has
 /// them. It can therefore be used only with the same model, strategy and number of ranks, on the same hosts. A
-/// checkpoint can be loaded anywhere.
+/// checkpoint can be loaded anywhere; `tessera checkpoint from-commits` makes one of the commits of `tessera train`,
+/// and resume_durable followed by save_checkpoint makes one of those of a program.
 ///
 /// Some keys of the strategy may change from run to run. Learning rate, schedule, weight decay, clipping and similar
 /// keys come from the new strategy, as with a checkpoint. Rates and options set by hand, and a dynamic loss scale, come

@@ -188,6 +188,57 @@ TEST_F(DurableSteps, BestLossIsRestoredFromACommit) {
   EXPECT_FALSE(fs::exists(path("parts/best")));
 }
 
+// The commits of two ranks, on one host and on two, become a checkpoint. One rank, and four, go on from it.
+TEST_F(DurableSteps, CheckpointOfCommitsGoesOnWithOtherRanksToTheSameBits) {
+  const auto file_of = [&](const std::string& name, const std::string& more) {
+    write_file(path(name), R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "optimizer": {"lr": 0.01},
+                               "reproducible": true, "gradient_sync": "last_microbatch")" +
+                               more + "}");
+    return path(name);
+  };
+  const auto run_of_eight = [&](const std::string& file, const std::string& steps, const Words& more = {}) {
+    return train(file, "parts.jsonl", Words{"--steps", steps, "--batch", "1", "--global-batch", "8"} + more);
+  };
+  const auto start = [&](const Words& launching, const Words& command) {
+    run(Words{"env", "OMP_NUM_THREADS=1"} + launching + command);
+    fs::remove(path("parts.jsonl"));
+  };
+  const std::string plain = file_of("plain.json", "");
+  start(launch(1), run_of_eight(plain, "4", {"--checkpoint-dir", path("whole")}));
+  for (const auto& [hosts, ranks] : {std::pair("1", 1), {"2", 4}}) {
+    const std::string commits = path(std::string("commits") + hosts), made = path(std::string("made") + hosts);
+    const std::string durable = file_of("durable.json", R"(, "durable": {"every": 1, "dir": ")" + commits + "\"}");
+    start(launch(2, {"--pretend-hosts", hosts}), run_of_eight(durable, "2"));
+    const std::string commit = read_file(commits + "/rank-00001.commit-0");
+    const Words from_commits = {TESSERA_PROGRAM, "checkpoint", "from-commits", commits, "--to", made, "--hosts"};
+    const Ended ended = run(from_commits + Words{hosts, "--"} + run_of_eight(durable, "2"));
+    EXPECT_THAT(ended.out, AllOf(HasSubstr(" after step 2"), HasSubstr("checkpoint after step 2: ")));
+    EXPECT_FALSE(fs::exists(path("parts.jsonl"))) << "no step is made";
+    EXPECT_EQ(read_file(commits + "/rank-00001.commit-0"), commit) << "the commits stay";
+    const Ended refused = run_program(from_commits + Words{"3", "--"} + run_of_eight(durable, "2"), path("run"));
+    EXPECT_EQ(refused.code, 64) << refused.err;
+    EXPECT_THAT(refused.err, HasSubstr("--hosts 3 does not divide the 2 ranks"));
+    start(launch(ranks), run_of_eight(plain, "4", {"--checkpoint-dir", made}));
+    const Ended same = run_program({TESSERA_PROGRAM, "checkpoint", "diff", path("whole"), made}, path("look"));
+    EXPECT_EQ(same.code, 0) << ranks << same.out << same.err;
+  }
+}
+
+TEST_F(DurableSteps, CommitsOfWhichNoCheckpointCanBeMadeAreNamed) {
+  const auto refused = [&](const Words& words, int code, const std::string& wanted) {
+    const Words command =
+        Words{TESSERA_PROGRAM, "checkpoint", "from-commits", path("none"), "--to", path("made")} + words;
+    const Ended ended = run_program(command, path("run"));
+    EXPECT_EQ(ended.code, code) << ended.out << ended.err;
+    EXPECT_THAT(ended.err, AllOf(HasSubstr(wanted), HasSubstr("hint:")));
+  };
+  refused({}, 64, "nothing says how the run was started");
+  const std::string durable = R"(, "durable": {"every": 1, "dir": ")" + path("none") + "\"}";
+  refused(Words{"--"} + train(strategy("FULL_SHARD", durable), "m.jsonl"), 66, path("none") + " holds no commits");
+  refused(Words{"--"} + train(strategy("FULL_SHARD"), "m.jsonl"), 78, "has no \"durable\"");
+  EXPECT_FALSE(fs::exists(path("none")));
+}
+
 TEST_F(DurableSteps, MissingFolderAndUnwantedResumeAreNamed) {
   const Ended no_dir =
       run_program(train(strategy("FULL_SHARD", R"(, "durable": {"every": 1})"), "a.jsonl"), path("run"));

@@ -75,6 +75,20 @@ TEST(CommitLog, LastTwoCommitsAreKept) {
   expect_same((*log)->read()->back(), some_commit(3));
 }
 
+// The lock of a rank that never committed stays, and does not count.
+TEST(CommitLog, RanksWithCommitsAreCounted) {
+  const ScratchFolder folder;
+  EXPECT_EQ(CommitLog::ranks_in(folder.path() + "/new"), 0);
+  for (const int rank : {0, 1, 2}) {
+    auto log = CommitLog::open(folder.path(), rank, "a rank");
+    ASSERT_TRUE(log.ok()) << log.status();
+    if (rank < 2) {
+      ASSERT_TRUE((*log)->write(some_commit(1 + rank)).ok());
+    }
+  }
+  EXPECT_EQ(CommitLog::ranks_in(folder.path()), 2);
+}
+
 TEST(CommitLog, OpenLogIsLocked) {
   const ScratchFolder folder;
   auto log = CommitLog::open(folder.path(), 0, "rank 0");

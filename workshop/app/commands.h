@@ -115,6 +115,8 @@ struct TrainCommand {
   TextSampling sample;
   std::vector<std::string> command_line;  ///< all words of the command line, for the run directory
   bool replays = false;                   ///< steps of another run are repeated (run_replay), and nothing is written
+  /// Folder of commits of which one checkpoint is made, without a step (run_from_commits). Empty: the run trains.
+  std::string commits;
 };
 /// Trains a model. Each rank is a process.
 int run_train(const TrainCommand& command);
@@ -296,6 +298,17 @@ int run_checkpoint_diff(const CheckpointCommand& command);
 int run_checkpoint_reshard(const CheckpointCommand& command);
 /// Writes the weights of a checkpoint of `tessera train` as a model of Hugging Face.
 int run_checkpoint_export(const CheckpointCommand& command);
+
+/// The options of `tessera checkpoint from-commits`.
+struct FromCommitsCommand {
+  std::string commits;                  ///< folder of commits (DurableConfig::dir), with the files of all ranks
+  std::string to;                       ///< folder of checkpoints that gets the new one
+  int hosts = 1;                        ///< hosts on which the ranks that committed ran, equally many on each
+  TrainCommand run;                     ///< the options with which the run was started
+  std::vector<std::string> words = {};  ///< all words of the command line after the program's name
+};
+/// Makes a checkpoint of the last commit of a run. It starts the run's ranks here, if no launcher has started them.
+int run_from_commits(const FromCommitsCommand& command);
 
 /// The options of `tessera doctor`.
 struct DoctorCommand {

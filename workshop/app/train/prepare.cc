@@ -189,6 +189,10 @@ Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int r
 
 Strategy with_outputs(Strategy strategy, const TrainCommand& command) {
   if (command.replays) return without_outputs(std::move(strategy));
+  if (!command.commits.empty()) {
+    strategy.durable.dir = command.commits;
+    strategy.record_hashes = {};
+  }
   const CheckpointOptions& options = command.checkpoints;
   if (strategy.record_hashes.every > 0)
     strategy.record_hashes.file =
@@ -226,7 +230,9 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
     TESSERA_ASSIGN_OR_RETURN(
         run.evaluation, open_evaluation(command, mesh, run.seq_len, run.model->vocab_size(), run.tokenizer.tokenizer));
   }
-  TESSERA_ASSIGN_OR_RETURN(run.resumes, checkpoint_to_resume(command.checkpoints, strategy.checkpoint));
+  if (command.commits.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(run.resumes, checkpoint_to_resume(command.checkpoints, strategy.checkpoint));
+  }
   if (!command.outputs.export_hf.empty()) TESSERA_RETURN_IF_ERROR(models::to_hf_config(run.config, "float32").status());
   const bool goes_on = !run.resumes.empty() || goes_on_durably(strategy, command.checkpoints, mesh.rank());
   run.outputs = outputs_of(command, mesh.topology().restart_count, goes_on);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint_folder.h"
@@ -136,13 +137,8 @@ TrainCommand as_made_again(TrainCommand run, const CheckpointBefore& before, std
   run.steps = step;
   // The number of microbatches is known, and the number of a step's samples follows from it.
   if (run.batch > 0 && run.global_batch % run.batch == 0) run.global_batch = 0;
-  run.checkpoints = {};
+  run = without_outputs(std::move(run));
   run.checkpoints.resume = before.path.empty() ? "none" : before.path;
-  run.outputs = {};
-  run.predicted_by = {};
-  run.evaluation = {};
-  run.status.histogram_every = 0;
-  run.sample.tokens = 0;
   return run;
 }
 
@@ -198,6 +194,16 @@ Strategy without_outputs(Strategy strategy) {
   strategy.checkpoint = folder;
   strategy.durable = {};
   return strategy;
+}
+
+TrainCommand without_outputs(TrainCommand run) {
+  run.checkpoints = {};
+  run.outputs = {};
+  run.predicted_by = {};
+  run.evaluation = {};
+  run.status.histogram_every = 0;
+  run.sample.tokens = 0;
+  return run;
 }
 
 int run_replay(const ReplayCommand& command) {

@@ -255,6 +255,18 @@ void set_epoch_samples(const TrainCommand& command, const Mesh& mesh, const Toke
   engine.set_epoch_samples(batches.steps_per_epoch() * of_step - batches.padded_samples());
 }
 
+/// Saves the commit of step `done`, from which the ranks have gone on, as a checkpoint. Returns the exit code.
+int save_commit(const TrainCommand& command, TrainingCheckpoints& checkpoints, std::int64_t done,
+                const SamplerCursor& data) {
+  if (done == 0)
+    throw Error(ExitCode::kNoInput,
+                command.commits +
+                    " holds no commit that all ranks have. hint: name the \"dir\" of the strategy's \"durable\", "
+                    "with the files of all ranks");
+  checkpoints.after_step({.before = done, .step = done, .steps = done}, data, std::nullopt);
+  return static_cast<int>(ExitCode::kOk);
+}
+
 /// Returns the exit code.
 int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& engine, int threads) {
   TrainingCheckpoints checkpoints(engine, command.checkpoints, run.config, mesh);
@@ -266,6 +278,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   const std::int64_t done = checkpoints.resume(
       run.resumes, resume_durable_steps(command.checkpoints, engine, *run.batches, speaks), *run.batches);
   set_epoch_samples(command, mesh, *run.batches, engine);
+  if (!command.commits.empty()) return save_commit(command, checkpoints, done, run.batches->cursor());
   engine.time_data();
   if (command.status.histogram_every > 0) engine.time_calls();
   if (command.status.peak_tflops > 0) engine.set_peak_tflops(command.status.peak_tflops);

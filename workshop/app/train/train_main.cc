@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -250,22 +251,38 @@ void add_replay(CLI::App& app, ReplayCommand& replay) {
   add_other_processor(*command, replay.allows_other_processor);
 }
 
-/// Reads the words after "--" as a command line of `tessera train`, and repeats a step of that run. The whole line that
-/// started the run may be given: words before its word "train" are ignored.
-int replay_run(ReplayCommand& replay, std::vector<std::string> words) {
-  if (words.empty())
-    return refuse(
-        "replay: nothing says how the run was started. [T0933] hint: give the arguments of its tessera train behind "
-        "\"--\", as in tessera replay --from runs/a/checkpoints --step 107 -- --model m.json --strategy s.json ...");
+/// Reads the words after "--" as a command line of `tessera train`. The whole line that started the run may be given:
+/// words before its word "train" are ignored. Returns an exit code if the program ends here.
+std::optional<int> read_run(TrainCommand& run, std::vector<std::string> words) {
   const auto command = std::ranges::find(words, "train");
   if (!words.front().starts_with("-") && command != words.end()) words.erase(words.begin(), command + 1);
   words.insert(words.begin(), {"tessera", "train"});
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   CommandLine line;
-  add_train(line.app, replay.run);
-  if (const auto code = line.parse(static_cast<int>(argv.size()), argv.data())) return *code;
+  add_train(line.app, run);
+  return line.parse(static_cast<int>(argv.size()), argv.data());
+}
+
+/// Repeats a step of the run that `words` started.
+int replay_run(ReplayCommand& replay, std::vector<std::string> words) {
+  if (words.empty())
+    return refuse(
+        "replay: nothing says how the run was started. [T0933] hint: give the arguments of its tessera train behind "
+        "\"--\", as in tessera replay --from runs/a/checkpoints --step 107 -- --model m.json --strategy s.json ...");
+  if (const auto code = read_run(replay.run, std::move(words))) return *code;
   return run_replay(replay);
+}
+
+/// Makes a checkpoint of the commits of the run that `words` started.
+int save_commits(FromCommitsCommand& from, std::vector<std::string> words) {
+  if (words.empty())
+    return refuse(
+        "checkpoint from-commits: nothing says how the run was started. hint: give the arguments of its tessera train "
+        "behind \"--\", as in tessera checkpoint from-commits runs/a/commits --to runs/a/checkpoints -- --model m.json "
+        "--strategy s.json ...");
+  if (const auto code = read_run(from.run, std::move(words))) return *code;
+  return run_from_commits(from);
 }
 
 void add_serve(CLI::App& app, ServeCommand& serve) {
@@ -425,7 +442,21 @@ void add_export(CLI::App& command, CheckpointCommand& checkpoint) {
                    "replace a model that is there; otherwise it is kept, an error");
 }
 
-void add_checkpoint(CLI::App& app, CheckpointCommand& checkpoint) {
+void add_from_commits(CLI::App& checkpoint, FromCommitsCommand& from) {
+  CLI::App* command = checkpoint.add_subcommand("from-commits", "a checkpoint of the last commit of \"durable\"");
+  command->footer(
+      "Behind \"--\" stand the arguments of the tessera train that committed, with or without its first words. Its "
+      "ranks are started here, and make no step. The checkpoint goes on with any number of ranks.");
+  command->add_option("commits", from.commits, "folder of commits, with the files of all ranks")
+      ->required()
+      ->check(not_empty());
+  command->add_option("--to", from.to, "folder of checkpoints that gets the new one")->required()->check(not_empty());
+  command->add_option("--hosts", from.hosts, "on which the ranks ran that committed, equally many on each")
+      ->transform(integer_from(1, kMostLaunched))
+      ->capture_default_str();
+}
+
+void add_checkpoint(CLI::App& app, CheckpointCommand& checkpoint, FromCommitsCommand& from) {
   CLI::App* command = add_command(app, "checkpoint");
   command->require_subcommand(1);
   const std::pair<const char*, const char*> kinds[] = {{"ls", "the checkpoints of a folder"},
@@ -450,6 +481,7 @@ void add_checkpoint(CLI::App& app, CheckpointCommand& checkpoint) {
     if (std::string_view(name) != "diff") continue;
     each->add_option("other", checkpoint.other, "likewise")->required()->check(not_empty());
   }
+  add_from_commits(*command, from);
 }
 
 }  // namespace
@@ -464,27 +496,32 @@ int run_command_line(int argc, char** argv) {
   PlanCommand plan;
   SimulateCommand simulate;
   CheckpointCommand checkpoint;
+  FromCommitsCommand from_commits;
   add_train(line.app, train);
   add_replay(line.app, replay);
   add_serve(line.app, serve);
   add_sample(line.app, sample);
   add_tokenize(line.app, tokenize);
   add_plan(line.app, plan);
-  add_checkpoint(line.app, checkpoint);
+  add_checkpoint(line.app, checkpoint, from_commits);
   add_simulate(line.app, simulate);
   train.command_line.assign(argv, argv + argc);
   replay.words.assign(argv + std::min(argc, 1), argv + argc);
-  std::vector<std::string> run_to_replay;
-  if (argc > 1 && std::string_view(argv[1]) == "replay") run_to_replay = take_words_behind_dashes(argc, argv);
+  from_commits.words = replay.words;
+  std::vector<std::string> run_words;
+  const auto is = [&](int i, std::string_view word) { return argc > i && word == argv[i]; };
+  if (is(1, "replay") || (is(1, "checkpoint") && is(2, "from-commits")))
+    run_words = take_words_behind_dashes(argc, argv);
   if (const auto code = line.parse(argc, argv)) return *code;
   train.sample.seed = train.seed;
   if (line.got("train")) return run_train(train);
-  if (line.got("replay")) return replay_run(replay, std::move(run_to_replay));
+  if (line.got("replay")) return replay_run(replay, std::move(run_words));
   if (line.got("serve")) return run_serve(serve);
   if (line.got("sample")) return run_sample(sample);
   if (line.got("tokenize")) return run_tokenize(tokenize);
   if (line.got("plan")) return run_plan(plan);
   if (line.got("simulate")) return run_simulate(simulate);
+  if (line.got("checkpoint", "from-commits")) return save_commits(from_commits, std::move(run_words));
   if (line.got("checkpoint", "ls")) return run_checkpoint_ls(checkpoint);
   if (line.got("checkpoint", "show")) return run_checkpoint_show(checkpoint);
   if (line.got("checkpoint", "verify")) return run_checkpoint_verify(checkpoint);

@@ -1,0 +1,99 @@
+#include <stdlib.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/commit_log.h"
+#include "engine/job/processor.h"
+#include "runtime/base/status.h"
+#include "runtime/comm/resolve_topology.h"
+#include "runtime/config/strategy_file.h"
+#include "workshop/app/commands.h"
+#include "workshop/app/exit_code_after.h"
+#include "workshop/app/train/replay.h"
+#include "workshop/launch/launcher.h"
+
+// `tessera checkpoint from-commits` starts the run that committed once more, on as many ranks as it had. These ranks go
+// on from their last commit, save it as a checkpoint, and end (TrainCommand::commits). A commit has the form in which
+// its run keeps memory, so no other program can read it; a checkpoint goes on with any number of ranks.
+
+namespace tessera::app {
+namespace {
+
+constexpr char kFromCommits[] = "checkpoint from-commits";
+
+absl::Status refused(ExitCode code, const std::string& what) {
+  return make_error(code, std::string(kFromCommits) + ": " + what);
+}
+
+/// The run that committed.
+struct CommittedRun {
+  int ranks = 0;
+  std::int64_t threads = 0;  ///< threads of a rank; 0: unknown
+};
+
+/// Counts the ranks that have commits in the folder, and reads those of rank 0.
+absl::StatusOr<CommittedRun> committed_run(const std::string& folder) {
+  CommittedRun run{.ranks = CommitLog::ranks_in(folder)};
+  const auto none = [&] {
+    return refused(ExitCode::kNoInput, folder +
+                                           " holds no commits. hint: name the \"dir\" of the strategy's \"durable\", "
+                                           "with the files of all ranks");
+  };
+  if (run.ranks == 0) return none();
+  TESSERA_ASSIGN_OR_RETURN(const auto log, CommitLog::open(folder, 0, kFromCommits));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<Commit> commits, log->read());
+  if (commits.empty()) return none();
+  if (const auto processor = processor_in(commits.back().parts)) run.threads = processor->threads;
+  return run;
+}
+
+absl::Status check_strategy_of(const FromCommitsCommand& command) {
+  TESSERA_ASSIGN_OR_RETURN(const Strategy strategy, read_strategy(command.run.strategy));
+  if (strategy.durable.every > 0) return absl::OkStatus();
+  return refused(ExitCode::kConfig, command.run.strategy +
+                                        " has no \"durable\", so its run made no commits. hint: name the strategy with "
+                                        "which the run committed");
+}
+
+TrainCommand as_converted(const FromCommitsCommand& command) {
+  TrainCommand run = without_outputs(command.run);
+  run.commits = command.commits;
+  run.checkpoints.folder = command.to;
+  run.checkpoints.keep = 0;
+  run.checkpoints.allows_other_processor = command.run.checkpoints.allows_other_processor;
+  return run;
+}
+
+absl::StatusOr<int> convert(const FromCommitsCommand& command) {
+  TESSERA_RETURN_IF_ERROR(check_strategy_of(command));
+  const absl::StatusOr<Topology> topology = resolve_topology();  // run_train reports errors of the topology
+  if (!topology.ok() || topology->launcher != "single") return run_train(as_converted(command));
+  TESSERA_ASSIGN_OR_RETURN(const CommittedRun run, committed_run(command.commits));
+  // The checkpoint names the processor of the run that committed, which is also the one that these ranks must have.
+  if (run.threads > 0) ::setenv("OMP_NUM_THREADS", std::to_string(run.threads).c_str(), /*overwrite=*/0);
+  if (run.ranks % command.hosts != 0)
+    return refused(ExitCode::kUsage, "--hosts " + std::to_string(command.hosts) + " does not divide the " +
+                                         std::to_string(run.ranks) +
+                                         " ranks that committed. hint: give the number of hosts of their run");
+  LaunchOptions launching;
+  launching.ranks = run.ranks;
+  // Ranks of several hosts keep memory in another form than ranks that share a host.
+  if (command.hosts > 1)
+    launching.pretended_hosts.assign(static_cast<std::size_t>(command.hosts), run.ranks / command.hosts);
+  launching.prefix = false;
+  launching.command = {"/proc/self/exe"};
+  launching.command.insert(launching.command.end(), command.words.begin(), command.words.end());
+  return launch(launching);
+}
+
+}  // namespace
+
+int run_from_commits(const FromCommitsCommand& command) {
+  const absl::StatusOr<int> code = convert(command);
+  return code.ok() ? *code : exit_code_after(code.status());
+}
+
+}  // namespace tessera::app

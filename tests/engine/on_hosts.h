@@ -35,12 +35,12 @@ inline void require(bool holds, const std::string& what) {
 /// Runs `body` in `ranks` processes on `hosts` hosts. Gloo joins hosts, and shared memory joins the ranks of one host.
 /// A test that computes with LibTorch before the fork must use one thread: OpenMP's other threads do not exist in a
 /// forked process, which would wait for them for ever.
-inline void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)>& body) {
+inline void on_hosts(int ranks, int hosts, const std::function<void(const Mesh&)>& body, const CommConfig& comm = {}) {
   const int port = free_port();
   const auto ends = fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
     join_as(rank, ranks, port, hosts);
     at::set_num_threads(1);  // else there are more threads than cores, and OpenMP's threads wait by spinning
-    body(init());
+    body(init(comm));
     return absl::OkStatus();
   });
   for (int rank = 0; rank < ranks; ++rank) expect_ok(ends[static_cast<std::size_t>(rank)], rank);

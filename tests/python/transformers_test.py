@@ -33,13 +33,18 @@ class TransformersTest(unittest.TestCase):
     def test_all_architectures_train_under_every_strategy(self):
         self.train("long")
 
-    def test_dropout_on_one_two_and_four_ranks_gives_the_same_bits(self):
+    def test_dropout_on_one_to_four_ranks_gives_the_same_bits_and_a_step_of_four_is_made_again_on_one(self):
+        names = WITH_DROPOUT[:None if LONG else 3]
         with tempfile.TemporaryDirectory() as folder:
-            words = ("reproducible_ranks.py", folder, *WITH_DROPOUT[:None if LONG else 3])
-            code, output = run_forked_files(["transformers"], (1, *words), (2, *words), (4, *words), at_rest=500,
-                                            TESSERA_LOG_LEVEL="error", TRANSFORMERS_OFFLINE="1")
+            def runs(microbatches, names, *numbers):
+                return [(ranks, "reproducible_ranks.py", folder, microbatches, *names) for ranks in numbers]
+
+            replays = [(1, "reproducible_ranks.py", folder, find, names[0]) for find in ("replay", "divergence", "nonfinite")]
+            code, output = run_forked_files(["transformers"], *runs(4, names, 1, 2, 4), *runs(12, names if LONG else names[:1], 1, 3),
+                                            *replays, at_rest=500, TESSERA_LOG_LEVEL="error", TRANSFORMERS_OFFLINE="1")
         self.assertEqual(code, 0, output)
-        self.assertEqual(output.count("all architectures have the bits of one rank"), 7, output)
+        self.assertEqual(output.count("all architectures have the bits of one rank"), 7 + 4, output)
+        self.assertEqual(output.count("the replay found what it should find"), 3, output)
 
 
 if __name__ == "__main__":

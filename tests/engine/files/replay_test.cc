@@ -22,8 +22,10 @@
 #include "engine/replay/unit_hashes.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/checkpoint.h"
+#include "tessera/run.h"
 #include "tests/engine/on_hosts.h"
 #include "tests/support/session.h"
+#include "tests/support/stderr_of.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/train_helpers.h"
 
@@ -52,6 +54,7 @@ struct Part {
   std::int64_t begin = 0, end = kSteps;
   std::filesystem::path from = {}, to = {};  ///< checkpoint to continue from; folder for a save at the end
   TinyOptions model = {};
+  std::int64_t all = kAll;  ///< microbatches of a step
 };
 
 /// Returns the loss, masked as attention does: softmax discards the first column of a matrix.
@@ -66,7 +69,7 @@ void train(const Mesh& mesh, const Strategy& strategy, const Part& part, Fault f
   Tiny model = make_tiny(part.model, /*deferred=*/true);
   Engine engine(model.ptr(), strategy, mesh);
   if (!part.from.empty()) load_checkpoint(engine, part.from);
-  const std::vector<Batch> batches = make_batches(kSteps, kAll * kRows, kLength, part.model.vocab);
+  const std::vector<Batch> batches = make_batches(kSteps, part.all * kRows, kLength, part.model.vocab);
   for (std::int64_t step = part.begin; step < part.end; ++step) {
     const Batch& batch = batches[static_cast<std::size_t>(step)];
     while (!engine.step_is_due()) {
@@ -91,7 +94,7 @@ void train(const Mesh& mesh, const Strategy& strategy, const Part& part, Fault f
 /// Trains on threads, and returns the text of the exception that this run throws. The text is empty if the run ends
 /// well.
 std::string end_of(const ThreadRanks& ranks, Strategy strategy, const Part& part = {}, const Fault& fault = {}) {
-  strategy.gradient_accumulation = kAll / ranks.ranks;
+  if (strategy.deal.microbatches == 0) strategy.gradient_accumulation = part.all / ranks.ranks;
   return error_of([&] { run_ranks(ranks, [&](const Mesh& mesh) { train(mesh, strategy, part, fault); }); });
 }
 
@@ -226,6 +229,53 @@ TEST_F(Hashes, DivergenceOfStepsOfWhichNoneWasRecordedIsAnError) {
   folder_.write("hashes", whole.substr(0, second));
   ask(R"({"step": 2, "find": "divergence", "microbatches": 8, "hashes": ")" + path("hashes") + R"("})");
   EXPECT_EQ(end_of({}, strategy), "") << "step 1 was compared";
+}
+
+// On two ranks, the runs have 12 and 13 microbatches, and are dealt again after each step.
+TEST_F(Hashes, StepOfRunsThatRanksDoNotDivideIsMadeAgainOnOneAndOnFive) {
+  Strategy strategy = recording(ShardingStrategy::kShardGradients, "hashes");
+  strategy.gradient_sync = GradientSync::kLastMicrobatch;
+  strategy.deal = {.by = DealBy::kSpeed, .window = 1, .microbatches = 25};
+  const Part part{.all = 25};
+  const std::string recorded = lines({.ranks = 2}, strategy, part);
+  ASSERT_EQ(std::ranges::count(recorded, '\n'), kSteps);
+  EXPECT_THAT(recorded, HasSubstr(R"("microbatches":25)"));
+  ask(request(kSteps, "divergence"));
+  for (const int ranks : {1, 5}) EXPECT_EQ(end_of({.ranks = ranks}, strategy, part), "") << ranks << " ranks";
+  EXPECT_THAT(end_of({}, strategy, part, {.step = 2, .microbatch = 24}), HasSubstr("step 3 differs from "));
+  EXPECT_THAT(end_of({.ranks = 2}, strategy, part),
+              HasSubstr("25 microbatches, which 2 ranks cannot share out evenly"));
+}
+
+// Ranks are processes, and each one's main is in tessera::run, as in a program of a user.
+TEST_F(Hashes, ProgramUnderRunMakesAStepOfFourRanksAgainOnOne) {
+  at::set_num_threads(1);
+  const auto codes_of = [&](int ranks, const Fault& fault) {
+    Strategy strategy = recording(ShardingStrategy::kFullShard, "hashes");
+    strategy.gradient_accumulation = kAll / ranks;
+    const int port = free_port();
+    const std::vector<RankEnd> ends = fork_ranks(ranks, [&](int rank, KeyValueStore&) -> absl::Status {
+      join_as(rank, ranks, port);
+      const int code = run([&] { train(init(), strategy, {}, fault); });
+      return code == 0 ? absl::OkStatus() : make_error(static_cast<ExitCode>(code), "run returned an error");
+    });
+    std::vector<ExitCode> codes;
+    for (const RankEnd& end : ends) codes.push_back(end.signal == 0 ? end.exit_code : ExitCode::kInternal);
+    return codes;
+  };
+  EXPECT_EQ(codes_of(4, {}), std::vector<ExitCode>(4, ExitCode::kOk));
+  const std::string recorded = TestFolder::content_of(path("hashes"));
+  EXPECT_EQ(std::ranges::count(recorded, '\n'), kSteps);
+  ask(request(kSteps, "divergence"));
+  EXPECT_EQ(codes_of(1, {}), std::vector<ExitCode>(1, ExitCode::kOk));
+  EXPECT_EQ(codes_of(1, {.step = 1, .microbatch = 5}), std::vector<ExitCode>(1, ExitCode::kCorruptData));
+  ask(request(kSteps, "nonfinite"));
+  const std::string said = stderr_of([&] {
+    const Fault fault{.step = 1, .microbatch = 5, .is_nan = true};
+    EXPECT_EQ(codes_of(1, fault), std::vector<ExitCode>(1, ExitCode::kCorruptData));
+  });
+  EXPECT_THAT(said, HasSubstr("in step 2, microbatch 5 (of 0 to 7)"));
+  EXPECT_EQ(TestFolder::content_of(path("hashes")), recorded) << "a replay writes no file";
 }
 
 TEST_F(Hashes, PlantedNaNIsNamedWithItsMicrobatchAndOperator) {

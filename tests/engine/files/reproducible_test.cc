@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "runtime/comm/shared/run_ranks.h"
 #include "tessera/checkpoint.h"
 #include "tessera/durable.h"
+#include "tests/engine/files/reproducible_runs.h"
 #include "tests/engine/on_hosts.h"
 #include "tests/support/pairwise.h"
 #include "tests/support/session.h"
@@ -32,63 +34,6 @@
 namespace tessera::testing {
 namespace reproducible_test {
 
-constexpr std::int64_t kSteps = 3, kBatch = 24, kLength = 5;
-
-/// Trains Tiny on this rank with the microbatches that the Engine names. A step has `all` of them.
-Trained train_microbatches(const Mesh& mesh, const Strategy& strategy, const TinyOptions& model_options,
-                           std::int64_t all) {
-  at::set_num_threads(1);
-  Tiny model = make_tiny(model_options, /*deferred=*/true);
-  Engine engine(model.ptr(), strategy, mesh);
-  Trained trained;
-  for (const Batch& batch : make_batches(tests_are_long() ? 30 : kSteps, kBatch, kLength, model_options.vocab)) {
-    for (std::int64_t round = 0; round < strategy.gradient_accumulation; ++round) {
-      const std::int64_t rows = kBatch / all, begin = engine.microbatch() * rows;
-      const at::Tensor tokens = batch.tokens.narrow(0, begin, rows), targets = batch.targets.narrow(0, begin, rows);
-      engine.backward(model->forward(tokens, targets), {.tokens = tokens.numel(), .samples = rows});
-    }
-    trained.steps.push_back(engine.step());
-    EXPECT_EQ(trained.steps.back().planned, trained.steps.back().allocated);
-  }
-  const Gathered gathered(engine);
-  trained.values = values_of(*model);
-  return trained;
-}
-
-/// Trains as train_microbatches does, on ranks that are threads. Checks that all ranks have the result of rank 0.
-Trained train(const ThreadRanks& ranks, Strategy strategy, const TinyOptions& model, std::int64_t all) {
-  strategy.gradient_accumulation = all / ranks.ranks;
-  std::vector<Trained> each(static_cast<std::size_t>(ranks.ranks));
-  run_ranks(ranks, [&](const Mesh& mesh) {
-    each[static_cast<std::size_t>(mesh.rank())] = train_microbatches(mesh, strategy, model, all);
-  });
-  for (std::size_t rank = 1; rank < each.size(); ++rank)
-    expect_same_bits(each[rank], each[0], "rank " + std::to_string(rank));
-  return each[0];
-}
-
-/// An optimizer and the formats of its states.
-struct Rule {
-  const char* name;
-  OptimizerType type;
-  StateDType states = StateDType::kF32;
-};
-
-constexpr Rule kRules[] = {{"adamw", OptimizerType::kAdamW},
-                           {"muon", OptimizerType::kMuon},
-                           {"lamb", OptimizerType::kLamb},
-                           {"8bit", OptimizerType::kAdamW, StateDType::k8Bit}};
-
-Strategy reproducible(const Placed& placed, DType dtype, const Rule& rule, GradientSync sync) {
-  Strategy strategy = tiny_strategy(placed, dtype);
-  strategy.reproducible = true;
-  strategy.gradient_sync = sync;
-  strategy.gradient_clipping = 0.5;
-  strategy.optimizer.type = rule.type;
-  strategy.optimizer.state_dtype = rule.states;
-  return strategy;
-}
-
 const Placed kPlaced[] = {ShardingStrategy::kNoShard,
                           ShardingStrategy::kShardOptimizer,
                           ShardingStrategy::kShardGradients,
@@ -97,46 +42,35 @@ const Placed kPlaced[] = {ShardingStrategy::kNoShard,
                           Placed(ShardingStrategy::kShardOptimizer, /*shared=*/true),
                           Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
 
-/// A number of ranks, the hosts on which they are, and the microbatches of a step.
-struct World {
-  int ranks, hosts;
-  std::int64_t all;
-};
-
-std::string text_of(const World& world) {
-  return std::to_string(world.ranks) + " ranks on " + std::to_string(world.hosts) + " hosts, " +
-         std::to_string(world.all) + " microbatches";
-}
-
-bool goes(const World& world, GradientSync sync) {
-  const auto is_power_of_two = [](std::int64_t number) { return (number & (number - 1)) == 0; };
-  const std::int64_t each = world.all / world.ranks;
-  return sync == GradientSync::kLastMicrobatch || each == 1 || is_power_of_two(world.ranks);
-}
-
 TEST(Reproducible, AnyNumberOfRanksGivesTheBitsOfOne) {
-  const World worlds[] = {{2, 1, 8},  {4, 1, 8},  {8, 1, 8},  {2, 2, 8},  {4, 2, 8},  {3, 1, 12}, {6, 1, 12},
-                          {3, 3, 12}, {3, 1, 24}, {4, 1, 24}, {2, 1, 24}, {4, 2, 12}, {8, 2, 24}, {2, 2, 6}};
-  constexpr DType kDTypes[] = {DType::kF32, DType::kBF16};
-  constexpr GradientSync kSyncs[] = {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch};
+  const World worlds[] = {{2, 1, 8},  {4, 1, 8},  {8, 1, 8},  {2, 2, 8},  {4, 2, 8},  {3, 1, 12},
+                          {6, 1, 12}, {3, 3, 12}, {3, 1, 24}, {4, 1, 24}, {2, 1, 24}, {6, 1, 24},
+                          {8, 1, 24}, {4, 2, 12}, {8, 2, 24}, {2, 2, 6}};
   const auto exists = [](const World& world, const Placed&, DType, const Rule&, GradientSync sync) {
     return goes(world, sync);
   };
-  MadeOnce<Trained> alone;
+  const TestFolder folder;
+  const auto saved = [&](int run) { return folder / std::to_string(run); };
+  MadeOnce<TrainedStates> alone;
+  std::set<std::string> with_states;  // rules and placements whose optimizer states have been compared
   int runs = 0;
-  for (const auto& each : pairwise_where(exists, worlds, kPlaced, kDTypes, kRules, kSyncs)) {
+  for (const auto& each : pairwise_where(exists, worlds, kPlaced, kDTypes, kRules, kBothSyncs)) {
     const auto& [world, placed, dtype, rule, sync] = each;
     const std::string what = std::string(name_of(dtype)) + ", " + rule.name + ", " + std::to_string(world.all);
-    const Trained& wanted = alone(what, [&, &dtype = dtype, &rule = rule, &world = world] {
-      return train({}, reproducible(ShardingStrategy::kFullShard, dtype, rule, GradientSync::kEachMicrobatch), {},
-                   world.all);
+    ++runs;
+    const TrainedStates& wanted = alone(what, [&, &dtype = dtype, &rule = rule, &world = world] {
+      return train({}, reproducible(ShardingStrategy::kFullShard, dtype, rule, GradientSync::kEachMicrobatch),
+                   {.all = world.all, .saves = saved(-runs)});
     });
-    const Trained trained =
-        train({.ranks = world.ranks, .hosts = world.hosts}, reproducible(placed, dtype, rule, sync), {}, world.all);
+    Run run{.all = world.all};
+    const bool is_new = with_states.insert(rule.name + name_of(placed)).second;
+    if (is_new || tests_are_long()) run.saves = saved(runs);
+    const TrainedStates trained =
+        train({.ranks = world.ranks, .hosts = world.hosts}, reproducible(placed, dtype, rule, sync), run);
+    EXPECT_EQ(trained.states.empty(), run.saves.empty());
     expect_same_bits(trained, wanted,
                      what + ", " + name_of(placed) + " on " + text_of(world) +
                          (sync == GradientSync::kLastMicrobatch ? ", last" : ", each"));
-    ++runs;
   }
   EXPECT_GT(runs, 50);
 }
@@ -296,8 +230,6 @@ std::string dropped(int ranks, int hosts, GradientSync sync, Part part) {
   on_hosts(ranks, hosts, [&](const Mesh& mesh) { train_dropping(mesh, part, sync); });
   return bytes_of_file(part.to);
 }
-
-constexpr GradientSync kBothSyncs[] = {GradientSync::kEachMicrobatch, GradientSync::kLastMicrobatch};
 
 // Ranks are processes here, each with its own generator.
 TEST(ReproducibleProcesses, DropoutIsTheSameWhoeverComputesAMicrobatch) {

@@ -8,8 +8,12 @@
 #include <barrier>
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
+#include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,6 +25,7 @@
 #include "runtime/base/log.h"
 #include "runtime/comm/key_value_store.h"
 #include "runtime/comm/mesh_groups.h"
+#include "sharding/layout/plan/microbatch_deal.h"
 #include "tests/support/limits/patience.h"
 #include "tests/support/session.h"
 
@@ -87,6 +92,66 @@ TEST(MicrobatchDealer, RanksGetAsManyMicrobatchesAsTheyAreFast) {
   strategy.deal = {.by = DealBy::kSpeed, .window = 3, .longest = 14};
   MicrobatchDealer four(strategy, 4);
   EXPECT_EQ(dealt(four, {0.1, 0.1, 0.1, 0.2}, 3), (Counts{14, 14, 14, 6}));
+}
+
+/// Tries all deals of `all` microbatches to ranks that need `seconds` [rank] for one, with 1 to `longest` for each rank.
+/// Returns the seconds of the deal that ends first.
+double seconds_of_best_deal(std::span<const double> seconds, std::int64_t all, std::int64_t longest) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  if (seconds.size() == 1) return all >= 1 && all <= longest ? static_cast<double>(all) * seconds[0] : kNever;
+  double best = kNever;
+  for (std::int64_t count = 1; count <= std::min(longest, all - 1); ++count) {
+    const double others = seconds_of_best_deal(seconds.subspan(1), all - count, longest);
+    best = std::min(best, std::max(static_cast<double>(count) * seconds[0], others));
+  }
+  return best;
+}
+
+std::vector<double> random_speeds(std::size_t ranks, std::mt19937& random) {
+  std::vector<double> seconds;
+  for (std::size_t rank = 0; rank < ranks; ++rank) seconds.push_back(0.01 * static_cast<double>(1 + random() % 40));
+  return seconds;
+}
+
+TEST(MicrobatchDealer, NoWholeDealEndsBeforeTheOneThatIsChosen) {
+  std::mt19937 random(5);
+  for (int ranks = 2; ranks <= 4; ++ranks) {
+    for (std::int64_t all = ranks; all <= 12; ++all) {
+      for (const std::int64_t longest : {(all + ranks - 1) / ranks, 2 * ((all + ranks - 1) / ranks), all}) {
+        Strategy strategy;
+        strategy.deal = {.by = DealBy::kSpeed, .longest = longest, .microbatches = all};
+        const MicrobatchOrder order = microbatch_order(strategy, ranks);
+        for (int i = 0; i < 10; ++i) {
+          const std::vector<double> seconds = random_speeds(static_cast<std::size_t>(ranks), random);
+          std::vector<std::int64_t> counts(seconds.size());
+          share_out(order, seconds, counts);
+          EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}), all);
+          EXPECT_GE(std::ranges::min(counts), 1);
+          EXPECT_LE(std::ranges::max(counts), order.longest);
+          EXPECT_EQ(seconds_of_deal(counts, seconds), seconds_of_best_deal(seconds, all, order.longest))
+              << ranks << " ranks, " << all << " microbatches, at most " << longest;
+        }
+      }
+    }
+  }
+}
+
+// A deal that is less than 3 % better than the one before is not made.
+TEST(MicrobatchDealer, StepsOfOtherNumbersOfMicrobatchesAreWithinAFewPercentOfTheBestWholeDeal) {
+  std::mt19937 random(7);
+  for (const std::int64_t all : {10, 25}) {
+    for (int ranks = 2; ranks <= 4; ++ranks) {
+      Strategy strategy;
+      strategy.deal = {.by = DealBy::kSpeed, .window = 3, .microbatches = all};
+      MicrobatchDealer dealer(strategy, ranks);
+      for (int i = 0; i < 20; ++i) {
+        const std::vector<double> seconds = random_speeds(static_cast<std::size_t>(ranks), random);
+        const std::vector<std::int64_t> counts = dealt(dealer, seconds, 3);
+        EXPECT_LE(seconds_of_deal(counts, seconds), 1.05 * seconds_of_best_deal(seconds, all, dealer.order().longest))
+            << ranks << " ranks, " << all << " microbatches";
+      }
+    }
+  }
 }
 
 using Next = std::optional<std::int64_t>;

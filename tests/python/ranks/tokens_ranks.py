@@ -7,6 +7,7 @@ Usage: tokens_ranks.py FOLDER, for the data and the checkpoints, which all ranks
 import itertools
 import pathlib
 import sys
+import time
 
 import tessera
 import torch
@@ -250,6 +251,58 @@ def training():
             assert trained(data, runs, 2, folder / f"checkpoints {runs} 1") == wanted[3:]
 
 
+def made_by_speed(data, backups):
+    """Returns the losses and norms of three steps of eight microbatches, rank 0's parameters, and the number of
+    microbatches that were made again. Rank 1 is slow. With `backups`, it stands still in each step until rank 0 has
+    begun the last microbatch that it may make."""
+    net, own = Bigrams(), 8 // ranks
+    engine = tessera.Engine(net, {"reproducible": True, "gradient_accumulation": own, "strategy": "SHARD_GRADIENTS",
+                                  "gradient_sync": "last_microbatch", "units": {"classes": ["Linear"]},
+                                  "deal": {"by": "speed", "window": 100 if backups else 1, "backups": backups}})
+    batches, results, again = tessera.TokenBatches(data, SEQ, accumulation=own, vocab_size=64, seed=5), [], 0
+    for step in range(3):
+        ahead, begun = folder / f"ahead {ranks} {step}", 0
+        if not backups:
+            batches.deal(engine.microbatches())
+        while not engine.step_is_due():
+            batch = batches.of(engine.microbatch(), engine.device) if backups else batches.next(engine.device)
+            loss = net(batch)
+            begun += 1
+            if not backups:
+                time.sleep(0.01 if rank == 1 else 0.001)
+            elif rank == 0 and begun == own + backups:
+                ahead.touch()
+            elif rank == 1 and begun == 1:
+                limit = time.monotonic() + 300
+                while not ahead.exists():
+                    assert time.monotonic() < limit, "rank 0 does not make this rank's microbatches"
+                    time.sleep(0.001)
+            engine.backward(loss, tokens=batch.input.numel(), weight=batch.weight)
+        if backups:
+            batches.end_step()
+        result = engine.step()
+        results.append((result.loss, result.grad_norm))
+        again += result.made_again
+    state = engine.state_dict()
+    engine.close()
+    return results, state, again
+
+
+def by_speed():
+    """An Engine with "deal" by speed, and one with backups, have the bits of one rank, which has run before."""
+    data = written("another text", [(7 * t * t + t) % 64 for t in range(16 * SEQ + 1)])
+    for backups in (0, 2):
+        place, (results, state, again) = folder / f"by speed {backups}", made_by_speed(data, backups)
+        if ranks == 1:
+            torch.save((results, state), place)
+            continue
+        wanted = torch.load(place)
+        assert results == wanted[0], (backups, results, wanted[0])
+        assert rank != 0 or (state.keys() == wanted[1].keys() and all(torch.equal(state[key], wanted[1][key]) for key in state)), backups
+        if backups and ranks == 2:
+            assert again >= 3, (again, "each step has two such microbatches, of which the last one may be a tie")
+
+
 def commits():
     """A durable commit stores the position in the data. A later run of the same ranks continues at this position."""
     data, strategy = written("sixteen", range(16 * SEQ + 1)), {"durable": {"every": 2, "dir": str(folder / f"durable {ranks}")}}
@@ -301,7 +354,7 @@ def cursors():
 
 
 torch.set_num_threads(1)
-for program in (orders, dealing, sampler, steps, training, commits, cursors):
+for program in (orders, dealing, sampler, steps, training, by_speed, commits, cursors):
     print(program.__name__, flush=True)
     program()
 print("batches like those of C++")

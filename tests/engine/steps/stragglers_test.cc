@@ -94,8 +94,8 @@ TEST(MicrobatchDealer, RanksGetAsManyMicrobatchesAsTheyAreFast) {
   EXPECT_EQ(dealt(four, {0.1, 0.1, 0.1, 0.2}, 3), (Counts{14, 14, 14, 6}));
 }
 
-/// Tries all deals of `all` microbatches to ranks that need `seconds` [rank] for one, with 1 to `longest` for each rank.
-/// Returns the seconds of the deal that ends first.
+/// Tries all deals of `all` microbatches to ranks that need `seconds` [rank] for one. Each rank gets 1 to `longest`.
+/// Returns the seconds of the best deal.
 double seconds_of_best_deal(std::span<const double> seconds, std::int64_t all, std::int64_t longest) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   if (seconds.size() == 1) return all >= 1 && all <= longest ? static_cast<double>(all) * seconds[0] : kNever;

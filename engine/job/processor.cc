@@ -83,7 +83,7 @@ void expect_same_processor(const Job& job) {
   if (text.empty()) return;
   throw Error(ExitCode::kConfig,
               "/reproducible: ranks compute with different processors, so a microbatch has other bits on each:" + text +
-                  " hint: set one OMP_NUM_THREADS for all ranks, and take hosts with the same instructions; "
+                  " [T1083] hint: set one OMP_NUM_THREADS for all ranks, and take hosts with the same instructions; "
                   "ATEN_CPU_CAPABILITY chooses fewer of them for LibTorch");
 }
 
@@ -104,7 +104,7 @@ absl::StatusOr<std::optional<std::string>> other_processor(const std::optional<S
   if (other_processor_is_allowed()) return text + ". Its bits are others from here on";
   return make_error(ExitCode::kConfig,
                     from + ": /reproducible: " + text +
-                        ". hint: set OMP_NUM_THREADS to the threads of the run before, and take a processor with its "
+                        ". [T1084] hint: set OMP_NUM_THREADS to the threads of the run before, and take a processor with its "
                         "instructions, of which ATEN_CPU_CAPABILITY chooses fewer for LibTorch; or go on with other "
                         "bits by --allow-other-processor, in a program by TESSERA_ALLOW_OTHER_PROCESSOR=1");
 }

@@ -15,7 +15,7 @@ def cmake_path() -> str:
 def _print() -> None:
     prefix = cmake_path()
     if not (pathlib.Path(prefix) / "lib/cmake/Tessera/TesseraConfig.cmake").is_file():
-        raise Error(f"{prefix} is a package of a build, without the C++ library. hint: cmake --install BUILD --prefix PREFIX, and use PREFIX", MISSING)
+        raise Error(f"{prefix} is a package of a build, without the C++ library. [T1094] hint: cmake --install BUILD --prefix PREFIX, and use PREFIX", MISSING)
     print_all(prefix + "\n", "")
 
 

@@ -72,7 +72,7 @@ class TokenizerReader {
     for (const char* key : {"truncation", "padding"})
       if (child_of(*root, key))
         log_warning(
-            fmt::format("{}: \"{}\" is not applied: texts are neither cut nor padded here. hint: set it to null, as "
+            fmt::format("{}: \"{}\" is not applied: texts are neither cut nor padded here. [T1093] hint: set it to null, as "
                         "training wants it",
                         name_, key));
     return std::move(result_);

@@ -39,7 +39,7 @@ absl::StatusOr<CommittedRun> committed_run(const std::string& folder) {
   CommittedRun run{.ranks = CommitLog::ranks_in(folder)};
   const auto none = [&] {
     return refused(ExitCode::kNoInput, folder +
-                                           " holds no commits. hint: name the \"dir\" of the strategy's \"durable\", "
+                                           " holds no commits. [T1087] hint: name the \"dir\" of the strategy's \"durable\", "
                                            "with the files of all ranks");
   };
   if (run.ranks == 0) return none();
@@ -54,7 +54,7 @@ absl::Status check_strategy_of(const FromCommitsCommand& command) {
   TESSERA_ASSIGN_OR_RETURN(const Strategy strategy, read_strategy(command.run.strategy));
   if (strategy.durable.every > 0) return absl::OkStatus();
   return refused(ExitCode::kConfig, command.run.strategy +
-                                        " has no \"durable\", so its run made no commits. hint: name the strategy with "
+                                        " has no \"durable\", so its run made no commits. [T1088] hint: name the strategy with "
                                         "which the run committed");
 }
 
@@ -77,7 +77,7 @@ absl::StatusOr<int> convert(const FromCommitsCommand& command) {
   if (run.ranks % command.hosts != 0)
     return refused(ExitCode::kUsage, "--hosts " + std::to_string(command.hosts) + " does not divide the " +
                                          std::to_string(run.ranks) +
-                                         " ranks that committed. hint: give the number of hosts of their run");
+                                         " ranks that committed. [T1089] hint: give the number of hosts of their run");
   LaunchOptions launching;
   launching.ranks = run.ranks;
   // Ranks of several hosts keep memory in another form than ranks that share a host.

@@ -60,7 +60,7 @@ absl::Status check_processor(const TrainCommand& command, const Strategy& strate
   return make_error(ExitCode::kUsage,
                     "train: --allow-other-processor is for a strategy with \"reproducible\": true, and " +
                         command.strategy +
-                        " has it not. hint: leave the option out, since any processor may go on with this run");
+                        " has it not. [T1090] hint: leave the option out, since any processor may go on with this run");
 }
 
 /// Workers that come and go are separate jobs, so each worker would write every file. Weights are the exception: one

@@ -261,7 +261,7 @@ int save_commit(const TrainCommand& command, TrainingCheckpoints& checkpoints, s
   if (done == 0)
     throw Error(ExitCode::kNoInput,
                 command.commits +
-                    " holds no commit that all ranks have. hint: name the \"dir\" of the strategy's \"durable\", "
+                    " holds no commit that all ranks have. [T1091] hint: name the \"dir\" of the strategy's \"durable\", "
                     "with the files of all ranks");
   checkpoints.after_step({.before = done, .step = done, .steps = done}, data, std::nullopt);
   return static_cast<int>(ExitCode::kOk);

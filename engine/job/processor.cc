@@ -102,11 +102,12 @@ absl::StatusOr<std::optional<std::string>> other_processor(const std::optional<S
   if (differs.empty()) return std::nullopt;
   const std::string text = "this run computes with another processor: " + differs;
   if (other_processor_is_allowed()) return text + ". Its bits are others from here on";
-  return make_error(ExitCode::kConfig,
-                    from + ": /reproducible: " + text +
-                        ". [T1084] hint: set OMP_NUM_THREADS to the threads of the run before, and take a processor with its "
-                        "instructions, of which ATEN_CPU_CAPABILITY chooses fewer for LibTorch; or go on with other "
-                        "bits by --allow-other-processor, in a program by TESSERA_ALLOW_OTHER_PROCESSOR=1");
+  return make_error(
+      ExitCode::kConfig,
+      from + ": /reproducible: " + text +
+          ". [T1084] hint: set OMP_NUM_THREADS to the threads of the run before, and take a processor with its "
+          "instructions, of which ATEN_CPU_CAPABILITY chooses fewer for LibTorch; or go on with other "
+          "bits by --allow-other-processor, in a program by TESSERA_ALLOW_OTHER_PROCESSOR=1");
 }
 
 void add_processor(const Job& job, CommitParts& parts) {

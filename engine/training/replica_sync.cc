@@ -29,7 +29,8 @@ void expect_no_idle_servers(const SyncConfig& sync) {
   throw Error(
       ExitCode::kConfig,
       "/sync/owners: the launcher gives the job parameter servers (--servers or --join), and the strategy has no "
-      "shards for them. [T1081] hint: set \"sync\": {\"type\": \"asynchronous\", \"owners\": \"servers\"}, or leave the "
+      "shards for them. [T1081] hint: set \"sync\": {\"type\": \"asynchronous\", \"owners\": \"servers\"}, or leave "
+      "the "
       "option out; a program unsets TESSERA_SERVERS before it makes an Engine that has no part in them");
 }
 

@@ -82,10 +82,11 @@ absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::str
       // A rank may have set `key`, and given up or ended behind that.
       if ((has_given_up || ended != processes->end()) && !store.has(key).value_or(false)) {
         if (!has_given_up)
-          return make_error(ExitCode::kPeerLost,
-                            "the process of rank " + std::to_string(ended->first) +
-                                " has ended. [T1082] hint: this rank waited for it; what that rank printed last, or its "
-                                "launcher, says why");
+          return make_error(
+              ExitCode::kPeerLost,
+              "the process of rank " + std::to_string(ended->first) +
+                  " has ended. [T1082] hint: this rank waited for it; what that rank printed last, or its "
+                  "launcher, says why");
         TESSERA_ASSIGN_OR_RETURN(const std::string who, store.get(kGivenUp, std::chrono::milliseconds(0)));
         return make_error(ExitCode::kPeerLost,
                           who + ". [T1068] hint: this rank waited for others; what that rank printed last says more");

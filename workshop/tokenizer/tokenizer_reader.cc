@@ -71,10 +71,10 @@ class TokenizerReader {
     if (!status.ok()) return make_error(ExitCode::kCorruptData, message_of(status));
     for (const char* key : {"truncation", "padding"})
       if (child_of(*root, key))
-        log_warning(
-            fmt::format("{}: \"{}\" is not applied: texts are neither cut nor padded here. [T1093] hint: set it to null, as "
-                        "training wants it",
-                        name_, key));
+        log_warning(fmt::format(
+            "{}: \"{}\" is not applied: texts are neither cut nor padded here. [T1093] hint: set it to null, as "
+            "training wants it",
+            name_, key));
     return std::move(result_);
   }
 

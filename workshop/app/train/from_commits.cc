@@ -38,9 +38,10 @@ struct CommittedRun {
 absl::StatusOr<CommittedRun> committed_run(const std::string& folder) {
   CommittedRun run{.ranks = CommitLog::ranks_in(folder)};
   const auto none = [&] {
-    return refused(ExitCode::kNoInput, folder +
-                                           " holds no commits. [T1087] hint: name the \"dir\" of the strategy's \"durable\", "
-                                           "with the files of all ranks");
+    return refused(ExitCode::kNoInput,
+                   folder +
+                       " holds no commits. [T1087] hint: name the \"dir\" of the strategy's \"durable\", "
+                       "with the files of all ranks");
   };
   if (run.ranks == 0) return none();
   TESSERA_ASSIGN_OR_RETURN(const auto log, CommitLog::open(folder, 0, kFromCommits));
@@ -53,9 +54,10 @@ absl::StatusOr<CommittedRun> committed_run(const std::string& folder) {
 absl::Status check_strategy_of(const FromCommitsCommand& command) {
   TESSERA_ASSIGN_OR_RETURN(const Strategy strategy, read_strategy(command.run.strategy));
   if (strategy.durable.every > 0) return absl::OkStatus();
-  return refused(ExitCode::kConfig, command.run.strategy +
-                                        " has no \"durable\", so its run made no commits. [T1088] hint: name the strategy with "
-                                        "which the run committed");
+  return refused(ExitCode::kConfig,
+                 command.run.strategy +
+                     " has no \"durable\", so its run made no commits. [T1088] hint: name the strategy with "
+                     "which the run committed");
 }
 
 TrainCommand as_converted(const FromCommitsCommand& command) {

@@ -259,10 +259,11 @@ void set_epoch_samples(const TrainCommand& command, const Mesh& mesh, const Toke
 int save_commit(const TrainCommand& command, TrainingCheckpoints& checkpoints, std::int64_t done,
                 const SamplerCursor& data) {
   if (done == 0)
-    throw Error(ExitCode::kNoInput,
-                command.commits +
-                    " holds no commit that all ranks have. [T1091] hint: name the \"dir\" of the strategy's \"durable\", "
-                    "with the files of all ranks");
+    throw Error(
+        ExitCode::kNoInput,
+        command.commits +
+            " holds no commit that all ranks have. [T1091] hint: name the \"dir\" of the strategy's \"durable\", "
+            "with the files of all ranks");
   checkpoints.after_step({.before = done, .step = done, .steps = done}, data, std::nullopt);
   return static_cast<int>(ExitCode::kOk);
 }

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kMostFileBytes = 64 << 10, kMostValues = 256;
+constexpr std::size_t kMostLinksBytes = 64 << 10, kMostLinksValues = 256;
 constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;
 
 OperationFit read_fit(MeasuredFields& links, std::string_view key) {
@@ -120,7 +120,7 @@ CallCost Links::all_gather_cost(int of_ranks, std::int64_t part_bytes) const {
 absl::StatusOr<Links> parse_links(const std::string& text, const std::string& name) {
   Diagnostics diagnostics(name, text);
   Links links;
-  if (const auto root = parse_measurements(text, diagnostics, kMostValues))
+  if (const auto root = parse_measurements(text, diagnostics, kMostLinksValues))
     links = read(MeasuredFields(*root, "", diagnostics));
   TESSERA_RETURN_IF_ERROR(status_of(diagnostics, "[T0629] hint: tessera doctor --links writes such files"));
   return links;
@@ -128,7 +128,7 @@ absl::StatusOr<Links> parse_links(const std::string& text, const std::string& na
 
 absl::StatusOr<Links> read_links(const std::filesystem::path& path) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                           read_input_file(path, "links file", kMostFileBytes, ExitCode::kCorruptData));
+                           read_input_file(path, "links file", kMostLinksBytes, ExitCode::kCorruptData));
   return parse_links(text, path.string());
 }
 

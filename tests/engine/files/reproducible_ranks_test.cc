@@ -78,7 +78,7 @@ TEST(ReproducibleOverGloo, ProcessesGiveTheBitsAndOptimizerStatesOfOneRank) {
     for (std::size_t begin = 0; begin < cases.size(); begin += kAtOnce) {
       const auto train_cases = [&](const Mesh& mesh) {
         for (std::size_t i = begin; i < std::min(begin + kAtOnce, cases.size()); ++i) {
-          const Run run{.all = world.all, .saves = folder / cases[i].what};
+          const RunOptions run{.all = world.all, .saves = folder / cases[i].what};
           const TrainedStates trained = train_microbatches(mesh, cases[i].strategy, run);
           require(!trained.states.empty(), cases[i].what + " saved nothing");
           expect_same_bits(trained, *cases[i].wanted, cases[i].what);
@@ -126,7 +126,7 @@ TEST(Reproducible, MicrobatchesOfUnequalWeightsGiveTheBitsOfOneRank) {
   MadeOnce<TrainedStates> alone;
   for (const auto& each : pairwise_where(exists, kFewWorlds, placements, kBothSyncs)) {
     const auto& [world, placed, sync] = each;
-    const Run run{.all = world.all, .weights = weights};
+    const RunOptions run{.all = world.all, .weights = weights};
     const Strategy one = reproducible(ShardingStrategy::kFullShard, DType::kF32, kRules[0], sync);
     const TrainedStates& wanted = alone(std::to_string(run.all), [&] {
       const TrainedStates weighted = train({}, one, run);
@@ -145,7 +145,7 @@ TEST(Reproducible, OverflowOfOneMicrobatchSkipsTheStepOnAnyNumberOfRanks) {
   MadeOnce<TrainedStates> alone;
   for (const auto& each : pairwise_where(exists, kFewWorlds, placements, kBothSyncs)) {
     const auto& [world, placed, sync] = each;
-    const Run run{.all = world.all, .overflows = 5};
+    const RunOptions run{.all = world.all, .overflows = 5};
     const Strategy one = reproducible(ShardingStrategy::kFullShard, DType::kF16, kRules[0], sync);
     const TrainedStates& wanted = alone(std::to_string(run.all), [&] { return train({}, one, run); });
     EXPECT_FALSE(wanted.steps[0].overflow);
@@ -163,7 +163,7 @@ struct Sent {
   TrainedStates trained;
 };
 
-Sent sent_by(ThreadRanks ranks, Strategy strategy, Run run) {
+Sent sent_by(ThreadRanks ranks, Strategy strategy, RunOptions run) {
   std::mutex mutex;
   std::vector<std::unique_ptr<CallsOfGroups>> counts;
   thread_local CallsOfGroups* own = nullptr;
@@ -249,7 +249,7 @@ TEST(ReproducibleTraffic, ADealAddsNoCollective) {
   Strategy never = even, dealt = even;
   never.deal = {.by = DealBy::kSpeed, .window = 1000};
   dealt.deal = {.by = DealBy::kSpeed, .window = 1};
-  const Run run{.all = 12, .slow_rank = 1};
+  const RunOptions run{.all = 12, .slow_rank = 1};
   const Sent by_speed = sent_by({.ranks = 2}, dealt, run), not_dealt = sent_by({.ranks = 2}, never, run);
   EXPECT_EQ(by_speed.calls, not_dealt.calls);
   EXPECT_EQ(numbers_of(by_speed.calls), numbers_of(sent_by({.ranks = 2}, even, run).calls));

@@ -23,7 +23,7 @@ namespace tessera::testing::reproducible_test {
 constexpr std::int64_t kSteps = 3, kBatch = 24, kLength = 5;
 
 /// The data of a run of Tiny, and what happens in it.
-struct Run {
+struct RunOptions {
   std::int64_t all = 8;                  ///< microbatches of a step, on all ranks
   TinyOptions model = {};                ///< the model that is trained
   std::vector<double> weights = {1.0};   ///< the weights of microbatches, which take them in turn
@@ -52,7 +52,7 @@ inline void expect_same_bits(const TrainedStates& a, const TrainedStates& b, con
 }
 
 /// Trains Tiny on this rank with the microbatches that the Engine names.
-inline TrainedStates train_microbatches(const Mesh& mesh, const Strategy& strategy, const Run& run) {
+inline TrainedStates train_microbatches(const Mesh& mesh, const Strategy& strategy, const RunOptions& run) {
   at::set_num_threads(1);
   Tiny model = make_tiny(run.model, /*deferred=*/true);
   Engine engine(model.ptr(), strategy, mesh);
@@ -83,7 +83,7 @@ inline TrainedStates train_microbatches(const Mesh& mesh, const Strategy& strate
 }
 
 /// Trains as train_microbatches does, on ranks that are threads. Checks that all ranks have the result of rank 0.
-inline TrainedStates train(const ThreadRanks& ranks, Strategy strategy, const Run& run) {
+inline TrainedStates train(const ThreadRanks& ranks, Strategy strategy, const RunOptions& run) {
   strategy.gradient_accumulation = run.all / ranks.ranks;
   std::vector<TrainedStates> each(static_cast<std::size_t>(ranks.ranks));
   run_ranks(ranks, [&](const Mesh& mesh) {
@@ -95,7 +95,7 @@ inline TrainedStates train(const ThreadRanks& ranks, Strategy strategy, const Ru
 }
 inline TrainedStates train(const ThreadRanks& ranks, const Strategy& strategy, const TinyOptions& model,
                            std::int64_t all) {
-  return train(ranks, strategy, Run{.all = all, .model = model});
+  return train(ranks, strategy, RunOptions{.all = all, .model = model});
 }
 
 /// An optimizer and the formats of its states.

@@ -62,7 +62,7 @@ TEST(Reproducible, AnyNumberOfRanksGivesTheBitsOfOne) {
       return train({}, reproducible(ShardingStrategy::kFullShard, dtype, rule, GradientSync::kEachMicrobatch),
                    {.all = world.all, .saves = saved(-runs)});
     });
-    Run run{.all = world.all};
+    RunOptions run{.all = world.all};
     const bool is_new = with_states.insert(rule.name + name_of(placed)).second;
     if (is_new || tests_are_long()) run.saves = saved(runs);
     const TrainedStates trained =

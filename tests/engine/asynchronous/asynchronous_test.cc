@@ -46,32 +46,6 @@ Strategy asynchronous(const Adjust& adjust = nullptr) {
   return strategy;
 }
 
-/// One kind of run whose bits the oracle can compute.
-struct Option {
-  const char* name;
-  Adjust adjust;
-  TinyOptions model = {};
-};
-const std::vector<Option>& options() {
-  static const std::vector<Option> list = {
-      {"adamw", nullptr},
-      {"sgd", sgd},
-      {"inverse", [](Strategy& s) { sgd(s), s.sync.asynchronous.scale = AgeScale::kInverse; }},
-      {"compensated", [](Strategy& s) { sgd(s), s.sync.asynchronous.delay_compensation.lambda = 2.0; }},
-      {"compensated and inverse",
-       [](Strategy& s) {
-         s.sync.asynchronous.scale = AgeScale::kInverse;
-         s.sync.asynchronous.delay_compensation.lambda = 0.5;
-       }},
-      {"two microbatches", [](Strategy& s) { s.gradient_accumulation = 2; }},
-      {"at most one step ahead", [](Strategy& s) { s.sync.asynchronous.max_staleness = 1; }},
-      {"in rank order", [](Strategy& s) { sgd(s), s.sync.asynchronous.max_staleness = 0; }},
-      {"a tied head, frozen and unused blocks",
-       nullptr,
-       {.tied_head = true, .frozen_first_block = true, .unused_block = true}}};
-  return list;
-}
-
 struct Ran {
   std::vector<std::vector<double>> losses;  ///< one for each rank and step
   std::vector<std::vector<StepResult>> steps;
@@ -79,15 +53,15 @@ struct Ran {
 };
 
 /// Trains `steps` steps on ranks that are threads.
-Ran run(const Strategy& strategy, std::size_t steps, TinyOptions model = {}) {
+Ran run(const Strategy& strategy, std::size_t steps, const OrderOption& option = {}) {
   Ran result;
   result.losses.resize(kRanks);
   result.steps.resize(kRanks);
   run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
-    Session session(mesh, strategy, model);
+    Session session(mesh, strategy, option.model);
     const auto rank = static_cast<std::size_t>(mesh.rank());
     for (std::size_t i = 0; i < steps; ++i) {
-      result.steps[rank].push_back(session.train(i));
+      result.steps[rank].push_back(make_step(session, option, i));
       result.losses[rank].push_back(result.steps[rank].back().loss);
     }
     barrier(mesh);
@@ -104,36 +78,32 @@ auto by_shard(const std::vector<OrderLine>& lines) {
   return shards;
 }
 
-void expect_bits_of_oracle(const Ran& got, const Strategy& strategy, const std::vector<OrderLine>& order,
-                           const TinyOptions& model, const std::string& what) {
-  OrderOracle oracle(strategy, kRanks, model);
-  oracle.play(order);
-  EXPECT_EQ(got.losses, oracle.losses()) << what;
-  EXPECT_TRUE(all_same_bits(got.values, oracle.values())) << what;
-}
-
 TEST(Asynchronous, RecordedRunEqualsPlainLibTorchThatPlaysItsOrder) {
   at::set_num_threads(1);
-  for (const Option& option : options()) {
+  for (const OrderOption& option : order_options()) {
     SCOPED_TRACE(option.name);
     const TestFolder folder;
     Strategy strategy = asynchronous(option.adjust);
     strategy.sync.asynchronous.record_order = folder / "order.jsonl";
-    const Ran got = run(strategy, 6, option.model);
-    expect_bits_of_oracle(got, strategy, read_lines(folder / "order.jsonl"), option.model, option.name);
+    const Ran got = run(strategy, 6, option);
+    OrderOracle oracle(strategy, kRanks, option);
+    oracle.play(read_lines(folder / "order.jsonl"));
+    EXPECT_EQ(got.losses, oracle.losses());
+    EXPECT_TRUE(all_same_bits(got.values, oracle.values()));
+    EXPECT_EQ(oracle.clipped() > 0, strategy.gradient_clipping > 0 || strategy.gradient_clip_value > 0);
   }
 }
 
 TEST(Asynchronous, PlayedOrderGivesTheRecordedRunsBitsAndOrder) {
-  for (const Option& option : options()) {
+  for (const OrderOption& option : order_options()) {
     SCOPED_TRACE(option.name);
     const TestFolder folder;
     Strategy strategy = asynchronous(option.adjust);
     strategy.sync.asynchronous.record_order = folder / "order.jsonl";
-    const Ran first = run(strategy, 5, option.model);
+    const Ran first = run(strategy, 5, option);
     strategy.sync.asynchronous.play_order = folder / "order.jsonl";
     strategy.sync.asynchronous.record_order = folder / "again.jsonl";
-    const Ran second = run(strategy, 5, option.model);
+    const Ran second = run(strategy, 5, option);
     EXPECT_EQ(first.losses, second.losses);
     EXPECT_TRUE(all_same_bits(first.values, second.values));
     EXPECT_EQ(by_shard(read_lines(folder / "order.jsonl")), by_shard(read_lines(folder / "again.jsonl")));
@@ -147,19 +117,20 @@ TEST(Asynchronous, RandomOrdersEqualPlainLibTorch) {
   const std::uint64_t seeds = tests_are_long() ? 200 : 40;
   std::uint64_t equal = 0;
   for (std::uint64_t seed = 0; seed < seeds; ++seed) {
-    const Option& option = options()[seed % 6];
+    const OrderOption& option = order_options()[seed % order_options().size()];
     SCOPED_TRACE(std::string(option.name) + ", seed " + std::to_string(seed));
     Strategy strategy = asynchronous(option.adjust);
-    if (seed < 6) {  // one record for each option: nothing else decides what a rank does
-      strategy.sync.asynchronous.record_order = folder / std::to_string(seed);
-      run(strategy, 4, option.model);
+    const std::string recorded = folder / option.name;
+    if (seed < order_options().size()) {  // one record for each option: nothing else decides what a rank does
+      strategy.sync.asynchronous.record_order = recorded;
+      run(strategy, 4, option);
       strategy.sync.asynchronous.record_order.clear();
     }
-    const auto order = shuffled(read_lines(folder / std::to_string(seed % 6)), kRanks, seed);
+    const auto order = shuffled(read_lines(recorded), kRanks, seed);
     write_lines(folder / "random.jsonl", kRanks, order);
     strategy.sync.asynchronous.play_order = folder / "random.jsonl";
-    const Ran got = run(strategy, 4, option.model);
-    OrderOracle oracle(strategy, kRanks, option.model);
+    const Ran got = run(strategy, 4, option);
+    OrderOracle oracle(strategy, kRanks, option);
     oracle.play(counted(order));  // counts versions anew, since the lines were shuffled
     const bool is_equal = all_same_bits(got.values, oracle.values());
     EXPECT_EQ(got.losses, oracle.losses());

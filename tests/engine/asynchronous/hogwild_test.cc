@@ -82,7 +82,6 @@ TEST(Hogwild, OneRankHasTheBitsOfPlainLibTorch) {
   at::set_num_threads(1);
   constexpr std::int64_t kSteps = 6;
   for (const auto& [name, strategy] : all_rules()) {
-    if (strategy.optimizer.type == OptimizerType::kAdagrad) continue;  // the oracle has no such rule
     SCOPED_TRACE(name);
     std::vector<OrderLine> order;
     Tiny model = make_tiny({}, false);

@@ -30,6 +30,7 @@
 #include "engine/step/agree/update_options.h"
 #include "runtime/border/throw.h"
 #include "tessera/collectives.h"
+#include "tests/engine/asynchronous/order_oracle.h"
 #include "tests/engine/on_hosts.h"
 #include "tests/support/free_port.h"
 #include "tests/support/session.h"
@@ -106,15 +107,15 @@ struct Ran {
   Values values;  ///< the values after all ranks have pushed
 };
 
-inline Ran run(const Strategy& strategy, std::size_t steps, int ranks = kRanks) {
+inline Ran run(const Strategy& strategy, std::size_t steps, int ranks = kRanks, const OrderOption& option = {}) {
   Ran result;
   result.losses.resize(static_cast<std::size_t>(ranks));
   std::vector<std::int64_t> oldest(static_cast<std::size_t>(ranks));
   run_ranks({.ranks = ranks}, [&](const Mesh& mesh) {
-    Session session(mesh, strategy);
+    Session session(mesh, strategy, option.model);
     const auto rank = static_cast<std::size_t>(mesh.rank());
     for (std::size_t i = 0; i < steps; ++i) {
-      const StepResult step = session.train(i);
+      const StepResult step = make_step(session, option, i);
       result.losses[rank].push_back(step.loss);
       oldest[rank] = std::max(oldest[rank], step.staleness_max);
     }

@@ -33,6 +33,7 @@
 #include "tests/engine/asynchronous/order_oracle.h"
 #include "tests/engine/asynchronous/served_runs.h"
 #include "tests/engine/on_hosts.h"
+#include "tests/support/limits/long_tests.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
 
@@ -42,31 +43,23 @@ namespace servers_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const Adjust kOptions[] = {nullptr, [](Strategy& s) { sgd(s), s.sync.asynchronous.scale = AgeScale::kInverse; },
-                           [](Strategy& s) {
-                             s.sync.asynchronous.scale = AgeScale::kInverse;
-                             s.sync.asynchronous.delay_compensation.lambda = 0.5;
-                           },
-                           [](Strategy& s) { s.gradient_accumulation = 2, s.sync.asynchronous.max_staleness = 1; },
-                           [](Strategy& s) { sgd(s), s.sync.asynchronous.max_staleness = 0; }};
-
 TEST(Servers, RecordedAndPlayedRunsEqualPlainLibTorchThatPlaysTheirOrder) {
   at::set_num_threads(1);
   const Servers servers;
-  for (std::size_t option = 0; option < std::size(kOptions); ++option) {
-    SCOPED_TRACE(option);
+  for (const OrderOption& option : order_options()) {
+    SCOPED_TRACE(option.name);
     const TestFolder folder;
-    Strategy strategy = served(kOptions[option]);
+    Strategy strategy = served(option.adjust);
     strategy.sync.asynchronous.record_order = folder / "order.jsonl";
-    const Ran got = run(strategy, 5);
-    OrderOracle oracle(strategy, kRanks, {}, kServers);
+    const Ran got = run(strategy, 4, kRanks, option);
+    OrderOracle oracle(strategy, kRanks, option, kServers);
     oracle.play(read_lines(folder / "order.jsonl"));
     EXPECT_EQ(got.losses, oracle.losses());
     EXPECT_TRUE(all_same_bits(got.values, oracle.values()));
 
     strategy.sync.asynchronous.play_order = folder / "order.jsonl";
     strategy.sync.asynchronous.record_order = folder / "again.jsonl";
-    const Ran again = run(strategy, 5);
+    const Ran again = run(strategy, 4, kRanks, option);
     EXPECT_EQ(got.losses, again.losses);
     EXPECT_TRUE(all_same_bits(got.values, again.values));
   }
@@ -77,21 +70,25 @@ TEST(Servers, RandomOrdersEqualPlainLibTorch) {
   const Servers servers;
   const TestFolder folder;
   std::int64_t oldest = 0;
-  for (std::uint64_t seed = 0; seed < 9; ++seed) {
-    SCOPED_TRACE(seed);
-    const std::size_t option = seed % 3;
-    Strategy strategy = served(kOptions[option]);
-    const std::string recorded = folder / std::to_string(option);
-    if (seed == option) {
-      strategy.sync.asynchronous.record_order = recorded;
-      run(strategy, 4);
+  std::vector<std::string> recorded(order_options().size());  // [option]: its record, made when it is first used
+  const std::uint64_t seeds = tests_are_long() ? 200 : 15;
+  for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+    // In the short test, too, the seeds reach from the first options to the last ones.
+    const std::size_t number = (seed * 7) % order_options().size();
+    const OrderOption& option = order_options()[number];
+    SCOPED_TRACE(std::string(option.name) + ", seed " + std::to_string(seed));
+    Strategy strategy = served(option.adjust);
+    if (recorded[number].empty()) {
+      recorded[number] = folder / std::to_string(number);
+      strategy.sync.asynchronous.record_order = recorded[number];
+      run(strategy, 4, kRanks, option);
       strategy.sync.asynchronous.record_order.clear();
     }
-    const auto order = shuffled(read_lines(recorded), kRanks, seed);
+    const auto order = shuffled(read_lines(recorded[number]), kRanks, seed);
     write_lines(folder / "random.jsonl", kRanks, order);
     strategy.sync.asynchronous.play_order = folder / "random.jsonl";
-    const Ran got = run(strategy, 4);
-    OrderOracle oracle(strategy, kRanks, {}, kServers);
+    const Ran got = run(strategy, 4, kRanks, option);
+    OrderOracle oracle(strategy, kRanks, option, kServers);
     oracle.play(counted(order));
     EXPECT_EQ(got.losses, oracle.losses());
     EXPECT_TRUE(all_same_bits(got.values, oracle.values()));

@@ -28,6 +28,7 @@
 #include "engine/asynchronous/servers/server_link.h"
 #include "engine/step/agree/learning_rates.h"
 #include "engine/step/agree/update_options.h"
+#include "offload/files/fault_plan.h"
 #include "runtime/border/throw.h"
 #include "tessera/collectives.h"
 #include "tests/engine/asynchronous/order_oracle.h"
@@ -194,7 +195,8 @@ class RawWorker {
 /// that all processes can be forked before the test has threads.
 class ServerProcess {
  public:
-  ServerProcess(const std::string& address, const KeepOptions& keep) {
+  /// `faults`: rules for the files of the server.
+  ServerProcess(const std::string& address, const KeepOptions& keep, const std::vector<FaultRule>& faults = {}) {
     require(::pipe(starts_.data()) == 0, "a pipe");
     pid_ = ::fork();
     if (pid_ != 0) return;
@@ -203,6 +205,8 @@ class ServerProcess {
     ::close(starts_[1]);
     if (::read(starts_[0], &word, 1) != 1) ::_exit(0);
     setenv("TESSERA_SERVERS_SECRET", kSecret, 1);
+    std::optional<ScopedFaults> plan;
+    if (!faults.empty()) plan.emplace(faults);
     const auto server = ParameterServer::start(address, kSecret, keep);
     if (!server.ok()) ::_exit(1);
     for (;;) ::pause();
@@ -215,6 +219,12 @@ class ServerProcess {
   ServerProcess& operator=(const ServerProcess&) = delete;
 
   void start() const { require(::write(starts_[1], "s", 1) == 1, "a server that waits"); }
+  void signal(int number) const { ::kill(pid_, number); }
+  /// Returns whether the process has ended by itself, or was killed.
+  bool has_ended() {
+    if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = 0;
+    return pid_ == 0;
+  }
   void kill() {
     if (pid_ <= 0) return;
     ::kill(pid_, SIGKILL);

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -23,6 +24,7 @@
 #include "runtime/comm/mesh_groups.h"
 #include "tessera/checkpoint.h"
 #include "tessera/collectives.h"
+#include "tessera/error.h"
 #include "tests/engine/asynchronous/counted_shard.h"
 #include "tests/engine/asynchronous/order_oracle.h"
 #include "tests/engine/asynchronous/served_runs.h"
@@ -288,6 +290,107 @@ TEST(Servers, KilledRankOnAnotherHostStopsNobody) {
     EXPECT_EQ(ranks.wait(2).signal, SIGKILL);
     expect_ok(ranks, 0, 2);
   }
+}
+
+// A replica is made of the two ranks of a host, or of ranks of two hosts that Gloo joins.
+TEST(Servers, KilledRankEndsItsReplicaAndOtherReplicasTrainOn) {
+  for (const int hosts : {2, 4}) {
+    SCOPED_TRACE(hosts);
+    const NamedServer named;
+    const int port = free_port();
+    ForkedRanks ranks(4, [&](int rank, KeyValueStore& store) -> absl::Status {
+      join_as(rank, 4, port, hosts);
+      at::set_num_threads(1);
+      const Strategy strategy = in_replicas(2, sgd);
+      const Mesh mesh = init(strategy);
+      try {
+        Session session(mesh, strategy);
+        for (std::size_t i = 0; i < 20; ++i) {
+          if (rank == 3 && i == 5) ::raise(SIGKILL);
+          session.train(i);
+        }
+        require(session.engine.steps_applied() == 20, "all steps are those of this replica");
+      } catch (const Error& error) {
+        return make_error(error.exit_code(), error.message());
+      } catch (const std::exception& error) {  // an operator throws its own error where a pull failed
+        const absl::Status told = groups_of(mesh).status();
+        return told.ok() ? make_error(ExitCode::kInternal, error.what()) : told;
+      }
+      // Rank 0 serves the store of the job, so it ends last.
+      if (rank == 1) return store.set("rank 1 has ended", "");
+      return told(store, "rank 1 has ended").status();
+    });
+    const auto server = value_or_throw(ParameterServer::start(named.address, kSecret));  // ranks wait for this server
+    EXPECT_EQ(ranks.wait(3).signal, SIGKILL);
+    const RankEnd neighbour = ranks.wait(2);
+    EXPECT_EQ(neighbour.signal, 0);
+    EXPECT_EQ(neighbour.exit_code, ExitCode::kPeerLost) << neighbour.message;
+    expect_ok(ranks, 0, 2);
+  }
+}
+
+TEST(Servers, StoppedRankHoldsNobodyUp) {
+  const NamedServer named;
+  const int port = free_port();
+  ForkedRanks ranks(kRanks, [&](int rank, KeyValueStore& store) -> absl::Status {
+    join_as(rank, kRanks, port);
+    at::set_num_threads(1);
+    const Strategy strategy = served(sgd);
+    const Mesh mesh = init(strategy);
+    Session session(mesh, strategy);
+    for (std::size_t i = 0; i < 20; ++i) {
+      if (rank == 2 && i == 5) ::raise(SIGSTOP);
+      session.train(i);
+    }
+    TESSERA_RETURN_IF_ERROR(store.set("done " + std::to_string(rank), ""));
+    barrier(mesh);
+    return absl::OkStatus();
+  });
+  const auto server = value_or_throw(ParameterServer::start(named.address, kSecret));
+  EXPECT_TRUE(told(ranks.store(), "done 0").ok());
+  EXPECT_TRUE(told(ranks.store(), "done 1").ok());
+  EXPECT_FALSE(value_or_throw(ranks.store().has("done 2")));
+  ranks.signal(2, SIGCONT);
+  expect_ok(ranks, 0, kRanks);
+}
+
+TEST(Servers, RankWaitsForAStoppedServerAndKeepsItsBits) {
+  const TestFolder folder;
+  const NamedServer named;
+  const int port = free_port();
+  ServerProcess server(named.address, {folder.path(), /*lose=*/0});
+  server.start();
+  ForkedRanks processes(1, [&](int rank, KeyValueStore& store) -> absl::Status {
+    join_as(rank, 1, port);
+    at::set_num_threads(1);
+    const Strategy strategy = served();
+    const Mesh mesh = init(strategy);
+    std::size_t steps = 0;
+    Values got;
+    {
+      Session session(mesh, strategy);
+      for (bool is_over = false; !is_over;) {
+        session.train(steps++);
+        TESSERA_RETURN_IF_ERROR(store.set("steps", std::to_string(steps)));
+        TESSERA_ASSIGN_OR_RETURN(is_over, store.has("goes on"));
+      }
+      for (int i = 0; i < 3; ++i) session.train(steps++);
+      got = session.values();
+    }
+    require(all_same_bits(got, trained(mesh, strategy, steps)),
+            "the bits of a run with a server that never stood still");
+    return absl::OkStatus();
+  });
+  const auto steps = [&] { return value_or_throw(told(processes.store(), "steps")); };
+  steps();
+  server.signal(SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const std::string before = steps();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(steps(), before) << "the rank waits";
+  EXPECT_TRUE(processes.store().set("goes on", "").ok());
+  server.signal(SIGCONT);
+  expect_ok(processes, 0, 1);
 }
 
 TEST(Servers, LostServerIsNamedByRanks) {

@@ -238,6 +238,71 @@ TEST_F(Train, BackupsOfNoneGiveTheBitsOfTheSynchronousRun) {
   EXPECT_EQ(losses("backups"), losses("all"));
 }
 
+TEST_F(Train, HogwildOfOneRankGivesTheLossesOfPlainTraining) {
+  write_file(path("plain.json"), whole_gradients(""));
+  write_file(path("wild.json"), whole_gradients(R"(, "sync": {"type": "hogwild"})"));
+  run(launch(1) + train(path("plain.json"), "plain"));
+  run(launch(1) + train(path("wild.json"), "wild"));
+  EXPECT_EQ(losses("plain").size(), 3u);
+  EXPECT_EQ(losses("wild"), losses("plain"));
+  run(launch(2) + train(path("wild.json"), "two", {"--steps", "20"}));
+  EXPECT_EQ(steps("two").size(), 20u);
+  EXPECT_LT(steps("two").back().at("loss").get<double>(), steps("two").front().at("loss").get<double>());
+}
+
+/// Returns the ages of rank 0's pushes [step, from 1], as a recorded order tells them.
+std::map<std::int64_t, std::vector<std::int64_t>> ages_in(const std::string& order) {
+  std::map<std::int64_t, std::vector<std::int64_t>> ages;
+  std::map<std::string, std::int64_t> pulled;
+  for (const json& line : read_lines(order)) {
+    if (line.value("rank", -1) != 0) continue;  // the first line has no rank
+    const auto version = line.at("version").get<std::int64_t>();
+    std::int64_t& before = pulled[line.at("unit").dump() + line.at("group").dump() + line.at("shard").dump()];
+    line.at("op") == "push" ? ages[line.at("step").get<std::int64_t>()].push_back(version - before)
+                            : void(before = version);
+  }
+  return ages;
+}
+
+TEST_F(Train, PlayedOrderGivesTheLossesOfTheRecordedRunAndMetricsHaveItsAges) {
+  const auto with_order = [&](const std::string& key) {
+    return whole_gradients(
+        R"(, "sync": {"type": "asynchronous", "delay_compensation": {"lambda": 0.5, "adaptive": true}, ")" + key +
+        R"(": ")" + path("order.jsonl") + R"("})");
+  };
+  write_file(path("record.json"), with_order("record_order"));
+  write_file(path("play.json"), with_order("play_order"));
+  const Words more = {"--steps", "6", "--histogram-every", "3"};
+  run(launch(2) + train(path("record.json"), "recorded", more));
+  run(launch(2) + train(path("play.json"), "played", more));
+  EXPECT_EQ(losses("recorded").size(), 6u);
+  EXPECT_EQ(losses("played"), losses("recorded"));
+
+  const auto ages = ages_in(path("order.jsonl"));
+  std::map<std::int64_t, std::size_t> pushes;  // until the end of a step
+  for (const std::string name : {"recorded", "played"}) {
+    std::size_t so_far = 0;
+    for (const json& step : steps(name)) {
+      const std::vector<std::int64_t>& own = ages.at(step.at("step").get<std::int64_t>());
+      double sum = 0;
+      for (const std::int64_t age : own) sum += static_cast<double>(age);
+      EXPECT_DOUBLE_EQ(step.at("staleness_mean").get<double>(), sum / static_cast<double>(own.size())) << step;
+      EXPECT_EQ(step.at("staleness_max").get<std::int64_t>(), *std::max_element(own.begin(), own.end())) << step;
+      pushes[step.at("step").get<std::int64_t>()] = so_far += own.size();
+    }
+    std::vector<std::int64_t> told;
+    for (const json& line : read_lines(path(name))) {
+      if (line.value("event", "") != "staleness") continue;
+      told.push_back(line.at("after_step").get<std::int64_t>());
+      std::size_t all = 0;
+      for (const char* bucket : {"0", "1", "2", "3", "4", "5", "6", "7", "8-15", "16-31", "32-63", "64+"})
+        all += line.at(bucket).get<std::size_t>();
+      EXPECT_EQ(all, pushes.at(told.back())) << line;
+    }
+    EXPECT_EQ(told, (std::vector<std::int64_t>{3, 6}));
+  }
+}
+
 TEST_F(Train, ParameterServersGiveTheBitsOfShardsThatRanksOwnOnOneHostAndOnTwo) {
   const auto in_rounds = [](const std::string& owners) {
     return whole_gradients(R"(, "sync": {"type": "asynchronous", "max_staleness": 0, "owners": ")" + owners + R"("})");
@@ -254,6 +319,15 @@ TEST_F(Train, ParameterServersGiveTheBitsOfShardsThatRanksOwnOnOneHostAndOnTwo) 
   const Ended idle = run_program(launch(1, {"--servers", "1"}) + train(path("ranks.json"), "idle"), path("run"));
   EXPECT_EQ(idle.code, 78) << idle.err;
   EXPECT_THAT(idle.err, HasSubstr("has no shards for them"));
+}
+
+TEST_F(Train, ReplicasOfTwoRanksHaveTheBitsOfOneHostOnTwoHosts) {
+  write_file(path("replicas.json"), whole_gradients(R"(, "sync": {"type": "asynchronous", "max_staleness": 0,
+                                                       "owners": "servers", "replica_ranks": 2})"));
+  run(launch(4, {"--servers", "2"}) + train(path("replicas.json"), "here"));
+  run(launch(4, {"--servers", "2", "--pretend-hosts", "2"}) + train(path("replicas.json"), "apart"));
+  EXPECT_EQ(losses("here").size(), 3u);
+  EXPECT_EQ(losses("apart"), losses("here"));
 }
 
 TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {

@@ -1,5 +1,5 @@
-"""Tests that a Python program's own rules, TokenBatches and workers that come and go do the same as those of a C++
-program."""
+"""Tests that a Python program's own rules, TokenBatches, ranks that do not wait for each other, and workers that come and
+go do the same as those of a C++ program."""
 
 import collections
 import json
@@ -30,6 +30,14 @@ class TokensTest(unittest.TestCase):
             code, output = run_forked_files(["tessera"], (1, "tokens_ranks.py", folder), (2, "tokens_ranks.py", folder))
             self.assertEqual(code, 0, output)
             self.assertEqual(output.count("batches like those of C++"), 3, output)
+
+
+class AsynchronousTest(unittest.TestCase):
+    def test_orders_backups_and_hogwild_train_like_plain_pytorch_on_one_rank_and_two(self):
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+            code, output = run_forked_files(["tessera"], (1, "asynchronous_ranks.py", one), (2, "asynchronous_ranks.py", two))
+            self.assertEqual(code, 0, output)
+            self.assertEqual(output.count("trained by orders, backups and hogwild like plain PyTorch"), 3, output)
 
 
 class WorkersTest(unittest.TestCase):

@@ -259,15 +259,15 @@ TEST_F(Prediction, ModesAreShownBesideTheChoiceForRanksThatDiffer) {
   write_file(path("like.json"), R"({"units": {"classes": ["Block"]}})");
   const Words slow = {"--like", path("like.json"), "--straggler", "3=4", "--stall", "0.1=0.01"};
   const Ended table = run(world("plan", "auto", "4", slow + Words{"--write", path("chosen.json")}, "1"));
-  for (const char* mode : {"synchronous", "backups, count 1", "asynchronous, max_staleness 4", "local_sgd, every 8",
+  for (const char* mode : {"synchronous", "backups, count 1", "asynchronous, max_staleness 4", "hogwild", "local_sgd, every 8",
                            "diloco, every 8", "streaming_diloco, every 8"})
     EXPECT_THAT(table.out, ContainsRegex(std::string(mode) + " +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.]+ "));
   EXPECT_THAT(table.out, AllOf(HasSubstr("docs/guide/strategies.md"), Not(HasSubstr("not possible"))));
   EXPECT_EQ(file("chosen.json").at("sync").at("type"), "each_step");
 
   const json modes = json::parse(run(world("plan", "auto", "4", slow + Words{"--json"}, "1")).out).at(0).at("modes");
-  ASSERT_EQ(modes.size(), 6u);
-  for (const std::size_t i : {0u, 2u, 5u}) {  // with each way to simulate a run
+  ASSERT_EQ(modes.size(), 7u);
+  for (const std::size_t i : {0u, 2u, 3u, 6u}) {  // with each way to simulate a run
     write_file(path("mode.json"), modes[i].at("strategy").dump());
     const std::string seconds = app::number_text(modes[i].at("seconds").get<double>(), ": %.4f s a step");
     const Words alike = {"--straggler", "3=4", "--stall", "0.1=0.01", "--steps", "100"};

@@ -64,6 +64,7 @@ std::vector<TriedMode> modes_for(const Strategy& like, Strategy best, const Topo
     bounded.asynchronous.owners = ShardOwners::kServers;
     add_common(bound + ", owners servers", bounded);
   }
+  add_common("hogwild", {.type = SyncType::kHogwild});
   const SyncConfig given = like.sync.makes_outer_steps() ? like.sync : SyncConfig{.every = kEvery};
   SyncConfig local{.type = SyncType::kLocalSgd, .every = given.every};
   SyncConfig diloco{.type = SyncType::kDiloco, .every = given.every, .outer = given.outer};

@@ -49,7 +49,7 @@ void Engine::State::set_up(bool continues) {
   const Strategy& strategy = job.strategy;
   show_spans_to_profilers();
   job.join();
-  training.axes = training.sync.axes(job.mesh, job.axes);
+  training.axes = training.sync.axes(job.mesh, job.axes, job.accelerator.device.is_queued);
   if (strategy.checkpoint.async) saving.group = value_or_throw(groups_of(job.mesh).world("checkpoint"));
   training.make_plan(continues);
   if (strategy.durable.every > 0) {

@@ -100,6 +100,9 @@ struct FlatGroup : GroupShape {
   struct State {
     std::byte* data = nullptr;
     float* scales = nullptr;  ///< null unless the state has 8 bits
+    /// Whether it is memory of the host whatever trains, since ranks have common parameters
+    /// (SyncConfig::has_common_parameters). Otherwise it is memory of `device`.
+    bool is_on_host = false;
   };
   std::array<State, kMostStates> state{};  ///< one entry for each of Optimizer::states
   RecordLayout records;                    ///< how offloaded masters and states are cut into records

@@ -7,7 +7,6 @@
 namespace tessera {
 
 void AsynchronousStep::run(const LocalStep& local, StepResult& result) {
-  is_last_backward_ = false;
   if (const auto steps = common_.steps_of_all()) {
     if (!begun_) begun_ = applied_;
     applied_ = *begun_ + *steps;
@@ -15,6 +14,7 @@ void AsynchronousStep::run(const LocalStep& local, StepResult& result) {
   LocalStep told = told_of(local);
   note_used();
   common_.sum_over_replica(told, own_used_);
+  if (common_.ranks_of_replica() > 1) forget_norm();
   const AgreedStep& own = decide_alone(told);
   tell(own, common_.ranks_of_replica(), result);
   if (result.overflow) {

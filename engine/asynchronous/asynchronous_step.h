@@ -20,11 +20,12 @@ class AsynchronousStep final : public LoneStep {
   AsynchronousStep(const StepContext& context, GradientNorm& norm, PushedParameters& common)
       : LoneStep(context, norm, common), common_(common) {}
 
-  void expect_update(std::span<const int>) override {
-    is_last_backward_ = true;
+  void expect_update(std::span<const int> order) override {
+    LoneStep::expect_update(order);
     common_.begin_last_backward();
   }
   void reduced(const Unit& unit) override {
+    LoneStep::reduced(unit);
     if (is_last_backward_) common_.reduced(unit);
   }
   void run(const LocalStep& local, StepResult& result) override;
@@ -32,7 +33,6 @@ class AsynchronousStep final : public LoneStep {
 
  private:
   PushedParameters& common_;
-  bool is_last_backward_ = false;      ///< whether the present backward is the last one of its step
   AgeHistogram ages_;                  ///< ages in all steps so far
   std::optional<std::int64_t> begun_;  ///< steps made before this run; no value unless steps of all workers are counted
 };

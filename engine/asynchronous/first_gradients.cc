@@ -49,12 +49,13 @@ struct alignas(128) FirstGradients::Entry {
 };
 
 FirstGradients::FirstGradients(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
-                               PeerBoard& board)
+                               PeerBoard& board, HostCopies& copies)
     : CommonParameters(board),
-      shards_(units, plan, board),
+      shards_(units, plan, board, copies),
+      copies_(copies),
       backups_(plan.update().outer.backups),
       needed_(board.size() - backups_),
-      gradient_bytes_(plan.use()[MemoryCategory::kGradients]),
+      gradient_bytes_(copies.gradient_bytes()),
       totals_(norm_totals(units, static_cast<std::size_t>(board.size()))) {
   const auto ranks = static_cast<std::size_t>(board.size());
   parts_.resize(ranks);
@@ -161,7 +162,7 @@ bool FirstGradients::sum_parts(int owner) {
   bool finite = true;
   double* to = sums_of(owner);
   for (Part& part : parts_[static_cast<std::size_t>(owner)]) {
-    float* const own = part.group->gradient + (part.extent.offset - part.group->gradient_part.offset);
+    float* const own = copies_.gradient(*part.group) + (part.extent.offset - part.group->gradient_part.offset);
     sources_.clear();
     for (const int q : members_)
       sources_.push_back(reinterpret_cast<const std::byte*>(own) + (q - board_.rank()) * gradient_bytes_);

@@ -44,9 +44,10 @@ namespace tessera {
 /// not come within comm.timeout_s; 64 if ranks were given different learning rates or options.
 class FirstGradients final : public CommonParameters {
  public:
-  /// Makes the shards. FlatGroup::gradient of all groups is in memory that all ranks of `board` map. The gradients of
-  /// the ranks lie there one after another. Keeps references to the first three arguments. It is collective.
-  FirstGradients(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
+  /// Makes the shards. The gradients in `copies` are in memory that all ranks of `board` map. The gradients of the
+  /// ranks lie there one after another. Keeps references to the arguments. It is collective.
+  FirstGradients(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
+                 HostCopies& copies);
 
   std::int64_t memory_bytes() const override { return shards_.memory_bytes(); }
   void adopt() override;
@@ -120,6 +121,7 @@ class FirstGradients final : public CommonParameters {
   void wait_for(const Arrived& arrived, std::int64_t spare = 0);
 
   OwnedShards shards_;
+  const HostCopies& copies_;
   const std::int64_t backups_, needed_;
   const std::int64_t gradient_bytes_;  ///< distance in bytes from a rank's gradients to those of the next rank
   NormTotals totals_;

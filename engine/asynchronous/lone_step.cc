@@ -4,17 +4,29 @@
 
 #include <utility>
 
+#include "engine/asynchronous/pulled_parameters.h"
 #include "engine/step/agreed_numbers.h"
 #include "optim/arithmetic/clip.h"
 #include "optim/arithmetic/weighted_mean.h"
 #include "optim/lr_schedule.h"
 
 namespace tessera {
+namespace {
+
+/// Returns the copies of a GPU's values and gradients; null on the CPU.
+HostCopies* copies_of(CommonParameters& common) {
+  PulledParameters* const pulled = common.pulled();
+  return pulled && pulled->copies().are_apart() ? &pulled->copies() : nullptr;
+}
+
+}  // namespace
 
 LoneStep::LoneStep(const StepContext& context, GradientNorm& norm, CommonParameters& common)
     : strategy_(context.strategy),
       units_(context.units),
       common_(common),
+      copies_(copies_of(common)),
+      norm_(norm),
       reducer_(context.reducer),
       microbatches_(static_cast<double>(strategy_.gradient_accumulation)),
       agreement_(context, norm),
@@ -24,6 +36,15 @@ LoneStep::LoneStep(const StepContext& context, GradientNorm& norm, CommonParamet
   std::size_t parameters = 0;
   for_each_trainable(units_, [&](const FlatGroup& group) { parameters += group.parameters.size(); });
   own_used_.resize(parameters);
+}
+
+void LoneStep::expect_update(std::span<const int>) {
+  is_last_backward_ = true;
+  if (copies_) copies_->forget_gradients();
+}
+
+void LoneStep::reduced(const Unit& unit) {
+  if (copies_ && is_last_backward_) copies_->fetch(unit);
 }
 
 void LoneStep::note_used() {
@@ -59,6 +80,8 @@ double LoneStep::lr(std::optional<std::size_t> group) const {
 }
 
 LocalStep LoneStep::told_of(const LocalStep& local) {
+  is_last_backward_ = false;
+  if (copies_) copies_->await_gradients();
   LocalStep told = local;
   told.loss = std::exchange(loss_, 0.0);
   told.rates = rates_.all();
@@ -66,7 +89,15 @@ LocalStep LoneStep::told_of(const LocalStep& local) {
   return told;
 }
 
-const AgreedStep& LoneStep::decide_alone(const LocalStep& told) { return agreement_.agree(told, {}); }
+const AgreedStep& LoneStep::decide_alone(const LocalStep& told) {
+  if (copies_) {  // reductions of a GPU show their sums to nobody
+    for_each_trainable(units_, [&](const FlatGroup& group) {
+      norm_.begin(group);
+      norm_.visit(group, {copies_->gradient(group), static_cast<std::size_t>(group.gradient_part.numel)});
+    });
+  }
+  return agreement_.agree(told, {});
+}
 
 void LoneStep::tell(const AgreedStep& agreed, std::int64_t ranks, StepResult& result) const {
   tell_agreed(agreed, microbatches_ * static_cast<double>(ranks), result);

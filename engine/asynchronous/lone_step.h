@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/asynchronous/common_parameters.h"
+#include "engine/asynchronous/host_copies.h"
 #include "engine/step/agree/gradient_norm.h"
 #include "engine/step/agree/learning_rates.h"
 #include "engine/step/agree/step_agreement.h"
@@ -24,7 +25,8 @@ class LoneStep : public Step {
  public:
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;
   void add_loss(const at::Tensor& loss, double weight, std::int64_t round) override;
-  void expect_update(std::span<const int>) override {}
+  void expect_update(std::span<const int> order) override;
+  void reduced(const Unit& unit) override;
   void update(Unit& unit, const UnitAgreement& agreed) override;
   void set_lr(double lr, std::optional<std::size_t> group) override { rates_.set(lr, group); }
   double lr(std::optional<std::size_t> group) const override;
@@ -41,11 +43,15 @@ class LoneStep : public Step {
   double communication_seconds() const override { return common_.communication_seconds(); }
 
  protected:
-  /// `context.axes`: the axes of a mesh of this rank alone. `norm` sees the gradients that `context.reducer` makes.
+  /// `context.axes`: the axes of a mesh of this rank alone. On the CPU, `norm` sees the gradients that
+  /// `context.reducer` makes.
   LoneStep(const StepContext& context, GradientNorm& norm, CommonParameters& common);
 
-  /// Returns `local` with the loss so far and the numbers of the rule. The loss so far is set back to 0.
+  /// Begins the step: returns `local` with the loss so far and the numbers of the rule. The loss so far is set back
+  /// to 0. It waits until a GPU's gradients are on the host.
   LocalStep told_of(const LocalStep& local);
+  /// Says that gradients have other values than `norm` has seen.
+  void forget_norm() { norm_.reset(); }
   /// Returns the numbers by which this rank alone would decide. It reads all gradients.
   const AgreedStep& decide_alone(const LocalStep& told);
   /// Writes into `result` the loss, the norm, the learning rate, and whether the gradients are finite. `ranks`: the
@@ -64,9 +70,12 @@ class LoneStep : public Step {
   std::int64_t samples_ = 0;                 ///< samples_seen
   const std::vector<char>* used_ = nullptr;  ///< known_used
   std::vector<char> own_used_;               ///< [trainable parameter]: whether it has a gradient of this rank
+  bool is_last_backward_ = false;            ///< whether the present backward is the last one of its step
 
  private:
   CommonParameters& common_;
+  HostCopies* const copies_;  ///< null on the CPU, where gradients lie where backward writes them
+  GradientNorm& norm_;
   const Reducer& reducer_;
   const double microbatches_;  ///< microbatches of a step on one rank
   StepAgreement agreement_;    ///< adds up the norm, for this rank alone

@@ -118,9 +118,10 @@ void make_mutex(pthread_mutex_t& mutex) {
 
 }  // namespace
 
-OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board)
-    : PulledParameters(units, board, plan.update().outer.asynchronous), update_(config_) {
-  memory_ = Arena::part_of_common("shards", plan.use()[MemoryCategory::kOptimizer], board.group());
+OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
+                         HostCopies& copies)
+    : PulledParameters(units, board, plan.update().outer.asynchronous, copies), update_(config_) {
+  memory_ = Arena::part_of_common("shards", plan.passes().outer.shard_bytes, board.group());
   const auto owners = static_cast<std::size_t>(board.size());
   std::size_t parameters = 0;
   for_each_trainable(units, [&](FlatGroup& flat) {
@@ -165,6 +166,7 @@ void OwnedShards::place(FlatGroup& flat, const MemoryPlan& plan) {
     view.optimizer_part = owned(placement.optimizer, placement.mesh.of(owner), flat.layout.numel());
     view.parameter_part = view.optimizer_part;
     view.shard = values + there;
+    view.gradient = copies_.gradient(flat);
     for (std::size_t i = 0; i < formats.size(); ++i) view.state[i].data += there;
     groups_.back().views.push_back(std::move(view));
     if (is_adaptive)
@@ -193,12 +195,15 @@ std::string OwnedShards::what(const Group& group, int owner, const char* operati
 void OwnedShards::adopt() {
   for (Group& group : groups_) {
     const Extent part = group.flat->optimizer_part;
+    copies_.bring(*group.flat, part);
     std::memcpy(group.views[static_cast<std::size_t>(board_.rank())].shard,
-                group.flat->full + part.offset * group.flat->element_bytes(), static_cast<std::size_t>(part.numel) * 4);
+                copies_.values(*group.flat) + part.offset * 4, static_cast<std::size_t>(part.numel) * 4);
   }
   board_.meet("asynchronous values");
   for (Group& group : groups_) {
+    copies_.open(*group.flat);
     for (int owner = 0; owner < board_.size(); ++owner) copy_shard(group, owner);
+    copies_.send(*group.flat);
   }
   board_.meet("asynchronous values");
 }
@@ -207,9 +212,7 @@ void OwnedShards::bring_together() {
   board_.meet("asynchronous ranks come together");
   for (std::size_t unit = 0; unit + 1 < first_group_.size(); ++unit) {
     take_as_fresh(unit);
-    for (std::size_t i = first_group_[unit]; i < first_group_[unit + 1]; ++i) {
-      for (int owner = 0; owner < board_.size(); ++owner) pull_shard(groups_[i], owner);
-    }
+    for (std::size_t i = first_group_[unit]; i < first_group_[unit + 1]; ++i) pull_group(groups_[i], /*first=*/0);
   }
   board_.meet("asynchronous ranks come together");
 }
@@ -218,10 +221,15 @@ void OwnedShards::pull_unit(const Unit& unit) {
   const auto index = static_cast<std::size_t>(unit.index);
   board_.look();
   wait_for_the_slowest(unit);
-  for (std::size_t i = first_group_[index]; i < first_group_[index + 1]; ++i) {
-    // Each rank begins at its own shards, so that the ranks do not all lock the same shard at the same time.
-    for (int k = 0; k < board_.size(); ++k) pull_shard(groups_[i], (board_.rank() + k) % board_.size());
-  }
+  // Each rank begins at its own shards, so that the ranks do not all lock the same shard at the same time.
+  for (std::size_t i = first_group_[index]; i < first_group_[index + 1]; ++i) pull_group(groups_[i], board_.rank());
+}
+
+/// Pulls all shards of a group. `first`: the owner whose shard comes first.
+void OwnedShards::pull_group(Group& group, int first) {
+  copies_.open(*group.flat);
+  for (int k = 0; k < board_.size(); ++k) pull_shard(group, (first + k) % board_.size());
+  copies_.send(*group.flat);
 }
 
 void OwnedShards::wait_for_the_slowest(const Unit& unit) {
@@ -238,20 +246,22 @@ void OwnedShards::pull_shard(Group& group, int owner) {
   note(group, owner, /*is_push=*/false, there.version);
 }
 
-/// REQUIRES: this rank holds the shard's lock, or no rank pushes.
+/// REQUIRES: this rank holds the shard's lock, or no rank pushes. The group's copy is open (HostCopies::open).
 void OwnedShards::copy_shard(Group& group, int owner) {
   const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
-  std::memcpy(group.flat->full + view.optimizer_part.offset * 4, view.shard,
+  std::memcpy(copies_.values(*group.flat) + view.optimizer_part.offset * 4, view.shard,
               static_cast<std::size_t>(view.optimizer_part.numel) * 4);
   group.pulled[static_cast<std::size_t>(owner)] = shard(group, owner).version;
 }
 
 void OwnedShards::take_newest() {
   for (Group& group : groups_) {
+    copies_.open(*group.flat);
     for (int owner = 0; owner < board_.size(); ++owner) {
       const Holding holding(shard(group, owner), board_, [&] { return what(group, owner, "last copy"); });
       copy_shard(group, owner);
     }
+    copies_.send(*group.flat);
   }
 }
 
@@ -315,7 +325,7 @@ void OwnedShards::update_runs(Group& group, int owner, const ElementUpdate& rule
                               std::int64_t age) {
   const auto index = static_cast<std::size_t>(owner);
   const FlatGroup& view = group.views[index];
-  const auto* const pulled = reinterpret_cast<const float*>(group.flat->full) + view.optimizer_part.offset;
+  const auto* const pulled = reinterpret_cast<const float*>(copies_.values(*group.flat)) + view.optimizer_part.offset;
   float* const mean_squares = group.mean_squares.empty() ? nullptr : group.mean_squares[index];
   update_.apply(*group.flat, {view, counts_at(group, owner).data(), mean_squares, pulled}, rule, with, age);
 }

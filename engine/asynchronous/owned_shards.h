@@ -29,8 +29,8 @@ namespace tessera {
 /// | memory                                     | whose                | changed by                        |
 /// |--------------------------------------------|----------------------|-----------------------------------|
 /// | shards: values, states, version, counts    | all ranks'           | `push`, under the shard's lock    |
-/// | FlatGroup::full, what this rank pulled     | this rank's          | `pull`, at most once a step       |
-/// | FlatGroup::gradient                        | this rank's          | backward; `push` compensates it   |
+/// | HostCopies, the values that it pulled      | this rank's          | `pull`, at most once a step       |
+/// | HostCopies, its gradients                  | this rank's          | backward; `push` compensates them |
 ///
 /// Invariants:
 ///  1. The holder of a shard's lock computes nothing else, waits for nothing, and holds no other lock. A rank waits for
@@ -46,8 +46,9 @@ namespace tessera {
 class OwnedShards final : public PulledParameters {
  public:
   /// Makes the shards, which are zeros, and points each group's states at the states of this rank's shards. Keeps
-  /// references to the first three arguments. It is collective.
-  OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
+  /// references to the arguments. It is collective.
+  OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
+              HostCopies& copies);
 
   /// Returns the bytes of the values and states of this rank's shards.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
@@ -91,6 +92,7 @@ class OwnedShards final : public PulledParameters {
   void wait_for_the_slowest(const Unit& unit);
   void wait_for_turn_of_round();
   void await_turn(const Group& group, int owner, bool is_push);
+  void pull_group(Group& group, int first);
   void pull_shard(Group& group, int owner);
   void copy_shard(Group& group, int owner);
   void push_shard(Group& group, int owner, const ElementUpdate& rule, const PushRates& with, GradientAges& ages);

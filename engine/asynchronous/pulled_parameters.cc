@@ -8,8 +8,8 @@
 namespace tessera {
 
 PulledParameters::PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board,
-                                   const AsynchronousConfig& config)
-    : PushedParameters(board), config_(config), first_group_{0}, is_fresh_(units.size()) {
+                                   const AsynchronousConfig& config, HostCopies& copies)
+    : PushedParameters(board), config_(config), copies_(copies), first_group_{0}, is_fresh_(units.size()) {
   for (const auto& unit : units) {
     const auto trainable = std::ranges::count_if(unit->groups, [](const auto& group) { return group->trainable; });
     first_group_.push_back(first_group_.back() + static_cast<std::size_t>(trainable));

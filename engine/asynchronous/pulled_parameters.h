@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/asynchronous/common_parameters.h"
+#include "engine/asynchronous/host_copies.h"
 #include "engine/asynchronous/push_order.h"
 #include "runtime/base/metrics/latency_histogram.h"
 #include "sharding/unit.h"
@@ -19,8 +20,9 @@ namespace tessera {
 /// values at the first read since its last step, and no more than once a step. The class Pulls calls `pull`.
 class PulledParameters : public PushedParameters {
  public:
-  /// Keeps references to the last two arguments.
-  PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board, const AsynchronousConfig& config);
+  /// Keeps references to the last three arguments.
+  PulledParameters(const std::vector<std::unique_ptr<Unit>>& units, PeerBoard& board, const AsynchronousConfig& config,
+                   HostCopies& copies);
 
   /// Copies the newest values of a unit to this rank, unless this step has pulled them already. A rank that is
   /// more than max_staleness steps ahead of another rank waits first. Returns false if there was nothing to pull.
@@ -37,6 +39,8 @@ class PulledParameters : public PushedParameters {
   /// Returns pull_seconds() plus the seconds in which pushes waited.
   double communication_seconds() const override { return pull_seconds_ + push_wait_seconds_; }
   PulledParameters* pulled() override { return this; }
+  /// Returns this rank's copies of values and gradients in memory of the host.
+  HostCopies& copies() { return copies_; }
   /// Measures, from now on, how long each unit's pulls take. `latencies` [unit] must outlive this object.
   void time_pulls(std::span<LatencyHistogram> latencies) { latencies_ = latencies; }
 
@@ -52,6 +56,7 @@ class PulledParameters : public PushedParameters {
   bool bounds_staleness() const { return config_.max_staleness && !order_.is_played(); }
 
   const AsynchronousConfig& config_;
+  HostCopies& copies_;
   PushOrder order_;  ///< shards are numbered by group, then by owner
   double pull_seconds_ = 0, push_wait_seconds_ = 0;
   std::vector<std::size_t> first_group_;  ///< [unit]: index of the unit's first trainable group; the last entry is the

@@ -63,10 +63,10 @@ void expect_tiers_of_device(const OffloadConfig& offload, bool is_gpu) {
 void expect_built_for_device(const Strategy& strategy, bool is_gpu) {
   expect_tiers_of_device(strategy.offload, is_gpu);
   if (!is_gpu) return;
-  if (strategy.sync.has_common_parameters()) {
+  if (strategy.sync.is_hogwild()) {
     refuse(
-        "/sync/type: asynchronous, backups and hogwild have parameters in memory of the host, and a GPU's gradients "
-        "are not brought there yet. [T0825] hint: leave \"sync\" out, or train on the CPU (comm.transport \"host\")");
+        "/sync/type: hogwild trains one copy of the parameters, which the operators of all ranks read in memory of the "
+        "host, and a GPU trains. [T0825] hint: take \"asynchronous\", or train on the CPU (comm.transport \"host\")");
   }
   if (strategy.secondary.form == SecondaryForm::kInt8) {
     refuse(

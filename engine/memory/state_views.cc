@@ -35,6 +35,7 @@ StateView view_of_memory(const FlatGroup& group, Extent run) {
   StateView view;
   view.run = run;
   view.parameter_place = view.masters_place = view.states_place = group.device;
+  if (group.state[0].is_on_host) view.states_place = c10::Device(c10::kCPU);
   if (group.master) view.master = group.master + in_part;
   if (group.master_low) view.low = group.master_low + in_part;
   if (group.shard) {

@@ -63,7 +63,9 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const Memory
     group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
   }
   place_masters(group, plan.update().master, memory.masters);
-  if (plan.update().outer.has_common_parameters()) return;
+  const bool are_on_host = plan.update().outer.has_common_parameters();  // the shards have them
+  for (FlatGroup::State& state : group.state) state.is_on_host = are_on_host;
+  if (are_on_host) return;
   const StateFormats& states = group.records.state().states;
   for (std::size_t i = 0; i < states.size(); ++i) {
     const StatePiece piece = state_piece(states[i], group.records.states_in_memory());

@@ -14,11 +14,13 @@
 namespace tessera {
 namespace {
 
-/// Returns the axes of a rank that communicates with no other rank, and uses no memory that other ranks can reach.
-MeshAxes alone() {
-  const auto nobody = std::make_shared<LocalCollectives>(0, 1, /*one_host=*/false);
+/// Returns the axes of a rank that communicates with no other rank, and uses no memory that other ranks can reach. It
+/// is collective.
+MeshAxes alone(const Mesh& mesh, bool on_gpu) {
   MeshAxes axes;
-  axes.gather = axes.reduce = axes.replicate = axes.world = axes.control = nobody;
+  axes.control = std::make_shared<LocalCollectives>(0, 1, /*one_host=*/false);
+  const auto nobody = on_gpu ? value_or_throw(groups_of(mesh).alone()) : axes.control;
+  axes.gather = axes.reduce = axes.replicate = axes.world = nobody;
   return axes;
 }
 
@@ -30,24 +32,23 @@ void expect_no_idle_servers(const SyncConfig& sync) {
       ExitCode::kConfig,
       "/sync/owners: the launcher gives the job parameter servers (--servers or --join), and the strategy has no "
       "shards for them. [T1081] hint: set \"sync\": {\"type\": \"asynchronous\", \"owners\": \"servers\"}, or leave "
-      "the "
-      "option out; a program unsets TESSERA_SERVERS before it makes an Engine that has no part in them");
+      "the option out; a program unsets TESSERA_SERVERS before it makes an Engine that has no part in them");
 }
 
 }  // namespace
 
-MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
+MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole, bool on_gpu) {
   expect_no_idle_servers(later_);
   if (!is_apart()) return whole;
   if (!now_.has_common_parameters()) return value_or_throw(groups_of(mesh).within_replica(whole));
-  auto group = value_or_throw(groups_of(mesh).world("asynchronous"));
+  auto group = value_or_throw(groups_of(mesh).common_memory("asynchronous"));
   if (now_.has_servers()) {
     const auto ranks = static_cast<int>(now_.asynchronous.replica_ranks);
     // The plan refuses a world that is no whole number of replicas.
     if (ranks > 1 && group->size() % ranks == 0)
       replica_ = value_or_throw(groups_of(mesh).neighbours("replica", ranks));
     board_ = std::make_unique<PeerBoard>(std::move(group), strategy_.comm.timeout_s, PeerBoard::Sees::kNothing);
-    return alone();
+    return alone(mesh, on_gpu);
   }
   if (!group->shares_memory()) {
     throw Error(
@@ -59,9 +60,10 @@ MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole) {
             "sync.type asynchronous and sync.owners \"servers\" they may be on several");
   }
   board_ = std::make_unique<PeerBoard>(std::move(group), strategy_.comm.timeout_s);
-  MeshAxes axes = alone();
+  MeshAxes axes = alone(mesh, on_gpu);
   if (now_.is_hogwild()) axes.gather = value_or_throw(groups_of(mesh).world("hogwild"));  // group with the parameters
-  if (now_.type == SyncType::kBackups) axes.readers = value_or_throw(groups_of(mesh).world("backups"));
+  if (now_.type == SyncType::kBackups) readers_ = value_or_throw(groups_of(mesh).common_memory("backups"));
+  if (!on_gpu) axes.readers = readers_;
   return axes;
 }
 
@@ -69,20 +71,22 @@ void ReplicaSync::begin(const std::vector<std::unique_ptr<Unit>>& units, const M
                         const MeshAxes& replica, const MeshAxes& whole, const Accelerator& accelerator,
                         MemoryUse& use) {
   if (board_) {
+    copies_ = std::make_unique<HostCopies>(units, plan, accelerator, board_->rank(), readers_.get());
     if (now_.is_hogwild()) {
       push_to(std::make_unique<HogwildValues>(units, plan, *board_));
     } else if (now_.type == SyncType::kBackups) {
-      auto first = std::make_unique<FirstGradients>(units, plan, *board_);
+      auto first = std::make_unique<FirstGradients>(units, plan, *board_, *copies_);
       first_ = first.get();
       common_ = std::move(first);
     } else if (now_.has_servers()) {
-      auto served = std::make_unique<ServedShards>(units, plan, *board_, strategy_, replica_);
+      auto served = std::make_unique<ServedShards>(units, plan, *board_, *copies_, strategy_, replica_);
       served_ = served.get();
       push_to(std::move(served));
     } else {
-      push_to(std::make_unique<OwnedShards>(units, plan, *board_));
+      push_to(std::make_unique<OwnedShards>(units, plan, *board_, *copies_));
     }
-    use[MemoryCategory::kOptimizer] += common_->memory_bytes();
+    use[accelerator.device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kOptimizer] +=
+        common_->memory_bytes() + copies_->memory_bytes();
   } else if (is_apart()) {
     outer_ = std::make_unique<OuterSteps>(units, plan, replica, whole, outer_place_of(accelerator),
                                           accelerator.device.waits);

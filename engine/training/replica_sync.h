@@ -15,6 +15,7 @@
 #include "engine/asynchronous/backed_up_step.h"
 #include "engine/asynchronous/common_parameters.h"
 #include "engine/asynchronous/first_gradients.h"
+#include "engine/asynchronous/host_copies.h"
 #include "engine/asynchronous/pulled_parameters.h"
 #include "engine/asynchronous/pulls.h"
 #include "engine/asynchronous/servers/served_shards.h"
@@ -51,10 +52,10 @@ class ReplicaSync {
   const SyncConfig& config() const { return now_; }
 
   /// Returns the axes over which training communicates: the axes of this replica's ranks if it trains separately, else
-  /// `whole`, the axes of the mesh. It is collective. Throws tessera::Error (78) if ranks have common parameters that
-  /// are not on servers, and ranks cannot share memory, or if the launcher has started servers and the strategy has
-  /// none.
-  MeshAxes axes(const Mesh& mesh, const MeshAxes& whole);
+  /// `whole`, the axes of the mesh. `on_gpu`: whether a GPU trains. It is collective. Throws tessera::Error (78) if
+  /// ranks have common parameters that are not on servers, and ranks cannot share memory, or if the launcher has started
+  /// servers and the strategy has none.
+  MeshAxes axes(const Mesh& mesh, const MeshAxes& whole, bool on_gpu);
   /// Adds to `use` the memory that is needed beyond TrainingMemory. It keeps references to the other arguments.
   /// REQUIRES: units have their first values.
   void begin(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshAxes& replica,
@@ -130,6 +131,8 @@ class ReplicaSync {
                                           ///< makes its own steps
   // The following members are null if ranks have no common parameters. Members are destroyed last to first.
   std::unique_ptr<PeerBoard> board_;
+  std::shared_ptr<Collectives> readers_;  ///< with backups: the ranks that read each other's gradients
+  std::unique_ptr<HostCopies> copies_;
   std::unique_ptr<CommonParameters> common_;
   PushedParameters* pushed_ = nullptr;  ///< equal to common_ if ranks push gradients; else null
   FirstGradients* first_ = nullptr;     ///< equal to common_ if "sync" is backups; else null

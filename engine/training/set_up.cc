@@ -5,6 +5,7 @@
 
 #include <torch/nn/modules/embedding.h>
 
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -262,8 +263,10 @@ void Training::set_up(DurableFiles* durable, bool continues) {
 /// Makes the objects that receive gradients, and the step that uses the gradients.
 void Training::set_up_gradients() {
   const Strategy& strategy = job.strategy;
-  const ComputeDevice device = job.accelerator.device;
-  if (!device.is_queued) gradients.norm.emplace(units);
+  ComputeDevice device = job.accelerator.device;
+  const bool is_common = sync.config().has_common_parameters();
+  if (is_common) device.waits = nullptr;  // such steps measure their own waits
+  if (!device.is_queued || is_common) gradients.norm.emplace(units);
   footprint.allocated[MemoryCategory::kHostRecords] += gather_on_host(axes, plan, job);
   footprint.allocated[MemoryCategory::kHostRecords] +=
       compress_on_host(axes, plan.shard_sums_on_host(), plan.replicate_sums_on_host(), job);
@@ -271,7 +274,7 @@ void Training::set_up_gradients() {
   gradient_memory.sums_below = memory.gradient_carrier();
   if (updates_in_backward()) gradient_memory.sums = std::move(memory.gradients);
   gradients.reducer.emplace(plan, pointers_to(units), axes, std::move(gradient_memory), device,
-                            gradients.norm ? &*gradients.norm : nullptr);
+                            device.is_queued ? nullptr : &*gradients.norm);
   if (strategy.noise_scale.every > 0 && !device.is_queued) gradients.reducer->keep_own_squares();
   if (job.own_rules.comm_hook) gradients.reducer->sum_by(job.own_rules.comm_hook);
   values.checks.emplace(units, strategy.check.values, device.device);
@@ -288,7 +291,8 @@ void Training::set_up_gradients() {
   footprint.allocated[MemoryCategory::kHostRecords] += compress_on_host(whole, {}, plan.outer_sums_on_host(), job);
   sync.begin(units, plan, axes, whole, job.accelerator, footprint.allocated);
   make_step();
-  if (plan.passes().steps_on_host || (device.is_queued && plan.gradients_below()) || sync.config().has_servers())
+  if (plan.passes().steps_on_host || (device.is_queued && (plan.gradients_below() || is_common)) ||
+      sync.config().has_servers())
     gradients.reducer->on_reduced([this](const Unit& unit) { step->reduced(unit); });
   if (updates_in_backward()) {
     gradients.reducer->on_summed([this](Unit& unit, const UnitAgreement& agreed) {
@@ -348,10 +352,10 @@ void Training::make_step() {
                             gathering.publication ? &*gathering.publication : nullptr,
                             first_rank,
                             job.mesh.world_size() / axes.world->size()};
-  if (job.accelerator.device.is_queued) {
+  if (sync.config().has_common_parameters()) {
+    step = sync.make_step(context, *gradients.norm);
+  } else if (job.accelerator.device.is_queued) {
     step = std::make_unique<QueuedStep>(context, *optimizer, job.accelerator);
-  } else if (auto asynchronous = sync.make_step(context, *gradients.norm)) {
-    step = std::move(asynchronous);
   } else {
     step = std::make_unique<CpuStep>(context, *gradients.norm);
   }
@@ -387,6 +391,8 @@ void Training::take_newest_values() {
     sync.take_newest();
   } catch (const Error& error) {
     log_warning("parameters keep the values that this rank pulled last: " + error.message());
+  } catch (const std::exception& error) {  // a GPU that has failed
+    log_warning(std::string("parameters keep the values that this rank pulled last: ") + error.what());
   }
 }
 

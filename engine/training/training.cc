@@ -122,7 +122,8 @@ void Training::end_backward(const at::Tensor& loss, const MicrobatchInfo& info) 
 }
 
 double Training::communication_seconds() const {
-  if (job.accelerator.device.is_queued) return 0;  // StepResult::wait asks the device
+  const bool is_told_later = job.accelerator.device.is_queued && !sync.config().has_common_parameters();
+  if (is_told_later) return 0;  // StepResult::wait asks the device
   const auto& [log, publication, parts, residency, watch] = gathering;
   const double gathers = residency ? residency->counts().gather_seconds : publication ? publication->seconds() : 0;
   const double sums =

@@ -61,7 +61,8 @@ struct ValuesInUse {
 
 /// Brings gradients from backward to the step. Members are destroyed last to first.
 struct Gradients {
-  std::optional<GradientNorm> norm;  ///< set on the CPU; a GPU computes the norm in a separate pass
+  /// set on the CPU, and if ranks have common parameters; otherwise a GPU computes the norm in a separate pass
+  std::optional<GradientNorm> norm;
   std::optional<Reducer> reducer;
   std::optional<GradientHooks> hooks;
 };

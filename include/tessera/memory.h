@@ -30,7 +30,8 @@ enum class MemoryCategory {
   kFeedback,     ///< what compression leaves out of gradients ("compression"), and its factors, fp32
   /// host memory of a rank that trains on a GPU. Tier "host": all records, and copies of gradients and parameters if
   /// the CPU makes the updates. Tier "nvme": records that are cached or being copied to or from the disk, parameters
-  /// that are being brought for gathers, and slots of activations. "durable": slots of commits
+  /// that are being brought for gathers, and slots of activations. "durable": slots of commits.
+  /// "sync" asynchronous or backups: this rank's shards, and copies of the GPU's parameters and gradients
   kHostRecords,
 };
 /// Number of categories.

@@ -12,6 +12,9 @@ enum class GroupUse {
   kGather,  ///< all-gathers: each rank gathers from and into the same offsets of its memory of the group
   kOther,   ///< all other calls, such as reductions: each rank chooses the offsets of its buckets
   kOnHost,  ///< compressed sums of a GPU's ranks: the group is for the memory of their hosts (MeshGroups::on_host)
+  /// memory of the hosts that ranks map together, if they are on one host; whatever memory the calls of other groups
+  /// move (MeshGroups::common_memory)
+  kCommonMemory,
 };
 
 /// The ranks of a group, and the place of this rank among them. Messages name *world* ranks, so that a user need not

@@ -187,25 +187,32 @@ absl::StatusOr<HostAxes> MeshGroups::on_host(const MeshAxes& axes, bool on_shard
   return host;
 }
 
-absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::make_world(const std::string& purpose) {
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::alone() {
+  return make_group(unique_name(topology_.world_size, 1), "alone", GroupUse::kOther, {topology_.rank, 1, 1});
+}
+
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::make_world(const std::string& purpose, GroupUse use) {
   int times = 0;
   {
     const MutexLock lock(mutex_);
     times = worlds_asked_[purpose]++;
   }
-  return make_group(purpose + "." + std::to_string(times), "", GroupUse::kOther, {0, topology_.world_size, 1});
+  return make_group(purpose + "." + std::to_string(times), "", use, {0, topology_.world_size, 1});
 }
 
 absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::world(const std::string& purpose) {
-  TESSERA_ASSIGN_OR_RETURN(const auto group, make_world(purpose));
+  TESSERA_ASSIGN_OR_RETURN(const auto group, make_world(purpose, GroupUse::kOther));
   return factory_->control_of(group);
+}
+
+absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::common_memory(const std::string& purpose) {
+  return make_world(purpose, GroupUse::kCommonMemory);
 }
 
 absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::neighbours(const std::string& purpose, int ranks) {
   const int first = topology_.rank / ranks * ranks;
-  TESSERA_ASSIGN_OR_RETURN(const auto group, make_group(unique_name(topology_.world_size / ranks, ranks), purpose,
-                                                        GroupUse::kOther, {first, ranks, 1}));
-  return factory_->control_of(group);
+  return make_group(unique_name(topology_.world_size / ranks, ranks), purpose, GroupUse::kCommonMemory,
+                    {first, ranks, 1});
 }
 
 absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::shared_world(const std::string& purpose) {
@@ -213,7 +220,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> MeshGroups::shared_world(const std:
     const MutexLock lock(mutex_);
     if (const auto known = shared_worlds_.find(purpose); known != shared_worlds_.end()) return known->second.control;
   }
-  TESSERA_ASSIGN_OR_RETURN(const auto group, make_world(purpose));
+  TESSERA_ASSIGN_OR_RETURN(const auto group, make_world(purpose, GroupUse::kOther));
   const auto control = factory_->control_of(group);
   const MutexLock lock(mutex_);
   shared_worlds_[purpose] = {group, control};

@@ -90,9 +90,15 @@ class MeshGroups {
   /// gloo_collectives.
   absl::StatusOr<HostAxes> on_host(const MeshAxes& axes, bool on_shard, bool on_replicate);
 
+  /// Makes the group of this rank alone, for the memory that the calls of `axes` move. The call is collective.
+  absl::StatusOr<std::shared_ptr<Collectives>> alone();
+
   /// Makes a new group of all ranks for host memory. No other code uses the group. The call is collective. The name of
   /// the group contains `purpose`.
   absl::StatusOr<std::shared_ptr<Collectives>> world(const std::string& purpose);
+  /// Does the same as `world`. If all ranks are on one host and have GPUs, the group shares memory of the host
+  /// (Collectives::shares_memory), which the group of `world` does not.
+  absl::StatusOr<std::shared_ptr<Collectives>> common_memory(const std::string& purpose);
   /// Makes the group of this rank and its neighbours in the world: the first `ranks` ranks are one group, the next
   /// `ranks` another. It is for host memory, and no other code uses it. The call is collective over the world.
   /// REQUIRES: `ranks` divides the world size.
@@ -144,7 +150,7 @@ class MeshGroups {
   /// wait for a thread that calls `abort`.
   std::vector<std::shared_ptr<Collectives>> living_groups() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string unique_name(int replicate, int shard);
-  absl::StatusOr<std::shared_ptr<Collectives>> make_world(const std::string& purpose);
+  absl::StatusOr<std::shared_ptr<Collectives>> make_world(const std::string& purpose, GroupUse use);
   /// `family` has the meaning of WaitReport::Group::family.
   absl::StatusOr<std::shared_ptr<Collectives>> make_group(const std::string& family, const std::string& name,
                                                           GroupUse use, const GroupRanks& ranks);

@@ -86,7 +86,7 @@ TEST(DeviceGroups, GivenGroupsServeRanksOfAnyHosts) {
   };
   groups.join_on_host = [&](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
     ++joined_on_hosts;
-    EXPECT_EQ(group.use, GroupUse::kOnHost);
+    EXPECT_NE(group.use, GroupUse::kOther);
     return std::make_shared<LocalCollectives>();
   };
   groups.alone = [] { return solo_on_device(kCpu); };
@@ -105,6 +105,11 @@ TEST(DeviceGroups, GivenGroupsServeRanksOfAnyHosts) {
   require_ok(factory->make("sums of the pair", {1, 3}, GroupUse::kOnHost).status());
   EXPECT_EQ(joined, 1);
   EXPECT_EQ(joined_on_hosts, 1);
+  require_ok(factory->make("memory of the pair", {1, 3}, GroupUse::kCommonMemory).status());
+  EXPECT_EQ(joined, 1);
+  EXPECT_EQ(joined_on_hosts, 2);
+  EXPECT_TRUE((*factory->make("memory of one", {1}, GroupUse::kCommonMemory))->shares_memory());
+  EXPECT_FALSE((*factory->make("one", {1}, GroupUse::kOther))->shares_memory());
 }
 
 }  // namespace

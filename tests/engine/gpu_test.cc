@@ -881,5 +881,23 @@ TEST_F(Gpu, OuterStepsGiveTheSameBitsUnderEveryStrategy) {
   }
 }
 
+/// The shards of such ranks lie in memory of the host, whose CPU updates them. One rank has the bits of plain training,
+/// and so have ranks that all take part in each step.
+TEST_F(Gpu, AsynchronousRankAndRanksWithoutBackupsHaveTheBitsOfPlainTraining) {
+  for (const int ranks : {1, 2}) {
+    on_ranks(ranks, [ranks](int rank, int port) {
+      const Mesh mesh = mesh_of(rank, ranks, port, TransportChoice::kCudaHost);
+      Strategy strategy = strategy_of(ShardingStrategy::kShardOptimizer, DType::kF32, TransportChoice::kCudaHost);
+      const Trained plain = train_on(mesh, strategy, options_of());
+      strategy.sync.type = ranks == 1 ? SyncType::kAsynchronous : SyncType::kBackups;
+      strategy.sync.backups = 0;
+      const Trained trained = train_on(mesh, strategy, options_of());
+      const bool is_planned = trained.steps.back().planned == trained.steps.back().allocated;
+      return difference(trained, plain, "ranks with common parameters") +
+             (is_planned ? "" : "allocated is not planned");
+    });
+  }
+}
+
 }  // namespace
 }  // namespace tessera::testing

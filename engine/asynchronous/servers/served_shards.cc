@@ -66,15 +66,11 @@ std::span<const std::byte> part_of(const T* values, std::int64_t offset, std::in
   return std::as_bytes(std::span(values + offset, static_cast<std::size_t>(numel)));
 }
 
-std::span<const std::byte> gradients_of(const FlatGroup& flat, Extent part) {
-  return part_of(flat.gradient, part.offset - flat.gradient_part.offset, part.numel);
-}
-
 }  // namespace
 
 ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
-                           const Strategy& strategy, std::shared_ptr<Collectives> replica)
-    : PulledParameters(units, board, plan.update().outer.asynchronous),
+                           HostCopies& copies, const Strategy& strategy, std::shared_ptr<Collectives> replica)
+    : PulledParameters(units, board, plan.update().outer.asynchronous, copies),
       replica_(std::move(replica)),
       piece_(replica_ ? replica_->rank() : 0),
       pieces_(replica_ ? replica_->size() : 1),
@@ -84,7 +80,7 @@ ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, cons
   const std::vector<std::string> addresses = absl::StrSplit(variable("TESSERA_SERVERS"), ',', absl::SkipEmpty());
   for (const std::string& address : addresses)
     servers_.push_back({address, "server " + std::to_string(servers_.size()) + " (" + address + ")", nullptr, {}});
-  memory_ = Arena::plain("states for checkpoints", plan.use()[MemoryCategory::kOptimizer]);
+  memory_ = Arena::plain("states for checkpoints", plan.passes().outer.shard_bytes);
   std::size_t parameters = 0;
   for_each_trainable(units, [&](FlatGroup& flat) {
     Group& added = groups_.emplace_back();
@@ -114,6 +110,10 @@ void ServedShards::place(FlatGroup& group, const MemoryPlan& plan) {
   const StateFormats& formats = plan.update().states;
   for (std::size_t i = 0; i < formats.size(); ++i)
     group.state[i].data = memory_.take(state_piece(formats[i], group.optimizer_part.numel).data_bytes);
+}
+
+std::span<const std::byte> ServedShards::gradients_of(const FlatGroup& flat, Extent part) const {
+  return part_of(copies_.gradient(flat), part.offset - flat.gradient_part.offset, part.numel);
 }
 
 void ServedShards::expect_common_file() const {
@@ -357,13 +357,15 @@ void ServedShards::copy(std::size_t first, std::size_t last, MessageKind kind) {
 
 void ServedShards::ask_for_copies(std::size_t index, MessageKind kind) {
   const Group& group = groups_[index];
-  for_each_shard(
-      group, kind == MessageKind::kPull ? Pieces::kOwn : Pieces::kAll, [&](int server, int piece, Extent shard) {
-        ServerQuestion question{.head = {.kind = kind, .shard = number_of(index, piece)}};
-        if (kind == MessageKind::kPull) question.head.turn = next_turn(index, server, /*is_push=*/false);
-        question.answer.emplace_back(group.flat->full + shard.offset * 4, static_cast<std::size_t>(shard.numel) * 4);
-        ask(server, std::move(question));
-      });
+  copies_.open(*group.flat);
+  for_each_shard(group, kind == MessageKind::kPull ? Pieces::kOwn : Pieces::kAll,
+                 [&](int server, int piece, Extent shard) {
+                   ServerQuestion question{.head = {.kind = kind, .shard = number_of(index, piece)}};
+                   if (kind == MessageKind::kPull) question.head.turn = next_turn(index, server, /*is_push=*/false);
+                   question.answer.emplace_back(copies_.values(*group.flat) + shard.offset * 4,
+                                                static_cast<std::size_t>(shard.numel) * 4);
+                   ask(server, std::move(question));
+                 });
 }
 
 void ServedShards::take_copies(std::size_t index, MessageKind kind) {
@@ -375,13 +377,14 @@ void ServedShards::take_copies(std::size_t index, MessageKind kind) {
     if (is_pull) note(index, server, /*is_push=*/false, reply);
   });
   if (is_pull) gather(*group.flat);
+  copies_.send(*group.flat);
 }
 
 void ServedShards::gather(const FlatGroup& group) {
   if (!replica_) return;
   const Extent own = replica_part(group.layout.numel(), piece_, pieces_);
   throw_if_error(replica_
-                     ->all_gather(group.unit->name, group.full + own.offset * 4, group.full,
+                     ->all_gather(group.unit->name, values_of(group) + own.offset, values_of(group),
                                   static_cast<std::size_t>(own.numel) * 4)
                      .wait());
 }
@@ -478,7 +481,7 @@ void ServedShards::sum_over_replica(LocalStep& told, std::span<char> used) {
   for (const Group& group : groups_) {
     const FlatGroup& flat = *group.flat;
     throw_if_error(replica_
-                       ->all_reduce(flat.unit->name, flat.gradient, DType::kF32, flat.gradient,
+                       ->all_reduce(flat.unit->name, copies_.gradient(flat), DType::kF32, copies_.gradient(flat),
                                     static_cast<std::size_t>(flat.gradient_part.numel))
                        .wait());
   }
@@ -509,9 +512,10 @@ void ServedShards::sum_over_replica(LocalStep& told, std::span<char> used) {
 }
 
 /// Sends a unit's gradients. The servers keep them until `push` says whether to apply them. If a replica has several
-/// ranks, its gradients are summed first, when backward is over.
+/// ranks, its gradients are summed first, when backward is over. Gradients of a GPU are on their way to the host then,
+/// for which backward does not wait.
 void ServedShards::reduced(const Unit& unit) {
-  if (replica_) return;
+  if (replica_ || copies_.are_apart()) return;
   const auto number = static_cast<std::size_t>(unit.index);
   for (std::size_t i = first_group_[number]; i < first_group_[number + 1]; ++i) {
     const Group& group = groups_[i];
@@ -565,8 +569,7 @@ void ServedShards::send_push(std::size_t index, const PushRates& with) {
          {bytes_of(numbers), std::as_bytes(with.learning_rates), std::as_bytes(with.options), std::as_bytes(with.used)})
       question.front.insert(question.front.end(), few.begin(), few.end());
     if (!is_staged) question.rest.push_back(gradients_of(flat, part));
-    if (sends_pulled)
-      question.rest.push_back(part_of(reinterpret_cast<const float*>(flat.full), part.offset, part.numel));
+    if (sends_pulled) question.rest.push_back(part_of(values_of(flat), part.offset, part.numel));
     ask(server, std::move(question));
   });
 }
@@ -598,12 +601,13 @@ void ServedShards::adopt() {
 void ServedShards::write_values() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const FlatGroup& flat = *groups_[i].flat;
+    copies_.bring(flat, flat.optimizer_part);
     for_each_shard(groups_[i], Pieces::kAll, [&](int server, int piece, Extent shard) {
       const Extent run = intersect(flat.optimizer_part, shard);
       if (run.numel == 0) return;
       ServerQuestion values{
           .head = {.kind = MessageKind::kWrite, .shard = number_of(i, piece), .first = run.offset, .second = run.numel},
-          .rest = {part_of(reinterpret_cast<const float*>(flat.full), run.offset, run.numel)}};
+          .rest = {part_of(values_of(flat), run.offset, run.numel)}};
       for (const FlatGroup::State& state : flat.state)
         if (state.data)
           values.rest.push_back(

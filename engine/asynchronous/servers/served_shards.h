@@ -56,7 +56,7 @@ class UnitsInTurn {
 /// | memory                                 | whose         | changed by                                             |
 /// |----------------------------------------|---------------|--------------------------------------------------------|
 /// | shards: values, states, version, counts| the servers'  | pushes                                                 |
-/// | FlatGroup::full, what this rank pulled | this rank's   | `pull`, at most once a step                            |
+/// | HostCopies, what this rank pulled      | this rank's   | `pull`, at most once a step                            |
 /// | states and counts of the rank's part   | this rank's   | `bring_together`, which fetches them for a checkpoint  |
 ///
 /// If several ranks are one replica (AsynchronousConfig::replica_ranks), each of them has a piece of each group. A
@@ -77,10 +77,10 @@ class ServedShards final : public PulledParameters {
  public:
   /// Connects to all servers, points each group's states at memory of this rank, and gives the servers the units'
   /// values. `replica`: the ranks that make each step together; null if each rank is a replica. Keeps references to
-  /// `units`, `plan` and `board`. It is collective. Throws tessera::Error (78) if the environment names no servers, or
-  /// if an order is to be recorded or replayed and ranks are on several hosts.
+  /// `units`, `plan`, `board` and `copies`. It is collective. Throws tessera::Error (78) if the environment names no
+  /// servers, or if an order is to be recorded or replayed and ranks are on several hosts.
   ServedShards(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board,
-               const Strategy& strategy, std::shared_ptr<Collectives> replica);
+               HostCopies& copies, const Strategy& strategy, std::shared_ptr<Collectives> replica);
 
   /// Returns the bytes of this rank's states, from which checkpoints are written.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
@@ -125,6 +125,9 @@ class ServedShards final : public PulledParameters {
   };
 
   int servers() const { return static_cast<int>(servers_.size()); }
+  std::span<const std::byte> gradients_of(const FlatGroup& flat, Extent part) const;
+  /// Returns the copies of a group's values.
+  float* values_of(const FlatGroup& flat) const { return reinterpret_cast<float*>(copies_.values(flat)); }
   void pull_unit(const Unit& unit) override;
   void connect(const Strategy& strategy);
   void join(int server, ServerLink::Clock::time_point deadline);

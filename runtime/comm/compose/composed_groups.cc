@@ -20,7 +20,7 @@ class ComposedGroupFactory : public GroupFactory {
   absl::StatusOr<std::shared_ptr<Collectives>> make(const std::string& name, const std::vector<int>& world_ranks,
                                                     GroupUse use) override {
     TESSERA_RETURN_IF_ERROR(check(name, world_ranks));
-    if (world_ranks.size() == 1) return alone();
+    if (world_ranks.size() == 1) return use == GroupUse::kCommonMemory ? std::make_shared<LocalCollectives>() : alone();
     const std::size_t hosts = members_of_hosts(world_ranks).size();
     if (hosts == 1) return inside_(group_of(name, world_ranks, use));
     if (hosts == world_ranks.size() || !evenly_spread(world_ranks)) return across_(group_of(name, world_ranks, use));
@@ -99,7 +99,8 @@ class DeviceGroupFactory : public ComposedGroupFactory {
  private:
   static JoinGroup by_use(const DeviceGroups& groups) {
     return [join = groups.join, on_host = groups.join_on_host](const Group& group) {
-      return group.use == GroupUse::kOnHost ? on_host(group) : join(group);
+      const bool is_of_hosts = group.use == GroupUse::kOnHost || group.use == GroupUse::kCommonMemory;
+      return is_of_hosts ? on_host(group) : join(group);
     };
   }
 

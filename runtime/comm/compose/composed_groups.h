@@ -42,7 +42,8 @@ struct DeviceGroups {
   /// function that makes a group of this rank only
   std::function<std::shared_ptr<Collectives>()> alone;
   std::function<std::shared_ptr<Collectives>(std::shared_ptr<Collectives>)> control;  ///< GroupFactory::control_of
-  JoinGroup join_on_host;  ///< like join, but for the memory of the hosts (GroupUse::kOnHost)
+  /// like join, but for the memory of the hosts (GroupUse::kOnHost and kCommonMemory)
+  JoinGroup join_on_host;
 };
 /// Returns a factory that makes all groups with the functions of `groups`.
 std::shared_ptr<GroupFactory> device_group_factory(GroupDefaults defaults, DeviceGroups groups);

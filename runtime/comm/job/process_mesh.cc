@@ -57,10 +57,13 @@ std::string watched_address(const Topology& topology, const std::string& of_gloo
   return address_towards(topology.master_addr, init_timeout_s).value_or("");
 }
 
-/// Returns the function by which ranks with GPUs join groups for host memory. Most jobs make no such group, so this
-/// host's address for Gloo is looked up only when such a group is made.
-JoinGroup gloo_on_hosts(const Topology& topology, const CommConfig& comm, const std::shared_ptr<C10dStore>& store) {
+/// Returns the function by which ranks with GPUs join groups for host memory: over shared memory if ranks of one host
+/// map memory together, else over Gloo. Most jobs make no such group, so this host's address for Gloo is looked up only
+/// when a group over Gloo is made.
+JoinGroup join_hosts_of_gpus(const Topology& topology, const CommConfig& comm,
+                             const std::shared_ptr<C10dStore>& store) {
   return [=](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
+    if (group.use == GroupUse::kCommonMemory && topology.num_hosts() == 1) return host_collectives(group, *store);
     TESSERA_ASSIGN_OR_RETURN(const std::string address, own_address(topology, comm.init_timeout_s));
     return gloo_collectives(group, address, store);
   };
@@ -81,7 +84,7 @@ absl::StatusOr<Mesh> make_gpu_mesh(const Topology& topology, const CommConfig& c
     return make_mesh(topology, device_group_factory(defaults, std::move(groups)), memory_store());
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<C10dStore> store, join_store(topology, comm));
   groups.join = join(gpu, store);
-  groups.join_on_host = gloo_on_hosts(topology, comm, store);
+  groups.join_on_host = join_hosts_of_gpus(topology, comm, store);
   return make_mesh(topology, device_group_factory(defaults, std::move(groups)), store);
 }
 

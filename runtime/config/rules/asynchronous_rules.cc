@@ -136,10 +136,10 @@ std::vector<StrategyRule> asynchronous_rules() {
       never_with(
           "/mesh/replicate", "mesh.replicate above 1", [](const Strategy& s) { return s.mesh.replicas() > 1; },
           "every rank is a replica already, or one of sync.replica_ranks, and masters have one owner"),
-      never_with(
+      never_wild_with(
           "/comm/transport", "comm.transport " + transports_with(transport_traits::kOnGpu),
           [](const Strategy& s) { return has(s.comm.transport, transport_traits::kOnGpu); },
-          "parameters are in memory of the CPU"),
+          "operators read the parameters where ranks share them, in memory of the CPU"),
       never_with(
           "/comm/transport",
           "comm.transport " + transports_without(kSharesOrOnGpu) + " where sync.owners is not servers",

@@ -526,8 +526,20 @@ void MemoryPlan::plan_outer() {
   passes_.outer = {part, copies * part + more, outer.has_common_parameters() ? 0 : largest,
                    streams ? std::ranges::max(fragments) : 0, outer.has_servers() ? all : 0};
   use_[MemoryCategory::kOptimizer] += 4 * passes_.outer.states;
+  if (outer.has_common_parameters()) plan_shards(all);
   use_[MemoryCategory::kStaging] += 4 * passes_.outer.staging();
   use_[MemoryCategory::kHostRecords] += outer_sums_on_host().bytes();
+}
+
+/// Plans where shards lie: in memory of the host, also if a GPU trains. The GPU has copies of `numel` values and
+/// gradients there. Other ranks read gradients if some ranks are backups, so these have one copy more.
+void MemoryPlan::plan_shards(std::int64_t numel) {
+  std::int64_t& shards = use_[MemoryCategory::kOptimizer];
+  passes_.outer.shard_bytes = shards;
+  if (!input_.placement.is_queued) return;
+  passes_.outer.copied_bytes = 4 * numel * (input_.update.outer.type == SyncType::kBackups ? 3 : 2);
+  use_[MemoryCategory::kHostRecords] += shards + passes_.outer.copied_bytes;
+  shards = 0;
 }
 
 MemoryPlan::SlotsOnHost MemoryPlan::outer_sums_on_host() const {

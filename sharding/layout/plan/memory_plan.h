@@ -242,6 +242,10 @@ struct FirstPass {
 struct OuterNumel {
   std::int64_t part = 0, states = 0, largest = 0, sent = 0;
   std::int64_t served = 0;  ///< elements of all shards that parameter servers own
+  /// If ranks have common parameters: bytes of the values and states of this rank's shards, or of its states alone if
+  /// servers own the shards. They lie in memory of the host: kOptimizer, or kHostRecords if a GPU trains.
+  std::int64_t shard_bytes = 0;
+  std::int64_t copied_bytes = 0;  ///< bytes of the copies of a GPU's values and gradients (HostCopies; kHostRecords)
   std::int64_t staging() const { return largest + sent; }
 };
 
@@ -519,6 +523,7 @@ class MemoryPlan {
   std::int64_t reductions_under_way() const;
   void plan_image();
   void plan_outer();
+  void plan_shards(std::int64_t numel);
   /// Memory for cached records. The first `first` records are cached before the others.
   struct Cache {
     std::int64_t bytes = 0, first = 0;

@@ -33,7 +33,7 @@ constexpr std::array<CategoryRow, kMemoryCategories> kRows = {{
     {MemoryCategory::kActivations, "activations", "saved tensors on their way to and from their tier"},
     {MemoryCategory::kFeedback, "feedback", "what gradients on the wire lacked, and their factors, fp32"},
     {MemoryCategory::kHostRecords, "host_records",
-     "the host's, for its GPU: records, and gradients that are compressed"},
+     "the host's, for its GPU: records, gradients that are compressed, shards of asynchronous ranks and copies"},
 }};
 static_assert(std::ranges::adjacent_find(kRows, std::ranges::greater_equal(), &CategoryRow::category) == kRows.end());
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/asynchronous/host_copies.h"
 #include "engine/asynchronous/owned_shards.h"
 #include "engine/device/accelerator.h"
 #include "engine/memory/make_plan.h"
@@ -66,7 +67,8 @@ class Rank {
       for (std::int64_t i = 0; i < group.layout.numel(); ++i) reinterpret_cast<float*>(group.full)[i] = first_value(i);
     });
     board_ = std::make_unique<PeerBoard>(value_or_throw(groups_of(mesh).world("asynchronous")), timeout_s);
-    shards_ = std::make_unique<OwnedShards>(units_, plan_, *board_);
+    copies_ = std::make_unique<HostCopies>(units_, plan_, Accelerator(), rank_, /*readers=*/nullptr);
+    shards_ = std::make_unique<OwnedShards>(units_, plan_, *board_, *copies_);
   }
 
   GradientAges step() { return step_by(rule_); }
@@ -110,6 +112,7 @@ class Rank {
   MeshAxes axes_;
   TrainingMemory memory_;
   std::unique_ptr<PeerBoard> board_;
+  std::unique_ptr<HostCopies> copies_;
   std::unique_ptr<OwnedShards> shards_;
   std::int64_t step_ = 0;
 };

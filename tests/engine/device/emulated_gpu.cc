@@ -82,7 +82,8 @@ class WrappedGroups : public GroupFactory {
   WrappedGroups(std::shared_ptr<GroupFactory> groups, Wrap wrap) : groups_(std::move(groups)), wrap_(std::move(wrap)) {}
   Made make(const std::string& name, const std::vector<int>& ranks, GroupUse use) override {
     Made group = groups_->make(name, ranks, use);
-    if (!group.ok() || ranks.size() == 1 || use == GroupUse::kOnHost) return group;
+    if (!group.ok() || ranks.size() == 1) return group;
+    if (use == GroupUse::kOnHost || use == GroupUse::kCommonMemory) return group;
     return wrap_(name, ranks, *std::move(group));
   }
 

@@ -15,9 +15,9 @@ std::int64_t copied_bytes_of(const FlatGroup& group) { return group.layout.numel
 /// Returns an arena of `bytes` bytes of pinned memory.
 Arena pinned_copies(DeviceKernels& kernels, std::int64_t bytes, int rank) {
   if (bytes == 0) return {};
-  const AlignedMemory::Give give =
-      pinned_memory_of(kernels, rank, "copies of a GPU's parameters and gradients",
-                       "hint: start fewer ranks on a host, or leave \"sync\" out, which then needs no copies of them");
+  const AlignedMemory::Give give = pinned_memory_of(
+      kernels, rank, "copies of a GPU's parameters and gradients",
+      "[T1095] hint: start fewer ranks on a host, or leave \"sync\" out, which then needs no copies of them");
   return Arena::given("copies of parameters and gradients", bytes, give(static_cast<std::size_t>(bytes)));
 }
 

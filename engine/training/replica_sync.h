@@ -53,8 +53,8 @@ class ReplicaSync {
 
   /// Returns the axes over which training communicates: the axes of this replica's ranks if it trains separately, else
   /// `whole`, the axes of the mesh. `on_gpu`: whether a GPU trains. It is collective. Throws tessera::Error (78) if
-  /// ranks have common parameters that are not on servers, and ranks cannot share memory, or if the launcher has started
-  /// servers and the strategy has none.
+  /// ranks have common parameters that are not on servers, and ranks cannot share memory, or if the launcher has
+  /// started servers and the strategy has none.
   MeshAxes axes(const Mesh& mesh, const MeshAxes& whole, bool on_gpu);
   /// Adds to `use` the memory that is needed beyond TrainingMemory. It keeps references to the other arguments.
   /// REQUIRES: units have their first values.

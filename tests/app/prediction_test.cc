@@ -259,8 +259,8 @@ TEST_F(Prediction, ModesAreShownBesideTheChoiceForRanksThatDiffer) {
   write_file(path("like.json"), R"({"units": {"classes": ["Block"]}})");
   const Words slow = {"--like", path("like.json"), "--straggler", "3=4", "--stall", "0.1=0.01"};
   const Ended table = run(world("plan", "auto", "4", slow + Words{"--write", path("chosen.json")}, "1"));
-  for (const char* mode : {"synchronous", "backups, count 1", "asynchronous, max_staleness 4", "hogwild", "local_sgd, every 8",
-                           "diloco, every 8", "streaming_diloco, every 8"})
+  for (const char* mode : {"synchronous", "backups, count 1", "asynchronous, max_staleness 4", "hogwild",
+                           "local_sgd, every 8", "diloco, every 8", "streaming_diloco, every 8"})
     EXPECT_THAT(table.out, ContainsRegex(std::string(mode) + " +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.]+ "));
   EXPECT_THAT(table.out, AllOf(HasSubstr("docs/guide/strategies.md"), Not(HasSubstr("not possible"))));
   EXPECT_EQ(file("chosen.json").at("sync").at("type"), "each_step");

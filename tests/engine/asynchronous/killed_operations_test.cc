@@ -103,8 +103,8 @@ void die_in_pull_of(const Rank& rank, int shard) {
   });
 }
 
-/// Trains on ranks that are processes, until rank 2 is killed: in call `call` of its rule (from 1), or, after a step, in
-/// the pull of the shard `pulled`. Expects that the others end and name it.
+/// Trains on ranks that are processes, until rank 2 is killed: in call `call` of its rule (from 1), or, after a step,
+/// in the pull of the shard `pulled`. Expects that the others end and name it.
 void expect_end_of_all(int call, int pulled) {
   const int port = free_port();
   ForkedRanks ranks(kRanks, [&](int number, KeyValueStore& store) -> absl::Status {

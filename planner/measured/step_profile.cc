@@ -116,10 +116,10 @@ absl::StatusOr<StepProfile> read_step_profile(const std::filesystem::path& path)
   return parse_step_profile(text, path.string());
 }
 
-double StepProfile::step_seconds(std::int64_t microbatches) const {
+double StepProfile::step_seconds(double microbatches) const {
   double round = 0;
   for (const ProfileEntry& entry : entries) round += entry.seconds;
-  return static_cast<double>(microbatches) * round + update_seconds + rest_seconds;
+  return microbatches * round + update_seconds + rest_seconds;
 }
 
 std::string to_json(const StepProfile& profile) {

@@ -50,8 +50,9 @@ struct StepProfile {
   std::int64_t updated_elements = 0;  ///< above 0 if update_seconds is above 0
   double rest_seconds = 0;
 
-  /// Returns the seconds of a step of `microbatches` rounds on one rank, which updates all elements.
-  double step_seconds(std::int64_t microbatches) const;
+  /// Returns the seconds of a step of `microbatches` rounds on one rank, which updates all elements. A mean number need
+  /// not be whole.
+  double step_seconds(double microbatches) const;
 
   friend bool operator==(const StepProfile&, const StepProfile&) = default;
 };

@@ -48,6 +48,7 @@ TEST(StepProfile, FileOfVersion01IsRead) {
   EXPECT_EQ(profile->updated_elements, 10640640);
   EXPECT_EQ(profile->rest_seconds, 0.001);
   EXPECT_DOUBLE_EQ(profile->step_seconds(/*microbatches=*/2), 2 * 0.028 + 0.02 + 0.001);
+  EXPECT_DOUBLE_EQ(profile->step_seconds(/*microbatches=*/2.5), 2.5 * 0.028 + 0.02 + 0.001);
 }
 
 TEST(StepProfile, WrittenProfileReadsBackTheSame) {

@@ -197,7 +197,7 @@ void print_sample(models::LanguageModel& model, const Prepared& run, const TextS
 /// Seconds of a step; 0 if there are no measurements for them.
 struct StepSeconds {
   double predicted = 0;
-  double alone = 0;  ///< seconds of one rank that makes the microbatches of a rank
+  double alone = 0;  ///< seconds of one rank that makes the microbatches of a rank, or their mean where they differ
 };
 
 /// Returns the seconds that follow from the files of --predict-links and --predict-profile.
@@ -209,8 +209,10 @@ StepSeconds seconds_by(const TrainCommand& command, const Prepared& run, const E
                 "[T0989] hint: leave --predict-links out");
   const MemoryPlan plan = ModelShapes(run.config).plan(engine.strategy(), mesh.topology());
   const TimingFiles files = read_timing(command.predicted_by);
+  const double microbatches =
+      static_cast<double>(microbatches_of_step(engine.strategy(), mesh.world_size())) / mesh.world_size();
   return {predicted_step(plan, files, mesh.topology().local_world_size).seconds,
-          files.profile.step_seconds(engine.strategy().gradient_accumulation)};
+          files.profile.step_seconds(microbatches)};
 }
 
 /// Returns the metrics file's header, except the run id and the time.

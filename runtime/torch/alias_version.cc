@@ -76,39 +76,42 @@ class SharedVersions final : public at::impl::VariableHooksInterface {
   const VariableHooksInterface& inner_;
 };
 
-/// Ends a `set_`: counts a write of `self`, as LibTorch's own kernel does, and makes `self` share the owner's counter.
-at::Tensor& counted(at::Tensor& self) {
-  torch::autograd::impl::bump_version(self);
+/// Makes a `set_` of `self` by calling `set`, and counts a write of `self`, as LibTorch's own kernels do. An alias of a
+/// parameter that leaves its memory takes a counter of its own first, since nothing is written in the parameter. An
+/// alias that comes to lie over a parameter then shares that parameter's counter.
+template <class Set>
+at::Tensor& set_and_count(at::Tensor& self, const Set& set) {
   c10::TensorImpl* const alias = self.unsafeGetTensorImpl();
+  const c10::TensorImpl* const before = find_owner(self);
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    set();
+  }
+  if (before && before != alias && !alias->is_inference())
+    alias->set_version_counter(c10::VariableVersion(alias->version_counter().current_version()));
+  torch::autograd::impl::bump_version(self);
   const c10::TensorImpl* const owner = find_owner(self);
   if (owner && owner != alias && !alias->is_inference()) alias->set_version_counter(owner->version_counter());
   return self;
 }
 
 at::Tensor& set_storage(c10::DispatchKeySet keys, at::Tensor& self, at::Storage source) {
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
+  return set_and_count(self, [&] {
     at::_ops::set__source_Storage::redispatch(keys & c10::after_ADInplaceOrView_keyset, self, std::move(source));
-  }
-  return counted(self);
+  });
 }
 
 at::Tensor& set_part_of_storage(c10::DispatchKeySet keys, at::Tensor& self, at::Storage source, c10::SymInt offset,
                                 c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides) {
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
+  return set_and_count(self, [&] {
     at::_ops::set__source_Storage_storage_offset::redispatch(keys & c10::after_ADInplaceOrView_keyset, self,
                                                              std::move(source), std::move(offset), sizes, strides);
-  }
-  return counted(self);
+  });
 }
 
 at::Tensor& set_tensor(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& source) {
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    at::_ops::set__source_Tensor::redispatch(keys & c10::after_ADInplaceOrView_keyset, self, source);
-  }
-  return counted(self);
+  return set_and_count(
+      self, [&] { at::_ops::set__source_Tensor::redispatch(keys & c10::after_ADInplaceOrView_keyset, self, source); });
 }
 
 struct Silent final : c10::WarningHandler {

@@ -277,7 +277,13 @@ TEST(Parameters, ReadThroughATensorThatWasSetOverItsMemoryIsNoWrite) {
     Tiny model = tiny();
     const auto trainer = scene.trainer(model);
     train(scene, *trainer, model, 0, 1);
-    scene.note(at::empty({0}).set_(model->head.detach()).sum().item<double>());
+    at::Tensor reader = at::empty({0});
+    scene.note(reader.set_(model->head.detach()).sum().item<double>());
+    scene.note(reader.set_(model->blocks->ptr<BlockImpl>(1)->up->weight.detach()).sum().item<double>());
+    // Neither leaving the parameters' memory nor a write of other memory is a write of a parameter.
+    reader.set_(at::zeros({2})).fill_(7);
+    at::Tensor data = model->head.data();
+    data.set_(at::zeros({2})).fill_(7);
     train(scene, *trainer, model, 1, 2);
     scene.note(*trainer, *model);
   });

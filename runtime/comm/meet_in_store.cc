@@ -23,28 +23,35 @@ constexpr const char* kGivenUp = "given_up";
 constexpr std::chrono::microseconds kFirstPause{200}, kLongestPause{10'000};
 constexpr std::chrono::milliseconds kBetweenQuestions{100};  // pause between questions whether a rank has given up
 
-std::string key_of_process(int rank) { return "process/" + std::to_string(rank); }
-
-/// Returns a text that is the same for processes whose numbers (pid_t) have one meaning, since they are on one host and
-/// in one container. It is "" if the system does not tell.
-std::string meaning_of_pids() {
+/// Returns the key of the list of this host's processes: of those whose numbers (pid_t) mean the same here, since they
+/// are on one host and in one container. It is "" if the system does not tell. The key counts the processes; number i
+/// has the key that entry_of returns.
+std::string key_of_processes() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string boot;
   std::error_code error;
   const std::string space = std::filesystem::read_symlink("/proc/self/ns/pid", error).string();
-  return file >> boot && !error ? boot + space : "";
+  return file >> boot && !error ? "processes/" + boot + space : "";
 }
+
+std::string entry_of(const std::string& list, std::int64_t i) { return list + "/" + std::to_string(i); }
 
 using Process = std::pair<int, ProcessHandle>;  // a rank, and its process
 
-/// Returns the processes of those of `ranks` that are on this host.
+/// Returns the processes of those of `ranks` that are on this host. It asks for no rank of another host, as a job may
+/// have thousands.
 std::vector<Process> processes_of(KeyValueStore& store, std::span<const int> ranks) {
-  const std::string meaning = meaning_of_pids();
+  const std::string list = key_of_processes();
   std::vector<Process> processes;
-  for (const int rank : ranks) {
-    const auto text = store.get(key_of_process(rank), std::chrono::milliseconds(0));
-    if (text.ok() && text->substr(text->find(' ') + 1) == meaning)
-      processes.emplace_back(rank, ProcessHandle(static_cast<pid_t>(std::atol(text->c_str()))));
+  if (ranks.empty() || list.empty()) return processes;
+  const std::int64_t count = store.add(list, 0).value_or(0);
+  for (std::int64_t i = 1; i <= count; ++i) {
+    const auto text = store.get(entry_of(list, i), std::chrono::milliseconds(0));
+    if (!text.ok()) continue;
+    char* pid = nullptr;
+    const int rank = static_cast<int>(std::strtol(text->c_str(), &pid, 10));
+    if (std::ranges::find(ranks, rank) != ranks.end())
+      processes.emplace_back(rank, ProcessHandle(static_cast<pid_t>(std::atol(pid))));
   }
   return processes;
 }
@@ -52,9 +59,10 @@ std::vector<Process> processes_of(KeyValueStore& store, std::span<const int> ran
 }  // namespace
 
 absl::Status publish_process(KeyValueStore& store, int rank) {
-  const std::string meaning = meaning_of_pids();
-  if (meaning.empty()) return absl::OkStatus();
-  return store.set(key_of_process(rank), std::to_string(getpid()) + " " + meaning);
+  const std::string list = key_of_processes();
+  if (list.empty()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::int64_t number, store.add(list, 1));
+  return store.set(entry_of(list, number), std::to_string(rank) + " " + std::to_string(getpid()));
 }
 
 void publish_given_up(KeyValueStore& store, const std::string& self, const absl::Status& reason) {

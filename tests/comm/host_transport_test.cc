@@ -7,12 +7,15 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <array>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <thread>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/meet_in_store.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/comm/forked_world.h"
 #include "tests/support/fork_ranks.h"
@@ -234,6 +237,22 @@ TEST(HostFailures, EndOfTheStoreIsNoTimeLimit) {
   EXPECT_EQ(exit_code_of(status), ExitCode::kPeerLost);
   EXPECT_THAT(message_of(status), AllOf(HasSubstr("rank 1/2: group world[0,1]: rank 0 is gone, which serves the store"),
                                         Not(HasSubstr("init_timeout_s"))));
+}
+
+TEST(HostFailures, EndedProcessEndsTheWaitsThatNeedItsRank) {
+  using std::chrono::milliseconds;
+  const auto ends = fork_ranks(2, [](int rank, KeyValueStore& store) -> absl::Status {
+    if (rank == 1) {
+      TESSERA_RETURN_IF_ERROR(publish_process(store, rank));
+      return store.set("published", "");
+    }
+    TESSERA_RETURN_IF_ERROR(store.get("published", milliseconds(60'000)).status());
+    const absl::Status other = get_from_others(store, "never", milliseconds(500), std::array{0}).status();
+    if (!absl::IsDeadlineExceeded(other)) return make_error(ExitCode::kInternal, message_of(other));
+    return get_from_others(store, "never", milliseconds(60'000), std::array{1}).status();
+  });
+  EXPECT_EQ(ends[0].exit_code, ExitCode::kPeerLost) << ends[0].message;
+  EXPECT_THAT(ends[0].message, HasSubstr("the process of rank 1 has ended"));
 }
 
 TEST(HostFailures, RankThatLeftIsNamed) {

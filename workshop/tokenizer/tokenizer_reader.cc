@@ -70,7 +70,7 @@ class TokenizerReader {
     const absl::Status status = diagnostics_.to_status(kTokenizerHint);
     if (!status.ok()) return make_error(ExitCode::kCorruptData, message_of(status));
     for (const char* key : {"truncation", "padding"})
-      if (child_of(*root, key))
+      if (log_rank().rank == 0 && child_of(*root, key))
         log_warning(fmt::format(
             "{}: \"{}\" is not applied: texts are neither cut nor padded here. [T1093] hint: set it to null, as "
             "training wants it",

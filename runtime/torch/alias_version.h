@@ -7,7 +7,8 @@ namespace tessera {
 /// Makes tensors that alias a parameter share the version counter of the parameter, as `detach()` does. Code that
 /// compares versions then sees writes through such tensors. LibTorch itself gives them counters of their own, so that
 /// these writes cannot be seen. The tensors are those of `tensor.data()` (Python's `.data`), and those that `set_` puts
-/// over the memory of a parameter. Python's storages write through such a tensor too (`untyped_storage().fill_()`).
+/// over the memory of a parameter, until `set_` puts them over other memory. Python's storages write through such a
+/// tensor too (`untyped_storage().fill_()`).
 ///
 /// `owner_of` returns the parameter in whose memory `alias` begins, or null if no parameter has the memory. It must not
 /// throw. The change holds for the whole process and for good, and `owner_of` of the first call stays in use.

@@ -29,12 +29,12 @@ Strategy with_defaults(Strategy strategy) {
 Adjust by_rule(const OptimizerConfig& rule) {
   return [rule](Strategy& s) { s.optimizer = rule; };
 }
-const OptimizerConfig kMomentum = {.type = OptimizerType::kSgd, .lr = 0.1, .weight_decay = 0.0, .momentum = 0.9};
+const OptimizerConfig kWithMomentum = {.type = OptimizerType::kSgd, .lr = 0.1, .weight_decay = 0.0, .momentum = 0.9};
 
 /// Returns `adjust` with momentum as the rule before it.
 Adjust by_momentum(const Adjust& adjust) {
   return [adjust](Strategy& s) {
-    s.optimizer = kMomentum;
+    s.optimizer = kWithMomentum;
     adjust(s);
   };
 }
@@ -47,7 +47,7 @@ const std::vector<OrderOption>& order_options() {
   };
   static const std::vector<OrderOption> list = {
       {"adamw"},
-      {"momentum", by_rule(kMomentum)},
+      {"momentum", by_rule(kWithMomentum)},
       {"inverse", by_momentum([](Strategy& s) { s.sync.asynchronous.scale = AgeScale::kInverse; })},
       {"compensated",
        by_momentum([=](Strategy& s) { s.sync.asynchronous.delay_compensation = delay(2.0, /*adaptive=*/false); })},
@@ -72,7 +72,7 @@ const std::vector<OrderOption>& order_options() {
       {.name = "weights, clipped",
        .adjust = by_momentum([](Strategy& s) { s.gradient_clipping = 0.2, s.gradient_accumulation = 2; }),
        .is_weighted = true},
-      {.name = "a skipped step", .adjust = by_rule(kMomentum), .skipping_rank = 1},
+      {.name = "a skipped step", .adjust = by_rule(kWithMomentum), .skipping_rank = 1},
       {"groups", [](Strategy& s) { s.optimizer.groups = {{.max_dim = 1, .lr_ratio = 0.25, .weight_decay = 0.5}}; }},
       {"a schedule", by_momentum([](Strategy& s) { s.lr_schedule.warmup_steps = 3; })},
       {"sgd", by_rule({.type = OptimizerType::kSgd, .lr = 0.1, .weight_decay = 0.1})},

@@ -15,7 +15,7 @@ def _of_a_copy(export: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that exports a tensor's memory as `export` does, but exports a copy if the memory is lent.
 
     An operator keeps its parameters in memory until it returns, and then another unit may get the memory. Code of the
-    program may run meanwhile: an autograd function, a custom operator, or a dispatch mode. What it exports may be
+    program may run meanwhile: an autograd function, an operator, or a dispatch mode. What it exports may be
     found anywhere later, in a context, a list, a global, or a tensor that is saved for backward.
     """
     @functools.wraps(export)

@@ -11,7 +11,7 @@ from programs_ranks import ENDINGS, STRATEGIES, STRATEGY
 TEXTS = {
     "written_outside_a_guard": "was written in place outside engine.gathered(write=True)",
     "written_through_data": "was written in place outside",
-    "written_through_a_storage": "was written in place outside",
+    "written_through_a_tensor_set_over_it": "was written in place outside",
     "written_into_an_array": "parameter head.weight of unit (root) was written through an array or a pointer under engine.gathered()",
     "moved_to_other_memory": "was given other memory",
     "unfrozen": "call engine.set_trainable",

@@ -43,7 +43,9 @@ Adjust by_momentum(const Adjust& adjust) {
 
 const std::vector<OrderOption>& order_options() {
   const auto delay = [](double lambda, bool adaptive) {
-    return DelayCompensationConfig{.lambda = lambda, .adaptive = adaptive, .decay = 0.75};
+    DelayCompensationConfig config{.lambda = lambda, .adaptive = adaptive};
+    if (adaptive) config.decay = 0.75;
+    return config;
   };
   static const std::vector<OrderOption> list = {
       {"adamw"},
@@ -64,10 +66,9 @@ const std::vector<OrderOption>& order_options() {
          s.sync.asynchronous.scale = AgeScale::kInverse;
          s.sync.asynchronous.delay_compensation = delay(0.5, /*adaptive=*/true);
          s.gradient_clipping = 0.2;
-         s.gradient_clip_value = 0.005;
        }},
       {"clipped by the norm", by_momentum([](Strategy& s) { s.gradient_clipping = 0.2; })},
-      {"clipped by value", by_momentum([](Strategy& s) { s.gradient_clip_value = 0.005; })},
+      {"clipped by value", by_momentum([](Strategy& s) { s.gradient_clipping = 0, s.gradient_clip_value = 0.005; })},
       {.name = "weights", .adjust = [](Strategy& s) { s.gradient_accumulation = 2; }, .is_weighted = true},
       {.name = "weights, clipped",
        .adjust = by_momentum([](Strategy& s) { s.gradient_clipping = 0.2, s.gradient_accumulation = 2; }),

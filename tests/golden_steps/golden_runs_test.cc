@@ -44,7 +44,6 @@
 #include "tests/golden_steps/gloo_ranks.h"
 #include "tests/golden_steps/golden_file.h"
 #include "tests/golden_steps/gpu_ranks.h"
-#include "tests/support/limits/long_tests.h"
 #include "tests/support/limits/patience.h"
 #include "tests/support/test_folder.h"
 
@@ -326,8 +325,6 @@ class GoldenRuns : public ::testing::TestWithParam<Configuration> {
 
 TEST_P(GoldenRuns, BitsAndTrafficEqualTheStoredOnes) {
   const Configuration& configuration = GetParam();
-  if (!tests_are_long() && !GoldenFile::is_written_anew())
-    GTEST_SKIP() << "scripts/test --long and golden_runs_test with TESSERA_LONG_TESTS=1 run it";
   if (configuration.is_on_gpu() && !has_emulated_gpus()) GTEST_SKIP() << "this build emulates no GPUs";
   const std::vector<Told> told = trained(configuration);
   golden_traffic().expect(configuration.name, of_all_ranks(told, &Told::traffic));

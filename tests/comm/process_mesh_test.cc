@@ -516,7 +516,7 @@ TEST(ProcessMeshTest, RankThatDiesBeforeTheFirstCallIsMissed) {
     Deadline soon(3s + 7s);
     ForkedRanks ranks(3, [&](int rank, KeyValueStore& outside) -> absl::Status {
       if (rank == 1) {
-        const std::string word = row_of(absent.transport).word;
+        const std::string word = word_of(absent.transport);
         TESSERA_ASSIGN_OR_RETURN(const auto store, tcp_store(topology_of(rank, 3, 1, port), kNeverPassed, word));
         if (absent.dies) ::raise(SIGKILL);
         return told(outside, "end/2").status();

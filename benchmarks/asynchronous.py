@@ -50,7 +50,7 @@ from push_orders import Clock, Costs
 
 STUDIES = ("digits", "text")
 RANKS, BATCH, BUCKETS = 4, 8, 20
-LOSS_AT = 0.9                  # others are to reach the loss of the synchronous run at this share of its steps
+LOSS_AT = 0.9                  # the other ways are to reach the synchronous run's loss at this share of its steps
 TUNING_SEED = 0
 CALIBRATION_STEPS = 24
 FACTORS = (1, 0.5, 0.25)       # factors of the synchronous run's learning rate: the other ways choose among these rates
@@ -146,7 +146,7 @@ def with_order(made, key, path):
 
 
 def run_of(study, way, rate, seed, timeline, name):
-    """Returns a run whose ranks wait for nothing: its "clock" is None. A run whose ranks keep a clock has it there."""
+    """Returns a run whose ranks wait for nothing: its "clock" is None. The caller sets "clock" if ranks keep one."""
     tickets = None if way == "backups" else timeline.tickets(RANKS)
     return {"name": name, "way": way, "seed": seed, "batch": BATCH, "strategy": strategy(study, way, rate), "clock": None, "tickets": tickets,
             "steps": 1 + max(step.ticket for step in timeline.steps) // RANKS, "expected_s": timeline.seconds()}
@@ -171,7 +171,8 @@ def curve(moments):
 
 
 def moments_of(found, timeline=None):
-    """Returns [(seconds, loss)] of all gradients of a run: seconds of `timeline`, or measured seconds."""
+    """Returns [(seconds, loss)] of all gradients of a run. The seconds are those of `timeline`, or measured if it is
+    None."""
     if timeline is None:
         return [each for of in found["ranks"] for each in zip(of["ends"], of["losses"])]
     by_ticket = {ticket: each for of in found["ranks"] for ticket, each in zip(of["tickets"], of["losses"])}
@@ -185,7 +186,8 @@ def final_loss(found):
 
 
 def seconds_to(of_run, wanted):
-    """Returns the seconds at which a curve comes down to the loss `wanted`, between two of its points; None if it never does."""
+    """Returns the seconds at which a curve reaches the loss `wanted`, interpolated between two of its points. Returns
+    None if it never does."""
     last = None
     for now in zip(of_run["ends"], of_run["losses"]):
         if not math.isfinite(now[1]):
@@ -291,7 +293,7 @@ class Study:
         return timeline_of(way, self.clock(clock), self.costs, self.runs.steps(), seed)
 
     def run(self, way, clock, rate, seed):
-        """Returns the run from which a way's losses come. Where only data decide, it is the same for all clocks."""
+        """Returns the run from which a way's losses come. It is the same for all clocks if only the data decides."""
         kind = WAYS[way].kind
         timeline = self.timeline(way, clock, seed)
         run = run_of(self.study, way, rate, seed, timeline, f"{way} {'any' if kind == 'met' else clock} {rate:g} {seed}")
@@ -308,7 +310,7 @@ class Study:
         return run
 
     def tune(self):
-        """Chooses the rates, by the training loss under the clock of equal ranks. The seed is none of the study's."""
+        """Chooses the rates, by the training loss under the clock of equal ranks. The study does not use this seed."""
         def best(rates_of):
             """Returns {way: the best of its rates}. A way with only one rate is not trained."""
             wanted = {way: [self.run(way, "alike", rate, TUNING_SEED) for rate in rates] for way, rates in rates_of.items() if len(rates) > 1}
@@ -378,7 +380,7 @@ def seconds_text(value):
 
 
 def reached(row, wanted):
-    """Returns the text of the seconds to a loss. It says how many seeds reach the loss if not all do."""
+    """Returns a text with the seconds until a loss is reached. It says how many seeds reach the loss if not all do."""
     times = [time for of_run in row["runs"] if (time := seconds_to(of_run["curve"], wanted)) is not None]
     if not times:
         return "not reached"

@@ -155,7 +155,7 @@ def trained(run, data):
     """Returns the outcome on rank 0, and None on the other ranks.
 
     "ranks" has the tickets, losses and ends of each rank. An end is the seconds from the start of the run to the end of
-    a step. `pull_s` is the median time of a pull, `push_s` that of a call of step(), and `meet_s` is from meeting_s."""
+    a step. `pull_s` is the median time of a pull, `push_s` that of a call of step(). `meet_s`: see meeting_s."""
     torch.manual_seed(run["seed"])
     model = data.model()
     engine = tessera.Engine(model, run["strategy"])

@@ -9,9 +9,11 @@
 
 Results are in results/asynchronous_targets.json.xz. Without --page the table is printed. The sections are:
 
-* `quotas`, `hogwild`, `deal`: sides whose ranks all exist at the same time and train by turns, as in turns.py. A side's speed in a turn is
-  the sum over its ranks of steps per second, between the ends of a rank's first and last step in the turn.
-* `wire`: a worker on one host and a parameter server on another host of scripts/net_lab, whose compute is a timed sleep.
+* `quotas`, `hogwild`, `deal`: sides whose ranks all exist at the same time and train by turns, as in turns.py. A side's
+  speed in a turn is the sum of its ranks' speeds. The speed of a rank is its steps per second between the ends of its
+  first and last step in the turn.
+* `wire`: a worker on one host and a parameter server on another host of scripts/net_lab. The worker's compute is a
+  timed sleep.
 * `soak`: workers and parameter servers that are killed, and workers that join. Each parameter counts how often a step was applied to it, so
   a step that is lost or applied twice is seen in the values.
 
@@ -71,7 +73,7 @@ class Compared(typing.NamedTuple):
 
     about: str
     sides: dict
-    rows: tuple            # (what, side, side, what is wanted of the speed of the first over that of the second)
+    rows: tuple            # (what, side, side, wanted ratio of the first side's speed to the second side's)
     batch: int             # sequences of a microbatch
     turn_s: float
     rounds: int
@@ -249,7 +251,7 @@ def speed_of(ends):
 
 
 def ratios(one, other):
-    """Returns the ratio of the speeds of each round in which both are known."""
+    """Returns, for each round in which both speeds are known, their ratio."""
     return [mine / theirs for mine, theirs in zip(one, other) if mine is not None and theirs is not None]
 
 
@@ -319,7 +321,7 @@ def wire_rows(found):
         pulled, pushed = (row["link"][way] / of_parameters for way in ("received", "sent"))
         yield (f"{about}: push and pull over the wire's time for the bytes, {wire:.3f} s (pulled and pushed: {pulled:.3f} and {pushed:.3f} of "
                "the parameters' bytes)", f"{(middle['moved'] - middle['moved_alone']) / wire:.3f}", "at most 1.10")
-        if row["units"] > 1:  # one unit has nothing to hide behind
+        if row["units"] > 1:  # a single unit has no other compute to overlap with
             yield (f"{about}: exposed beside {found['compute_s']:g} s of compute, of the wire's time",
                    f"{(middle['computed'] - middle['computed_alone']) / wire:.3f}", "at most 0.10")
 
@@ -507,7 +509,7 @@ class Soak:
         self.addresses = [f"127.0.0.1:{ranks.free_port()}" for _ in range(SERVERS)]
         os.environ |= {"TESSERA_SERVERS": ",".join(self.addresses), "TESSERA_SERVERS_SECRET": SECRET}
         self.servers, self.workers, self.started = [], [], 0
-        self.ends, self.named = [], []  # processes that ended by themselves; workers that failed as a server was killed
+        self.ends, self.named = [], []  # processes that ended by themselves; workers that failed after a server's kill
 
     def start_server(self, number):
         with open(self.folder / f"server{number}.log", "a") as log:

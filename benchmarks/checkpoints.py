@@ -5,7 +5,7 @@ ranks.
 
 Every rank holds a model under FSDP2 with AdamW, and the same model under an Engine. A checkpoint has 12 bytes per
 parameter: values and two moments, fp32. Each round makes all saves and loads once, between barriers. The seconds are
-those of rank 0. If fio is installed, it also writes and syncs as many bytes as a checkpoint has in each round. Each
+those of rank 0. If fio is installed, it also writes and syncs as many bytes as a checkpoint has, once per round. Each
 rank has one fio job. The bytes go once through the page cache, and once past it. fio itself reports these seconds,
 without the time of its start. "plain file" is a file that this program itself writes and syncs. The files of the
 previous round are removed before each round, outside of the measured time. Tessera removes old checkpoints itself,
@@ -100,7 +100,7 @@ def fio_seconds(folder, jobs, megabytes, direct):
 
 
 def verdict(median, fio):
-    """Compares a median with the target: min(1.5 times as fast as DCP, 0.95 of fio)."""
+    """Compares Tessera's median with the target speed: the smaller of 1.5 times DCP's and 0.95 of the better fio's."""
     ours, dcp_limit = median["Tessera save"], median["DCP save"] / 1.5
     text = f"Tessera save {ours:.3f} s; 1.5 times as fast as DCP would be {dcp_limit:.3f} s"
     if not fio:

@@ -1,5 +1,5 @@
-"""The contenders of the comparison. Each has a row with its family, how it is started, and where it is measured. It
-uses the standard library only.
+"""The contenders of the comparison. Each has a row with its family, how it is started, and where it is measured. This
+module uses the standard library only.
 
 A contender of PyTorch, DeepSpeed or the Python package is named by an argument of peers/step.py, and a contender of
 Tessera by a strategy.

@@ -78,8 +78,8 @@ def can_count():
 
 
 def counted(words):
-    """Runs the command in its own network. Returns the number of bytes over its loopback. Returns None if no such
-    network can be made."""
+    """Runs the command in a new network namespace, and returns the number of bytes over its loopback. If no namespace
+    can be made, runs the command without one, and returns None."""
     if not can_count():
         run(words)
         return None

@@ -29,8 +29,8 @@ class Run:
 
     samples_s: list                 # [[seconds of a timed step]]
     losses: list                    # [[loss of a step, from the first]]
-    # Other reported numbers. They are "allocated_bytes" and "planned_bytes" of Tessera's first rank, and "exposed_s" of
-    # its timed steps; "allocated_peak_bytes" of PyTorch's tensors on a GPU.
+    # Other reported numbers. Tessera's first rank reports "allocated_bytes", "planned_bytes", and the "exposed_s" of
+    # its timed steps. PyTorch reports the "allocated_peak_bytes" of its tensors on a GPU.
     facts: dict
     peak_bytes: float = None        # peak as memory.py measures it, mean over the ranks; only if asked for, and then nothing is timed
 
@@ -62,8 +62,8 @@ class Launcher:
 
     def train(self, contender, work, folder, count=1, limit_s=TIMEOUT_S, steps=None, memory=False, more=(), watch=None):
         """Trains a contender. `steps`: if given, only this many steps are made, and none of them is timed. `more`:
-        arguments. `watch`: as in ranks.run_ranks. Raises ranks.ContenderFailed if the contender fails or does not end
-        in time."""
+        further arguments of the command. `watch`: as in ranks.run_ranks. Raises ranks.ContenderFailed if the contender
+        fails or does not end in time."""
         for old in folder.glob("metrics.*"):
             old.unlink()
         sampler = None
@@ -141,8 +141,8 @@ def steps_of(path):
 
 
 def read(folder, work, steps=None):
-    """Returns the Run that left its metrics in `folder`. Raises ContenderFailed unless each rank that reported
-    trained all steps of this model."""
+    """Returns the Run that left its metrics in `folder`. Raises ContenderFailed if no rank left metrics, or if the
+    metrics of a rank are not those of all steps of this model with finite losses."""
     files = sorted(folder.glob("metrics.*.jsonl"))
     if not files:
         raise ranks.ContenderFailed("it left no metrics")

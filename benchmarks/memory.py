@@ -63,8 +63,8 @@ def formula_bytes(stage, parameters, ranks, dtype):
     figure 1).
 
     With P bf16 parameters over N ranks, stages 0 to 3 need 16P, 4P + 12P/N, 2P + 14P/N and 16P/N bytes. (There are 2
-    bytes each for the parameter and its gradient, and 12 for the fp32 master and two moments.) With fp32 parameters
-    there is no second copy: 4 + 4 + 8 bytes. Activations do not count.
+    bytes each for the parameter and its gradient, and 12 for the fp32 master and two moments.) There is no second copy
+    of fp32 parameters, so each needs 4 + 4 + 8 bytes. Activations do not count.
     """
     parameter, gradient, state = {"fp32": (4, 4, 8), "bf16": (2, 2, 12)}[dtype]
     sharded = {0: 0, 1: state, 2: state + gradient, 3: state + gradient + parameter}[stage]

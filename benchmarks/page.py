@@ -102,7 +102,8 @@ def html_list(lines):
 
 
 def noted(data):
-    """Returns (the task that failed or was not run and when, the first line of the reason, the other lines)."""
+    """Yields (the task, with the round in which it failed or was not run; the first line of the reason; its other
+    lines)."""
     for section, turn in (("failed", ", round {}"), ("not_run", ", from round {} on")):
         for entry in data[section]:
             first, *rest = entry["why"].strip().splitlines()

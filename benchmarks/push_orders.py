@@ -22,7 +22,7 @@ class Clock(typing.NamedTuple):
     """How long each rank takes for the forward and backward of a step."""
 
     step_s: float
-    slowness: tuple               # [rank]: how many times as long as step_s its steps are
+    slowness: tuple               # [rank]: the seconds of the rank's steps, divided by step_s
     stall_share: float = 0.0      # the share of steps in which a rank stands still
     stall_s: float = 0.0
 
@@ -41,9 +41,9 @@ class Costs(typing.NamedTuple):
 
 
 def meeting_s(step_s):
-    """Returns the median over steps of the shortest time of a rank. That rank came last, and waited for nobody.
-    `step_s`: [rank][step]. Returns None if ranks made different numbers of steps that counted, since then no step
-    belongs to all ranks. (A late rank of `backups` makes no step that counts.)"""
+    """Returns the median over steps of the shortest time that a rank spent in step(). That rank came last, and waited
+    for nobody. `step_s`: [rank][step]. Returns None if ranks made different numbers of steps that counted, since then
+    no step belongs to all ranks. (A late rank of `backups` makes no step that counts.)"""
     shortest = [min(of_ranks) for of_ranks in zip(*step_s)]
     return statistics.median(shortest) if shortest and len(set(map(len, step_s))) == 1 else None
 
@@ -104,8 +104,8 @@ def _by_end(steps, dropped=0):
 def asynchronous(clock, costs, work, seed, max_staleness=None):
     """Returns the Timeline of ranks that push `work` gradients together. A rank pushes a gradient as soon as it has
     one. If `max_staleness` is given, a rank that has made k steps begins the next step once all ranks have made
-    k - max_staleness steps. If it is 0, the gradients of a round are pushed in rank order, and
-    `work` must be the same for each rank."""
+    k - max_staleness steps. If `max_staleness` is 0, the gradients of a round are pushed in rank order, and `work` must
+    be the same for each rank."""
     ranks = len(clock.slowness)
     if max_staleness == 0:
         return _rounds(clock, costs, work, seed)
@@ -148,7 +148,7 @@ def _rounds(clock, costs, work, seed):
 
 def meeting(clock, costs, count, seed, every=1):
     """Returns the Timeline of ranks that make `count` steps each and meet in every `every`-th of them. Synchronous
-    ranks meet in each step. A step without a meeting ends with an update of the rank's own, which takes push_s."""
+    ranks meet in each step. A step without a meeting ends with the rank's own update, which takes push_s."""
     ranks = len(clock.slowness)
     at, steps = [0.0] * ranks, []
     for number in range(1, count + 1):

@@ -5,7 +5,7 @@ One object:
     schema, where        "host", "net" or "gpu"
     quick                whether the run is a smoke test, whose figures have no meaning
     runs         [{command, sections, started, seconds, rounds, commit {hash, dirty}, machine {...} or null, ...}]
-                         the latest run, and before it the runs that it adds to, with the sections that are still theirs
+                         the latest run, and earlier runs with those of their sections that are still here
     versions     {...}
     contenders   [{name, family, label, group, stage, private_copies}]
     works        [{name, title, model, dtype, parameters, batch, steps, warm_up, contenders}]

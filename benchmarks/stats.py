@@ -46,8 +46,8 @@ def thinned(samples, most):
 
 
 def sample_of(samples, most):
-    """Returns at most `most` samples in order of size. It is for lists whose order in time does not matter. In this
-    order they need a third of the space in a file."""
+    """Returns at most `most` samples in order of size. It is for lists whose order in time does not matter. Sorted
+    samples need a third of the space in a file."""
     return sorted(thinned(samples, most))
 
 

@@ -43,7 +43,8 @@ STEPS = {
     ),
 }
 
-# Targets for peak memory on a host. "plan" is the number of Tessera's plan divided by the measured one.
+# Targets for peak memory on a host. For the peer "plan", the ratio is the plan's number of bytes divided by the
+# measured number.
 MEMORY = (
     (None, "plan", "tessera_full_shard", 1 / 1.02),
     (None, "torch_fsdp2", "tessera_full_shard", 2.0),

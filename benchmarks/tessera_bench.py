@@ -3,8 +3,8 @@
     collectives  {"cases": [{"operation", "memory": "private" | "group" | "common", "dtype", "bytes",
                              "samples_ns": [...], "limit_s": seconds or null}]}
                  bytes: the full buffer, as in peers/gloo_collectives.py; 0 for the barrier. limit_s: the same reads and
-                 writes by all ranks at once, without waiting. dtype: of sums; something else where bytes are moved. The
-                 fields "operation" and "samples_ns" are handed on as "collective" and "samples_s".
+                 writes by all ranks at once, without waiting. dtype: of sums; an integer type where bytes are only
+                 moved. The fields "operation" and "samples_ns" are handed on as "collective" and "samples_s".
     optimizer    {"cases": [{"name", "numel", "bytes", "samples_s": [...], "limit_s": seconds or null}]}, one thread (on
                  the GPU with --gpu). Names that have a peer: "fp32", "mixed" (bf16 parameters, fp32 masters),
                  "mixed_bf16_moments", on the GPU "mixed_8bit_moments". bytes: read and written.

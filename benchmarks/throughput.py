@@ -11,9 +11,9 @@ code 77). A host has one rank of one thread. Each cell is a separate run, and ea
 
 "No communication" is a run of as many ranks as there are hosts. They train at the same time, each of them alone. It
 shows how fast the cores of this one machine can be. The throughput without communication does not grow any more with
-more ranks than cores. The number to look at is therefore each contender's share of it. The bytes that the busiest
-host's link carries in a step, with headers and small messages, are compared with a formula. The exit code is 1 if both
-differ by more than 10 %.
+more ranks than cores. The number to look at is therefore each contender's share of this throughput. The bytes that the
+busiest host's link carries in a step, with headers and small messages, are compared with a formula. The exit code is 1
+if these bytes differ from the formula by more than 10 %.
 
 Sections of the results:
 
@@ -160,7 +160,7 @@ class ThroughputResults(Results):
         return [row for work in self.works.values() for hosts in self.hosts for name in self.contenders if (row := self.row(work, hosts, name))]
 
     def far_off(self):
-        """Returns the rows whose link carried bytes that differ from the formula by more than WITHIN."""
+        """Returns the rows in which the bytes of the link differ from the formula by more than WITHIN."""
         return [row for row in self.rows() if row["over_formula"] is not None and abs(row["over_formula"] - 1) > WITHIN]
 
 

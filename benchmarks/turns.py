@@ -8,11 +8,11 @@
 A side is the name of a contender (contenders.py). A "@" and the build folder of another `tessera` may follow. Further
 words are keys of the strategy with values in JSON that have no spaces, or arguments of `tessera train`.
 
-benchmarks/run starts contenders one after the other. So minutes lie between two of them, and the other load of the
-machine changes in this time. Here the ranks of a side are stopped (SIGSTOP) while another side trains. A side trains
-for a fraction of a second or a few seconds at a time (a turn), so all sides see the same machine. In each round the
-median of one side is divided by the median of the other side. The ratio of two sides is the median of this ratio over
-all rounds, and it has a 95 % interval. A step in which a side was stopped does not count.
+benchmarks/run starts contenders one after the other. So minutes pass from one contender to the next, and the other load
+of the machine changes in this time. Here the ranks of a side are stopped (SIGSTOP) while another side trains. A side
+trains for a fraction of a second or a few seconds at a time (a turn), so all sides see the same machine. In each round
+the median of one side is divided by the median of the other side. The ratio of two sides is the median of this ratio
+over all rounds, and it has a 95 % interval. A step in which a side was stopped does not count.
 
 All sides are in memory at the same time. The program uses the standard library only.
 """
@@ -64,7 +64,7 @@ class Side:
         self._processes = []
 
     def start(self, work, count, python, scratch):
-        """Starts the ranks, waits until they have made the warm-up steps of the workload, and stops them."""
+        """Starts the ranks, waits until rank 0 has made more steps than the workload's warm-up has, and stops them."""
         contender = dataclasses.replace(self.contender, more=self.contender.more | self.keys)
         work = dataclasses.replace(work, steps=STEPS, cool_down=0)
         launcher = launch.Launcher(harness.binary(self.folder), {contender.family: python})

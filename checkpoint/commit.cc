@@ -20,7 +20,7 @@ void append_text(std::string& bytes, std::string_view text) {
   bytes += text;
 }
 
-/// Reads fields one after another from bytes that may be damaged. Behind the end of the bytes it returns zeros and
+/// Reads fields one after another from bytes that may be damaged. Once the bytes are used up, it returns zeros and
 /// empty texts, and `is_whole` becomes false.
 class PieceReader {
  public:

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Bytes by name.
+/// Parts of a commit: their bytes, by name.
 using CommitParts = std::map<std::string, std::string>;
 
 /// The data, in addition to records, that one rank writes when its part of a step is on the disk (DurableConfig).
@@ -17,7 +17,7 @@ struct Commit {
   std::int64_t generation = 0;  ///< number of the commit in its folder, from 1
   std::uint64_t run = 0;        ///< random number that rank 0 drew for the run that made the commit
   std::int64_t step = 0;        ///< StepResult::step
-  /// Hash of the layout, which says what each byte belongs to. A commit with another hash cannot be used.
+  /// Hash of the layout. (The layout says to what each byte belongs.) A commit with another hash cannot be used.
   std::uint64_t layout = 0;
   CommitParts parts = {};
 };

@@ -22,8 +22,8 @@ namespace tessera {
 ///
 /// - rank-0000r.commit-0 and .commit-1;
 /// - .lock, which stays when the run ends;
-/// - .begun, which is empty, and exists as soon as all ranks have a commit. If a folder has this file and no commits,
-///   the commits are lost. If it has neither, its run ended before the first commit.
+/// - .begun, which is empty, and is written before the second commit, since all ranks have a commit then. If a folder
+///   has this file and no commits, the commits are lost. If it has neither, its run ended before the first commit.
 /// - .kept-0123456789abcdef, with bytes that are not written again with each commit; commits name these bytes by their
 ///   hash.
 class CommitLog {
@@ -46,7 +46,8 @@ class CommitLog {
   absl::Status remove_leftovers() const;
   /// Returns whether all ranks have had a commit.
   bool has_begun() const;
-  /// Notes that all ranks have a commit. REQUIRES: the second commit was not written yet.
+  /// Notes that all ranks have a commit; only the first call does anything. REQUIRES: the second commit was not written
+  /// before the first call.
   absl::Status begin() const;
   /// Writes a commit in place of the commit whose generation is lower by 2. At any moment the file has either the old
   /// or the new commit, even after errors, kills and power loss. After an error it may have either of the two (see

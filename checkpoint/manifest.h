@@ -45,7 +45,7 @@ struct SavedParameter {
   /// parameter's noise depends on these three numbers if states are rounded stochastically.
   std::int64_t unit = 0, group = 0, first_element = 0;
   std::int64_t numel = 0;  ///< number of elements, computed from `shape`
-  /// Names of the parameter's states. Without a value, it has all states of the manifest, or none if it is frozen.
+  /// Names of the parameter's states. No value: it has all states of the manifest, or none if it is frozen.
   std::optional<std::vector<std::string>> states = {};
   /// Shapes, by name, of states that belong to the whole parameter and not to each element.
   std::map<std::string, std::vector<std::int64_t>> state_shapes = {};
@@ -103,7 +103,8 @@ struct SavedResiduals {
   friend bool operator==(const SavedResiduals&, const SavedResiduals&) = default;
 };
 
-/// The processor with which the ranks of a run with "reproducible" computed. The bits of operators depend on it.
+/// The processor with which the ranks of a run with "reproducible" computed. The bits of operators' results depend on
+/// the processor.
 struct SavedProcessor {
   std::int64_t threads = 0;  ///< LibTorch's threads on each rank; 0 on a GPU, whose operators do not depend on them
   std::string libtorch;      ///< the instruction set of LibTorch's operators, such as "AVX512"
@@ -169,7 +170,7 @@ struct Manifest {
   std::optional<SamplerCursor> data;
   std::vector<SavedFile> files;
   std::optional<SavedResiduals> residuals = {};  ///< set for runs whose compression keeps residuals
-  std::optional<SavedProcessor> processor = {};  ///< set for runs with "reproducible" of version 0.2 and later
+  std::optional<SavedProcessor> processor = {};  ///< set by Tessera 0.2 and later, for runs with "reproducible"
 
   /// Returns the version that the manifest's text has.
   std::int64_t version() const;

@@ -82,7 +82,7 @@ void add_the_rest(const SavedCheckpoint& from, std::vector<Piece>& pieces) {
 }
 
 /// Returns [file]: its pieces. All parameters, one after another, are cut into as many runs as there are files. The
-/// runs have equal numbers of blocks.
+/// runs have equal numbers of blocks, except that the last runs may be shorter or empty.
 std::vector<std::vector<Piece>> cut(const SavedCheckpoint& from, std::int64_t files) {
   std::int64_t all = 0;
   for (const SavedParameter& parameter : from.manifest().parameters) all += blocks_of(parameter.numel);

@@ -25,7 +25,8 @@ namespace {
 constexpr std::int64_t kMostManifestBytes = std::int64_t{256} << 20;
 constexpr std::size_t kMostOpenFiles = 16;
 /// The number of chunks that are kept. Neighbouring parameters of a unit lie in as many files as the run had ranks, and
-/// are read from these files alternately. With this number of chunks, no chunk is read twice.
+/// are read from these files alternately. Several chunks are kept, so that the next piece in a file often finds its
+/// chunk among them.
 constexpr std::size_t kMostChunks = 4;
 constexpr std::size_t kNamedPieces = 3;
 

@@ -122,7 +122,7 @@ class SavedCheckpoint {
   Manifest manifest_;
   std::uint64_t hash_ = 0;
   std::map<std::string, std::vector<Place>> tensors_;  ///< key: "what|name"
-  /// keys of the tensors that were checked, used during the check
+  /// key: "what|name"; whether the tensor was checked, used by check_tensors
   std::map<std::string, bool> checked_;
   std::list<std::pair<std::size_t, ShardReader>> readers_;  ///< readers of the files that were used last, the latest
                                                             ///< first

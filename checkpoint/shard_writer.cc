@@ -86,7 +86,7 @@ void ShardWriter::hash_chunk() {
   hashed_ = filled_;
 }
 
-/// Writes the block that is full while the other one is filled.
+/// Begins to write the full block. Meanwhile the other block is filled.
 absl::Status ShardWriter::hand_over_block() {
   TESSERA_RETURN_IF_ERROR(end_write());
   const auto bytes = std::span<const std::byte>(blocks_[block_].span()).first(filled_);

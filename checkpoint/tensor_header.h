@@ -22,8 +22,9 @@ struct FileTensor {
   std::int64_t end() const { return begin + bytes; }
 };
 
-/// The header of a safetensors file of other programs: 8 bytes with the length of a JSON object in little endian, and
-/// the object. The data follows. (ShardHeader is the header of this project's own shards, whose tensors are pieces.)
+/// The header of a safetensors file of other programs: first 8 bytes that hold, in little endian, the length of a JSON
+/// object, and then the object. The data follows. (ShardHeader is the header of this project's own shards, whose
+/// tensors are pieces.)
 struct TensorHeader {
   static constexpr std::int64_t kMostBytes = 100'000'000;  ///< limit for the JSON, the same as in the library
                                                            ///< safetensors
@@ -56,8 +57,8 @@ std::string write_tensor_header(const std::vector<FileTensor>& tensors);
 /// Sets `begin` and `bytes` so that tensors follow each other.
 void place_tensors(std::vector<FileTensor>& tensors);
 
-/// The text of the head of a safetensors file (https://github.com/huggingface/safetensors): 8 bytes with the length of
-/// a JSON object in little endian, and the object.
+/// The text of the head of a safetensors file (https://github.com/huggingface/safetensors): first 8 bytes that hold, in
+/// little endian, the length of a JSON object, and then the object.
 
 /// Returns a tensor as a further member of that object, with a comma in front. `begin`, `end`: bytes counted from the
 /// beginning of the data.

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// The save of a checkpoint that runs beside training, as the Engine sees it: engine/saving makes it (BackgroundSave).
+/// A save that runs beside training, as the Engine sees it. engine/saving makes it (BackgroundSave).
 /// Its destructor waits for the end.
 class SaveUnderWay {
  public:

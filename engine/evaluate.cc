@@ -28,7 +28,8 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
                                             const std::function<std::optional<LossNumber>()>& loss_of_next) {
   Training& training = state_->training;
   training.expect_not_updated("evaluate");
-  // All ranks find the same wrong arguments. They throw after or_abort, which would end the job.
+  // All ranks find the same wrong arguments. They throw after or_abort has returned, since an error inside it would end
+  // the job.
   const auto agreed = training.job.or_abort("evaluate", [&]() -> absl::StatusOr<Evaluation> {
     const at::NoGradGuard no_grad;
     const FlopCounter::Pause no_flop(training.times.flops ? &*training.times.flops : nullptr);

@@ -119,9 +119,8 @@ struct Gathered::State {
   }
   void store();
   /// Throws tessera::Error (64), with the parameter's name, if values have changed under this guard, which only reads.
-  /// ParameterChecks notices an operator that writes by the parameter's version. A write through an array or a pointer
-  /// does not change the version.
-  /// Where ranks have shards or masters of their own, such a write would be lost.
+  /// ParameterChecks uses the parameter's version to notice an operator that writes. A write through an array or a
+  /// pointer does not change the version. Where ranks have shards or masters of their own, such a write would be lost.
   void expect_unwritten() const;
   /// Returns whether values stay the same under this guard unless the program writes them wrongly. A guard around this
   /// one may write, and under Hogwild other ranks write at any time.

@@ -21,10 +21,11 @@ namespace tessera {
 
 // This file runs a function again in backward, so that the tensors which it saved need not be kept.
 //
-// A Call is one call of checkpoint(). Hooks notes in the first run how each saved tensor looks, and keeps only tensors
-// that stay alive anyway. A node of backward that needs another one calls `take`, which makes the second run if there
-// was none (`run_again`). SecondRun collects the tensors that are saved again and compares each with that of the first
-// run. An exception ends the function after the last one (NothingIsMissing).
+// A Call is one call of checkpoint(). The first run makes a Hooks object for each saved tensor. It notes how the tensor
+// looks, and keeps the tensor only if it stays alive anyway. A node of backward that needs a tensor that was not kept
+// calls `take`, which makes the second run if there was none (`run_again`). SecondRun collects the tensors that are
+// saved again, and compares each with the same tensor of the first run. When the last of them is saved, an exception
+// ends the function (NothingIsMissing).
 
 namespace {
 
@@ -74,8 +75,8 @@ class WithRandomStates {
 };
 
 /// Turns autocast's cache off while it lives. Otherwise code after the optimizer's step would get casts of old
-/// parameters from the cache. The cache's key is the tensor without its version, and only the program empties it, at
-/// the end of its autocast region.
+/// parameters from the cache. The cache's key is the tensor without its version, and only the program empties the
+/// cache, at the end of its autocast region.
 class WithoutCachedCasts {
  public:
   WithoutCachedCasts() : before_(at::autocast::is_autocast_cache_enabled()) {

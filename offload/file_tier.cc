@@ -21,10 +21,10 @@ namespace {
 //
 // A slot is memory for one record. `get` finds the record's slot, or takes the slot whose record was put or released
 // first (`take_slot`). If the slot does not have the record yet, `get` begins a read and waits for its end
-// (`bring_in`). `fetch` only finds the slot and begins the read. `put` begins a write. `end_write` waits for it: when
-// the slot is needed, when `write_behind` other records have been put or released since, or in `flush`. The ring's tags
-// are slot numbers; copies, which need no slot, have tags from kCopies on. The first failure is kept in `failure_`, and
-// every call returns it.
+// (`bring_in`). `fetch` only finds the slot and begins the read. `put` begins a write. `end_write` waits for the write:
+// when the slot is needed, when `write_behind` other records have been put or released since, or in `flush`. The ring's
+// tags are slot numbers. Copies need no slot, and have tags from kCopies on. The first failure is kept in `failure_`,
+// and every call returns it.
 
 /// the smallest tag of a copy in the ring; lower tags are those of slots
 constexpr std::uint64_t kCopies = std::uint64_t{1} << 32;
@@ -109,7 +109,7 @@ FileTier::~FileTier() {
 
 bool FileTier::fetch(std::int64_t record) {
   if (!failure_.ok() || !is_on_disk(record)) return true;
-  // A request in addition to `in_flight` requests would have to wait in the ring.
+  // The ring lets a request wait while `in_flight` earlier requests are under way.
   const int most = std::min(options_.read_ahead + options_.write_behind,
                             std::max(options_.read_ahead, options_.io.in_flight - options_.write_behind));
   const bool has_room = options_.read_ahead > 0 && fetched_ < most;

@@ -43,9 +43,9 @@ struct FileTierOptions {
   int most_held = 1;     ///< 1 or more
   int read_ahead = 4;    ///< 0 or more; each record that is read ahead hides the latency of one read
   int write_behind = 3;  ///< 0 or more; if it is 0, `put` waits for its write
-  /// Bytes of memory for records that always stay in memory and are never on disk. As many records are chosen as fit:
-  /// some of the first `resident_first` records, then some of the others. The chosen records are spread evenly, so that
-  /// the disk works on other records while the program uses them.
+  /// Bytes of memory for records that always stay in memory and are never on disk. As many records are chosen as fit
+  /// into these bytes: first among the first `resident_first` records, then among the others. The chosen records are
+  /// spread evenly, so that the disk works on other records while the program uses them.
   std::size_t resident_bytes = 0;
   std::int64_t resident_first = 0;  ///< number of records at the start that are chosen first; 0 to records
 
@@ -74,8 +74,9 @@ struct FileTierOptions {
 /// **Traversals.** A slot keeps its record until the slot is needed for another record. The slot whose record was put
 /// or released first is reused first, whether or not that record has already been written to disk. So the records that
 /// must be read do not depend on the disk's speed (if all fetched records are also got, in the same order). If a
-/// traversal begins where the last one ended (forward, then backward), the last records are still in the slots. The
-/// number of reads and writes that the resident records save does not depend on the order of a traversal.
+/// traversal begins where the previous traversal ended (forward, then backward), the records that were used last are
+/// still in the slots. The number of reads and writes that the resident records save does not depend on the order of a
+/// traversal.
 ///
 /// **A record that is needed again while it is being written** is not read, because its slot still has it. The caller
 /// gets the record when the write has ended. So there is never a read and a write of the same record at the same time.
@@ -139,8 +140,7 @@ class FileTier final : public RecordTier, public DurableTier {
   /// Memory for one record that is not resident.
   struct Slot {
     std::int64_t record;  ///< record in the slot, in any state; -1: none
-    std::uint64_t order;  ///< order in which slots were last put or released; the slot with the lowest number is used
-                          ///< next
+    std::uint64_t order;  ///< number in the order of puts and releases; the slot with the lowest number is used next
     SlotState state;
     bool reading;     ///< whether its read may still be under way
     bool was_read;    ///< whether its record was read from disk for a later `get`
@@ -150,7 +150,7 @@ class FileTier final : public RecordTier, public DurableTier {
   /// A read of a record into memory of the caller.
   struct Copy {
     std::int64_t record;
-    std::span<std::byte> memory;  ///< memory into which the record is read, as long as the record in whole blocks
+    std::span<std::byte> memory;  ///< memory into which the record is read; it has the record's size in whole blocks
     std::uint64_t tag;            ///< the caller's tag
     std::uint64_t request;        ///< number of the request in the ring
     bool ended;

@@ -22,8 +22,8 @@ struct HostTierOptions {
   /// The memory for all records. It begins at a multiple of 64, must outlive the tier, and is zeroed by the tier. If it
   /// is empty, the tier allocates memory.
   std::span<std::byte> memory = {};
-  /// Function that allocates memory from which and to which a device can copy. It is used if `memory` is empty; null:
-  /// memory is allocated from the system.
+  /// Function that allocates the memory, if a device copies from and to this memory. It is used if `memory` is empty.
+  /// If it is null, the system allocates the memory.
   AlignedMemory::Give give = nullptr;
 };
 

@@ -190,9 +190,9 @@ bool Spill::is_needed_later(const Slot& a, const Slot& b) const {
   return a.piece > b.piece;
 }
 
-/// Returns a slot that has no transfer under way: a free slot, or else the slot whose piece is needed last. The latter
-/// is returned only if its piece is needed later than the piece of `needed` (null: in any case). Returns -1 if there is
-/// no such slot.
+/// Returns a slot that has no transfer under way: a free slot, or else the slot whose piece is needed last. The second
+/// kind of slot is returned only if its piece is needed later than the piece of `needed` (null: in any case). Returns
+/// -1 if there is no such slot.
 int Spill::slot_to_empty(const Slot* needed) const {
   int best = -1;
   for (std::size_t i = 0; i < slots_.size(); ++i) {

@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// An array of a fixed number of plain values, whose bytes are zero at first. Its memory is counted like the memory of
-/// records.
+/// An array of a fixed number of plain values. All its bytes are zero at first. Its memory is counted like the memory
+/// of records.
 template <typename T>
 class Table {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -74,10 +74,10 @@ class RecordTier {
   /// Ends the caller's use of a record that the caller has not changed, so the record is not written. REQUIRES: it is
   /// held.
   virtual absl::Status release(std::int64_t record) = 0;
-  /// Begins to copy a record's bytes into `memory`, without waiting and without using memory of the tier. `memory` is
-  /// as large as the record in whole blocks of 4096 bytes, and begins at a multiple of 4096. It belongs to the tier
-  /// until `end_copies` is called with the same tag. The record may be put meanwhile: the copy has the bytes that the
-  /// record had when the copy began.
+  /// Begins to copy a record's bytes into `memory`, without using memory of the tier. It waits if the record is being
+  /// written. `memory` is as large as the record in whole blocks of 4096 bytes, and begins at a multiple of 4096.
+  /// `memory` belongs to the tier until `end_copies` is called with the same tag. The record may be put meanwhile: the
+  /// copy has the bytes that the record had when the copy began. REQUIRES: the record is not held.
   virtual absl::Status start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) = 0;
   /// Waits for all copies with `tag`. Afterwards the memory of these copies belongs to the caller again, also after an
   /// error.

@@ -17,8 +17,8 @@ namespace tessera {
 /// record's other place, and so does each further write until the next commit.
 ///
 /// `text` contains all that is needed to find the records again. It has nine bytes for each record. The first byte has
-/// the place in bit 0, and whether the record was ever written in bit 1. The other eight are the checksum, the lowest
-/// byte first.
+/// the place in bit 0, and whether the record was ever written in bit 1. The other eight bytes are the checksum, the
+/// lowest byte first.
 class TwoPlaces {
  public:
   static constexpr std::size_t kTextBytes = 9;  ///< number of bytes of the text for each record

@@ -33,7 +33,7 @@ struct AdafactorStep {
 ///
 ///   w = step^beta2_decay
 ///   r = r + w (mean over columns of g^2 - r),   c = c + w (mean over rows of g^2 - c)
-///   v = r c^T / max(mean(r), eps),   or of vectors v = v + w (g^2 - v)
+///   v = r c^T / max(mean(r), eps),   or for vectors v = v + w (g^2 - v)
 ///   u = g / sqrt(max(v, eps^2)),     eps = 2^-23
 ///   p = (1 - lr weight_decay) p - u max(min_rms, rms(p)) min(lr, 1 / sqrt(step)) / max(1, rms(u) / clip_threshold)
 ///
@@ -42,7 +42,7 @@ struct AdafactorStep {
 /// - A row's squares, and a matrix's r, are summed over 32 lanes. Lane l adds up the values l, l + 32, l + 64 and so
 ///   on. Then the upper half of the lanes is added to the lower half, down to one lane.
 /// - The squares of a whole tensor (rms) are summed over lanes for each 4096 values, and then these sums are added up
-/// in the same way.
+///   in the same way.
 /// - A column is summed, row after row, over each 256 rows; then these sums are added one after another.
 ///
 /// The step does not allocate. Many threads may call it at once, for different tensors.

@@ -81,8 +81,8 @@ class DeviceKernels {
   /// comes after this copy and all earlier copies: join it before changing `device`. `pinned` holds the bytes once the
   /// device has passed the mark.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
-  /// Copies memory that no longer changes, outside of all queues, and returns when the bytes have arrived. Any thread
-  /// may call it at any time.
+  /// Copies memory that no longer changes, and returns when the bytes have arrived. The copy does not wait for queued
+  /// work. Any thread may call it at any time.
   virtual void fetch(std::byte* pinned, const void* device, std::size_t bytes) = 0;
 
   /// A part of the current stream, from the point at which the Interval was made to the point at which `end` was
@@ -92,8 +92,7 @@ class DeviceKernels {
     virtual ~Interval() = default;
     virtual void end() noexcept = 0;
     /// Returns the interval's length by the device's clock. Throws the error of `end`, if there was one, since `end` is
-    /// noexcept.
-    /// REQUIRES: the device has reached the end of the interval.
+    /// noexcept. REQUIRES: the device has reached the end of the interval.
     virtual double seconds() = 0;
   };
   virtual std::unique_ptr<Interval> begin_interval() = 0;

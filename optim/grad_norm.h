@@ -23,7 +23,7 @@ namespace tessera {
 // the same number each time. If an element is infinite or NaN, the total is infinite or NaN too.
 
 /// Takes one part's elements in order and adds up the nodes of its runs. The result has the same bits, however the
-/// elements are divided into pieces. It allocates only when it is constructed. One thread at a time may use it.
+/// elements are divided into pieces. A NormSums allocates only when it is constructed. One thread at a time may use it.
 ///
 ///   sums.reset();  sums.add(piece); ...  sums.sums(), sums.finite()
 class NormSums {
@@ -68,7 +68,7 @@ class NormSums {
   std::size_t depth_ = 0;
 };
 
-/// Adds up the sums of all parts. All ranks get the same result. It allocates memory only when it is made.
+/// Adds up the sums of all parts. All ranks get the same result. A NormTotals allocates memory only when it is made.
 class NormTotals {
  public:
   /// `numels[t]`: the number of elements of tensor t. `parts[k]`: the runs of part k of all buffers, in the order in

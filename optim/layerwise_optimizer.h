@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-/// Makes updates by LAMB and LARS, on the CPU. The size of an update depends on the norms of each tensor, which no rank
-/// holds as a whole. A step therefore has two passes, and between them ranks add up their parts of the norms. Many
-/// threads may use it at once, on disjoint slices.
+/// Makes updates by LAMB and LARS, on the CPU. The size of an update depends on the norms of whole tensors, and a rank
+/// may hold only parts of them. A step therefore has two passes, and between them ranks add up their parts of the
+/// norms. Many threads may use it at once, on disjoint slices.
 class LayerwiseOptimizer final : public Optimizer {
  public:
   /// `config.type`: lamb or lars.
@@ -23,7 +23,7 @@ class LayerwiseOptimizer final : public Optimizer {
   const std::vector<StateInfo>& states() const override { return elements_.states(); }
 
   /// Returns true for lamb: the update's norm is the norm of the directions that the first pass computes. Returns false
-  /// for lars, for which it is the norm of the gradient.
+  /// for lars: the update's norm is the norm of the gradient.
   bool makes_directions() const { return makes_direction(elements_.rule()); }
 
   /// Makes the first pass. It calls `add(begin, weights, directions)` for the slice's elements in order: `weights` and

@@ -37,7 +37,7 @@ class MuonOptimizer final : public Optimizer {
   void set_numbers(const OptimizerConfig& config) override;
 
  private:
-  const RuleOptimizer elements_;  ///< SGD with momentum, which has the same states
+  const RuleOptimizer elements_;  ///< SGD with momentum; its states are those of Muon
   RuleNumbers momentum_, step_;
   const StepLoops& loops_;
 };

@@ -61,10 +61,10 @@ struct OptimizerSlice {
 };
 
 /// Updates a flat run of parameters in one pass. It scales the gradient, updates state and master, and rounds to the
-/// parameter's dtype. The result for an element depends only on that element's values, on its index in the group (by
-/// stochastic rounding), and on the scalars. If states have 8 bits, it also depends on the element's block of 256. It
-/// does not depend on the beginning of the run, on the instruction set, or on threads. So shards may be cut anywhere,
-/// or at block boundaries if states have 8 bits.
+/// parameter's dtype. The result for an element depends only on that element's values, on its index in the group
+/// (because of stochastic rounding), and on the scalars. If states have 8 bits, it also depends on the element's block
+/// of 256. It does not depend on the beginning of the run, on the instruction set, or on threads. So shards may be cut
+/// anywhere, or at block boundaries if states have 8 bits.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;

@@ -63,7 +63,7 @@ struct DeviceDecision {
   std::int32_t gathers_differ;   ///< ranks gathered units in different orders
   std::int32_t numbers_differ;   ///< the first rank whose rates or options differ from those of rank 0; 0: none
   SpikeVerdict spike;            ///< the verdict on the loss
-  std::int32_t is_skipped;       ///< overflow, a difference, a spike or a negative loss: the step changes nothing more
+  std::int32_t is_skipped;       ///< whether an overflow, a difference, a spike or a negative loss stops the step
   /// If units are updated in backward: number, from 1, of the unit whose gradients on this rank are not all finite; 0
   /// if there is none.
   std::int32_t not_finite_unit;
@@ -156,8 +156,8 @@ struct StepTables {
   /// Whether units are updated in backward. If so, the steps of a parameter are counted when its unit is updated
   /// (UnitRequest), and not at the step's end. The run then ends with its first skipped step.
   bool updates_in_backward = false;
-  /// Under "reproducible", number of a step's microbatches on each rank, which are neighbours in the tree of sums; loss
-  /// and weight are then sums in that tree. 0 otherwise.
+  /// Number of a rank's microbatches in a step, under "reproducible"; 0 otherwise. A rank's microbatches are neighbours
+  /// in the tree of sums. Loss and weight are then sums in that tree.
   int rounds = 0;
   StepMessages messages;
   StepNorms norm;

@@ -58,8 +58,8 @@ class WorkFactors {
   std::size_t first_ = 0;        ///< index of the first instruction that computes
 };
 
-/// Returns the smallest number in `sorted` for which at least a share `p` of all numbers are not larger. REQUIRES:
-/// `sorted` is sorted and not empty.
+/// Returns the smallest number in `sorted` that at least a share `p` of all numbers do not exceed. REQUIRES: `sorted`
+/// is sorted and not empty.
 double quantile(const std::vector<double>& sorted, double p) {
   const auto count = static_cast<double>(sorted.size());
   return sorted[static_cast<std::size_t>(std::max(std::ceil(p * count) - 1, 0.0))];

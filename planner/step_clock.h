@@ -40,7 +40,7 @@ struct RankTimes {
 ///
 /// **Cores.** While bytes are transferred, the speed of a rank's work is 1 - load, but at least 0, where load is the
 /// sum of WireCall::load over both wires. While some rank of a group works, the speed of transfers is 1 / (1 + drag)
-/// (WireCall::drag), and a latency is that of CallCost::busy_latency_s.
+/// (WireCall::drag), and the latency of a call is CallCost::busy_latency_s.
 ///
 /// **More time for a part can shorten a step.** A gather and a reduction that are on a wire at the same time slow each
 /// other. So if a gather for which no rank waits yet is delayed, a reduction for which ranks wait can become faster,

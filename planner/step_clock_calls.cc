@@ -13,7 +13,7 @@ std::size_t index_of(int number) { return static_cast<std::size_t>(number); }
 }  // namespace
 
 /// Returns the speed at which the latency of a Line's call passes. The speed is 1 while a rank of the wire works. While
-/// no rank works it is higher, if the call has a longer latency while ranks work (CallCost::busy_latency_s).
+/// no rank works, the speed is higher, if the call has a longer latency while ranks work (CallCost::busy_latency_s).
 double StepClock::latency_speed(const Line& line) const {
   constexpr double kAtOnce = 1e12;
   const CallCost& cost = call_of(line).cost;

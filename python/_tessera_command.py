@@ -1,4 +1,4 @@
-"""The command `tessera` of an installed package: it starts tessera/bin/tessera, without importing the package and
+"""The command `tessera` of an installed package: it starts tessera/bin/tessera, and imports neither the package nor
 torch. Commands that are modules of the package run in this Python.
 """
 
@@ -24,8 +24,8 @@ def main() -> None:
 
 
 def _find_libraries_of_torch(package: pathlib.Path) -> None:
-    """Tells programs where to find LibTorch. Programs look for it in a torch package in the folder of this package, but
-    torch may be elsewhere."""
+    """Tells programs where to find LibTorch. Programs look for a torch package beside this package, but torch may be
+    elsewhere."""
     if (package.parent / "torch").is_dir():
         return
     torch = importlib.util.find_spec("torch")

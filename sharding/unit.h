@@ -100,8 +100,8 @@ struct FlatGroup : GroupShape {
   struct State {
     std::byte* data = nullptr;
     float* scales = nullptr;  ///< null unless the state has 8 bits
-    /// Whether it is memory of the host whatever trains, since ranks have common parameters
-    /// (SyncConfig::has_common_parameters). Otherwise it is memory of `device`.
+    /// True if this is memory of the host even if a GPU trains, since ranks have common parameters
+    /// (SyncConfig::has_common_parameters). Otherwise this is memory of `device`.
     bool is_on_host = false;
   };
   std::array<State, kMostStates> state{};  ///< one entry for each of Optimizer::states
@@ -125,8 +125,8 @@ struct FlatGroup : GroupShape {
   /// Makes the parameters point to `memory` [layout.numel()], or to no memory if it is null. REQUIRES: `storage` is
   /// made (make_storage).
   void attach(std::byte* memory);
-  /// Makes the parameters' storage return its pointer, or throw a c10::Error that says why it does not, as
-  /// Unit::lets_read decides.
+  /// Makes the parameters' storage return its pointer if Unit::lets_read is true, and otherwise throw a c10::Error with
+  /// the reason.
   void set_access();
   void point_at(std::byte* memory);  ///< sets `memory` as the data of the storage, but not of the parameters
   /// Makes the storage of all parameters of this group, without memory yet.
@@ -169,9 +169,8 @@ class Unit {
   std::int64_t gathered_bytes() const;
 
   /// Sets the keeper that brings this unit's values; null if its parameters are always in memory. If the keeper
-  /// `lends`, another unit may get the memory of this unit's parameters after use. In this case storages return a
-  /// pointer only while the unit is pinned, by operators and Gathered guards, since a program might keep the pointer
-  /// too long.
+  /// `lends`, another unit may get the memory of this unit's parameters after use. Storages then return a pointer only
+  /// while operators or Gathered guards pin the unit, since a program might keep the pointer too long.
   void watch(UnitKeeper* keeper, bool lends = false);
   UnitKeeper* keeper() const { return keeper_; }
   /// The log of operators that read this unit, if it is never gathered; null if there is no log.

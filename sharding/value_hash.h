@@ -32,8 +32,8 @@ std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device);
 /// words, so that nothing but their sum is copied to the host. The sum does not show a change of order alone.
 std::uint64_t hash_of_gathered(const FlatGroup& group, std::size_t i);
 
-/// Returns the hash of the portion of this rank's part of parameter `i` that lies on `device`. If the rank has no part
-/// of the parameter, the result is the hash of no bytes. The result is never 0.
+/// Returns the hash of this rank's part of parameter `i`, without the portion that lies in records. `device`: the
+/// device of the part. If the part is empty, the result is the hash of no bytes. The result is never 0.
 std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i, c10::Device device);
 
 }  // namespace tessera

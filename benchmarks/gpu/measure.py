@@ -20,8 +20,8 @@ Sections of the results:
     launches     [{contender, rounds_s, over_plain_unit_s}]    steps in which the GPU waits for the host
     tests        [{name, status, seconds, message}]
 
-and the GPU: gpu {...} or null. device_bytes: the GPU's memory in use at the peak, minus the memory that was in use
-before the contender started.
+The key "gpu" has facts about the GPU, or null without one. device_bytes: the GPU's memory in use at the peak, minus the
+memory that was in use before the contender started.
 """
 
 import dataclasses

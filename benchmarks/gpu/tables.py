@@ -47,7 +47,7 @@ def limits(results):
 
 def optimizer(results):
     """The share of the limit is the time that a copy of the same bytes would take, divided by the time of the step. The
-    rate of the copy is that in the table Limits. For Tessera, its own bench measures it between the steps."""
+    rate of the copy is that in the table Limits. For Tessera, `tessera bench` measures this rate between the steps."""
     copy = results.rate("copy")
 
     def row(name):

@@ -53,9 +53,9 @@ BENCH_SECTIONS = tuple(f"tessera:{section}" for section in tessera_bench.SECTION
 SECTIONS = ("python", "optimizer", "collectives", "crowded", "disk", *BENCH_SECTIONS)
 ALSO = {"tessera": BENCH_SECTIONS,  # sections that --only adds, since they are compared with the peers' results
         "optimizer": ("tessera:optimizer",), "collectives": ("tessera:collectives",)}
-MOST_SAMPLES = 500  # most samples of a round of one collective; short calls are made tens of thousands of times
+MOST_SAMPLES = 500  # limit for the samples of a collective in a round; short calls are made tens of thousands of times
 CROWDED_RANKS = (2, 4, 8)
-DISK_CACHE = 96 << 20  # memory of the cache in a step with a cache: a quarter of the state with bf16 moments
+DISK_CACHE = 96 << 20  # bytes of the cache in a step with a cache: a quarter of the state with bf16 moments
 OPTIMIZERS = {"torch": ("fused_fp32", "chain_bf16"), "deepspeed": ("deepspeed_fp32", "deepspeed_chain_bf16")}
 # The contenders that --quick starts. The other contenders use the same code of this program.
 QUICK = ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3", "tessera_alone", "tessera_no_shard", "tessera_full_shard",

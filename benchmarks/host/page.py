@@ -118,8 +118,8 @@ class Page:
         return number(f"{ratio:.2f}") if target is None else (f"{ratio:.2f} ({target:.2f})", f"number {reached}")
 
     def _sharing(self):
-        """Returns a sentence that says that all ranks were on one host. The page always has it, so that no reader
-        believes that the figures were measured on two hosts."""
+        """Returns a note that all ranks were on one host. The page always has this note, so that no reader takes the
+        figures for those of two hosts."""
         timed = {entry["contender"] for entry in self.data["steps"] if entry["work"] in self.results.compared}
         if not timed:
             return ""

@@ -328,7 +328,7 @@ def _bucket_ratios(results):
 
 
 def ratios(results):
-    """Returns {measure: the peer's median divided by Tessera's}, for everything that was measured. `subject` is the
+    """Returns the table of the measured ratios: the peer's median divided by Tessera's. `subject` is the
     workload, the collective, the model or the number of ranks. `bytes` is the size of a collective, or of the best
     bucket."""
     sources = (_training_ratios, _optimizer_ratios, _avx2_ratios, _collective_ratios, _limit_ratios, _crowded_ratios, _disk_ratios,

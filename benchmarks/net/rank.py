@@ -5,7 +5,7 @@ host's link carries in the timed steps. It uses the standard library only.
     rank.py --folder DIR --first A --last B -- COMMAND...
 
 {rank} in an argument of COMMAND becomes the rank's number. DIR/rank.N.out and .err are the output of rank N's command.
-DIR/rank.N.json, written when it has ended:
+DIR/rank.N.json is written when the command has ended:
 
     {"code", "ended", "link": {"sent", "received"} or null}
 

@@ -82,7 +82,7 @@ def _median(values):
 
 
 def ratio(ours, theirs):
-    """Returns the ratio of two {round: seconds}; None if no round has both."""
+    """Returns the median over the rounds of ours / theirs, two {round: seconds}; None if no round has both."""
     return _median(ours[number] / theirs[number] for number in ours if theirs.get(number, 0) > 0)
 
 

@@ -3,7 +3,7 @@
 standard library only. It is started once on each host. The first two ranks print a JSON line each, and the others print
 nothing:
 
-    {"rank", "one_way", "both_ways"}     bytes a second that this rank received; one_way: rank 0's, null for rank 1
+    {"rank", "one_way", "both_ways"}     bytes a second that this rank received; rank 1 has null in one_way
 
 It measures one direction, then both directions at once, since collectives send and receive at the same time. The
 receiver measures the time, from the first bytes on. Bytes that sockets and queues still hold when the sender stops are

@@ -182,7 +182,7 @@ def swapped_steps(options):
                 parameter.grad = None
                 swapper.swap_out_optimizer_state(parameter=parameter, async_swap=following is not None)
 
-        samples = [measured(step)[0] for _ in range(2 + options.rounds)][2:]  # the first two passes write the data that later ones read
+        samples = [measured(step)[0] for _ in range(2 + options.rounds)][2:] # the first two write what later steps read
         return {"numel": count * part, "bytes": 2 * 12 * count * part, "memory_bytes": config.buffer_count * 4 * part,
                 "samples_s": samples}
     finally:

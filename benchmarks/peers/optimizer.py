@@ -8,8 +8,8 @@
     deepspeed_fp32  DeepSpeedCPUAdam(adamw_mode=True) on fp32 parameters and gradients
     deepspeed_chain_bf16  chain_bf16 with DeepSpeedCPUAdam on the masters
 
-With `--isa avx2` no instructions wider than AVX2 are used. The variable ATEN_CPU_CAPABILITY limits PyTorch's loops to
-them, and DeepSpeed's operator is compiled again for AVX2, with its extensions in another folder.
+`--isa avx2` excludes instructions wider than AVX2. The variable ATEN_CPU_CAPABILITY limits PyTorch's loops to
+AVX2, and DeepSpeed's operator is compiled again for AVX2, with its extensions in another folder.
 
 Prints one JSON line: {"numel", "bytes", "samples_s": [...]}. bytes: the bytes that the contender's passes read and
 write.

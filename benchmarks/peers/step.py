@@ -21,11 +21,11 @@ Every contender has fused AdamW, the same weights and the same samples. If the m
 contenders compute blocks again in backward. Nothing is compiled (torch.compile): Tessera runs modules as they are, too.
 
 Each rank writes a metrics file in the form of `tessera train --metrics`. The file has a header {"event": "start",
-"parameters"}, and a line {"step", "loss", "seconds"} per step, which is written on the CPU when the step ends. The last
-line is {"event": "end", "peak_bytes"?, "allocated_peak_bytes"?}. step: from 1. seconds: the time since the end of the
-previous step; for the first step and the first timed step, the time since the step's own beginning. peak_bytes: as
-benchmarks/memory.py measures it over the timed steps, only with --memory. allocated_peak_bytes: the peak of tensors in
-the timed steps, on a GPU.
+"parameters"}, and a line {"step", "loss", "seconds"} per step (on the CPU, it is written as soon as the step ends). The
+last line is {"event": "end", "peak_bytes"?, "allocated_peak_bytes"?}. step: from 1. seconds: the time since the end of
+the previous step; for the first step, and on the CPU for the first timed step, the time since the step's own beginning.
+peak_bytes: as benchmarks/memory.py measures it over the timed steps, only with --memory. allocated_peak_bytes: the peak
+of tensors in the timed steps, on a GPU.
 """
 
 import argparse
@@ -169,9 +169,9 @@ def engine_step(engine, forward):
 
 
 def join(options, ranks, device):
-    """Returns a function that is a barrier of all ranks. Tessera's ranks find each other when they ask for an Engine. A
-    plain module needs no group, and on a GPU it does not need the group's memory. A rank on a GPU needs no barrier,
-    since the barrier would have to wait for the GPU."""
+    """Returns a function that is a barrier of all ranks. Tessera's ranks find each other when they ask for an Engine.
+    The contender "eager" joins no group, since a group would take memory of a GPU. On a GPU the function does nothing,
+    since a barrier would have to wait for the GPU."""
     if options.contender in TESSERA:
         if options.dtype != "fp32":
             raise SystemExit(f"step: --dtype {options.dtype} is not one of {options.contender}'s; it trains in fp32")

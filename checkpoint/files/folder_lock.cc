@@ -31,7 +31,8 @@ std::string this_process() {
   return fmt::format("process {}{}{}", ::getpid(), *host ? " on " : "", host);
 }
 
-/// Returns the text that the holder wrote into the file, which may be out of date; empty if it is not text.
+/// Returns the text that the holder wrote into the file. The text may be out of date. Returns "another process" if the
+/// file has no such text.
 std::string holder_of(int fd) {
   char text[kMostHolderBytes];
   const ssize_t got = ::pread(fd, text, sizeof text, 0);

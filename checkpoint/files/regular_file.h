@@ -49,8 +49,8 @@ absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int6
                                               int parts = 1);
 
 /// Returns the `parts` with which RegularFile::open opens a file of a checkpoint. It is 2 if the checkpoint lies in a
-/// folder of checkpoints under its own name ("step-..."), which cannot be a link. It is 1 if a user gave the
-/// checkpoint's folder another name.
+/// folder of checkpoints under its own name ("step-..."), since a folder with this name cannot be a link. It is 1 if a
+/// user gave the checkpoint's folder another name.
 int parts_of_checkpoint(const std::string& path);
 
 }  // namespace tessera

@@ -41,8 +41,8 @@ struct ActivationCounts {
 };
 
 /// Holds bytes of saved tensors outside the memory of the device that computes. SavedActivations owns a tier and calls
-/// it under its mutex: one thread at a time. Its errors are c10::Error or std::runtime_error. A call may also throw the
-/// error of a transfer that an earlier call began.
+/// it under a mutex, so one thread at a time calls it. A tier's errors are c10::Error or std::runtime_error. A call may
+/// also throw the error of a transfer that an earlier call began.
 class ActivationTier {
  public:
   using Id = std::int64_t;
@@ -63,7 +63,7 @@ class ActivationTier {
   /// Returns the bytes of host memory that the tier took when it was made, as the plan counts them.
   virtual std::int64_t memory_bytes() const = 0;
   /// It is called before the Engine is destroyed. The Engine's kernels, which move bytes of a GPU, are destroyed with
-  /// it. The values stay on the tier; later calls of `get` bring them back without those kernels.
+  /// the Engine. The values stay on the tier; later calls of `get` bring them back without those kernels.
   virtual void close() {}
 };
 
@@ -94,7 +94,7 @@ ActivationCounts with_disk(ActivationCounts counts, const TierCounters& disk);
 // that are not larger. A loop with the same sizes in each step therefore allocates no more. Both use the accelerator's
 // kernels until `close`.
 
-/// Keeps activations in pinned memory of the host (`"offload.activations"`: `"host"`). No call but `close` waits for
+/// Keeps activations in pinned memory of the host (`"offload.activations"`: `"host"`). No call before `close` waits for
 /// the device.
 ///
 /// **Out.** The tensor's storage is held until the copy out has been joined (DeviceKernels::Mark::join). After that,

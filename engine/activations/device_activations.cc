@@ -42,9 +42,9 @@ class PinnedBlocks {
                                "a higher offload.activations.min, fewer samples a microbatch, or recomputation needs "
                                "less of it; so does the tier \"nvme\"")) {}
 
-  /// Takes the smallest free block that is large enough, or a new one of `bytes` bytes. Its last copy may still be
-  /// under way. Throws tessera::Error (71) if the host does not have that much pinned memory. REQUIRES: the kernels
-  /// still exist.
+  /// Takes the smallest free block that is large enough, or a new one of `bytes` bytes. The last copy of the block may
+  /// still be under way. Throws tessera::Error (71) if the host does not have that much pinned memory. REQUIRES: the
+  /// kernels still exist.
   Block take(std::size_t bytes) {
     auto best = idle_.end();
     for (auto block = idle_.begin(); block != idle_.end(); ++block) {
@@ -133,8 +133,8 @@ class DeviceActivations : public ActivationTier {
   Id next_ = 0;
 };
 
-/// The current stream has joined the last copy of a free block, so every copy that is queued from now on comes after
-/// it.
+/// Before a block becomes free, the current stream joins the block's last copy. So every copy that is queued later
+/// comes after that copy.
 class HostActivations final : public DeviceActivations {
  public:
   using DeviceActivations::DeviceActivations;

@@ -195,7 +195,7 @@ std::shared_ptr<SavedActivations::Store::Put> SavedActivations::Store::put(const
   if (!range) return nullptr;
   const c10::Storage& storage = tensor.storage();
   const auto version = static_cast<std::uint32_t>(tensor._version());
-  std::vector<std::shared_ptr<Put>> others;  // destroyed after the lock: ~Put takes the mutex
+  std::vector<std::shared_ptr<Put>> others;  // destroyed after the mutex is unlocked, since ~Put locks it
   const MutexLock lock(mutex_);
   if (forked_) return nullptr;
   const auto [first, last] = by_storage_.equal_range(storage.unsafeGetStorageImpl());

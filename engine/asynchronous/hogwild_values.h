@@ -33,12 +33,13 @@ namespace tessera {
 /// and the store of one number. With one rank, values have the same bits as in plain training. Shared states are copied
 /// back. If two ranks update one state at the same time, the later update stays.
 ///
-/// A rule that leaves an element without a gradient as it is (sgd without momentum, adagrad; no weight decay) does not
-/// write that element. In an embedding, such a rule changes only the rows that a batch has used.
+/// Some rules (sgd without momentum, adagrad; no weight decay) do not change an element that has no gradient. Such a
+/// rule does not write the element. In an embedding, it changes only the rows that a batch has used.
 class HogwildValues final : public PushedParameters {
  public:
-  /// Units have their first values, in memory that all ranks of `board` map. Makes the states, which are zeros, and
-  /// points each group's states at the states of this rank. It keeps references to all arguments. It is collective.
+  /// Makes the states, which are zeros, and points each group's states at the states of this rank. It keeps references
+  /// to all arguments. It is collective. REQUIRES: units have their first values, in memory that all ranks of `board`
+  /// map.
   HogwildValues(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, PeerBoard& board);
 
   /// Returns the bytes of this rank's states, or of its part of the shared states.
@@ -49,8 +50,8 @@ class HogwildValues final : public PushedParameters {
   /// All ranks have the values already. If each rank has its own states, it copies each other rank's part of the states
   /// from that rank.
   void adopt() override;
-  /// If each rank has states of its own, replaces the states by their mean over the ranks that have updated the
-  /// parameter. Each parameter's count of updates becomes the largest count of any rank.
+  /// If each rank has states of its own, replaces the states of a parameter by their mean over the ranks that have
+  /// updated the parameter, and the parameter's count of updates by the largest count of any rank.
   void bring_together() override;
   std::span<std::int64_t> counts(const FlatGroup& group) override;
   double communication_seconds() const override { return 0; }
@@ -63,7 +64,7 @@ class HogwildValues final : public PushedParameters {
   /// Elements of a group whose states lie together.
   struct Piece {
     FlatGroup view;                  ///< with this rank's gradients, and the common values
-    std::int64_t* counts = nullptr;  ///< [parameter]: its updates so far
+    std::int64_t* counts = nullptr;  ///< [parameter]: number of its updates so far
   };
   struct Group {
     FlatGroup* flat = nullptr;

@@ -69,7 +69,7 @@ void HostCopies::send(const FlatGroup& group) {
   if (!kernels_) return;
   Entry& of_group = entry(group);
   const DeviceKernels::UploadPiece piece{group.full, of_group.values, static_cast<std::size_t>(copied_bytes_of(group))};
-  const std::unique_ptr<Mark> read = kernels_->mark();  // queued work may still read the values of before
+  const std::unique_ptr<Mark> read = kernels_->mark();  // queued work may still read the previous values
   of_group.sent = kernels_->upload({&piece, 1}, read.get());
   of_group.sent->join();
 }

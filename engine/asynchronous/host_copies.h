@@ -17,8 +17,8 @@
 namespace tessera {
 
 /// This rank's copies of all trainable groups in memory of the host: the fp32 values that the rank has pulled, and the
-/// gradients that it pushes. Shards lie in memory of hosts, so pulls, pushes and norms work on these copies, whatever
-/// trains. ReplicaSync owns the object; PulledParameters and LoneStep call it.
+/// gradients that it pushes. Shards lie in memory of hosts, so pulls, pushes and norms work on these copies, on the CPU
+/// and on a GPU. ReplicaSync owns the object; PulledParameters and LoneStep call it.
 ///
 /// | a rank trains on | the copies are                        | they are brought by                     |
 /// |------------------|---------------------------------------|-----------------------------------------|
@@ -32,7 +32,7 @@ namespace tessera {
 class HostCopies {
  public:
   /// `readers`: the ranks that read this rank's gradients in its memory ("sync" backups); null if no rank does. On a
-  /// GPU, gradients are copied on to memory that these ranks map, since pinned memory is this rank's alone. It is
+  /// GPU, gradients are copied again, to memory that these ranks map, since pinned memory is this rank's alone. It is
   /// collective over `readers`. `units` and the accelerator's kernels must outlive this object. Throws tessera::Error
   /// (71) if the host has not enough pinned memory.
   HostCopies(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const Accelerator& accelerator,
@@ -56,7 +56,7 @@ class HostCopies {
   /// Waits until the group's values are no longer read, so that they may be overwritten.
   void open(const FlatGroup& group);
   /// Begins to copy the group's values to the GPU. Work that is queued on the current stream after this call finds
-  /// them, and the copy waits for the work that was queued before.
+  /// them, and the copy waits for the work that was queued before this call.
   void send(const FlatGroup& group);
   /// Copies values of the GPU to the host, and waits for them. `part`: elements of the group.
   void bring(const FlatGroup& group, Extent part);
@@ -76,7 +76,7 @@ class HostCopies {
     float* fetched = nullptr;
     float* gradient = nullptr;  ///< `fetched`, or memory that other ranks read
     bool is_fetched = false;    ///< whether the copy of this step's gradients was begun
-    /// the last copies of values to the GPU, and of gradients from it; null if they have ended
+    /// the last copies of values to the GPU, and of gradients from it; null if the host has waited for them
     std::unique_ptr<Mark> sent = {}, came = {};
   };
 

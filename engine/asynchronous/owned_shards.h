@@ -33,8 +33,8 @@ namespace tessera {
 /// | HostCopies, its gradients                  | this rank's          | backward; `push` compensates them |
 ///
 /// Invariants:
-///  1. The holder of a shard's lock computes nothing else, waits for nothing, and holds no other lock. A rank waits for
-///     its turn (max_staleness 0, play_order) before it takes the lock.
+///  1. The holder of a shard's lock computes nothing but an update of the shard, waits for nothing, and holds no other
+///     lock. A rank waits for its turn (max_staleness 0, play_order) before it takes the lock.
 ///  2. A pull copies one version of a shard, and a shard has the updates of whole pushes. So no rank sees a part of an
 ///     update. Shards of one unit may have different versions.
 ///  3. A step uses one version of each unit: what forward pulled stays in place for backward, in all microbatches of
@@ -82,7 +82,7 @@ class OwnedShards final : public PulledParameters {
     std::vector<float*> mean_squares = {};
     std::size_t first_shard = 0;      ///< shards are numbered by group, then owner
     std::size_t first_parameter = 0;  ///< number of the group's first parameter among all trainable ones
-    std::int64_t* counts = nullptr;   ///< [owner][parameter]: updates so far
+    std::int64_t* counts = nullptr;   ///< [owner][parameter]: number of updates so far
   };
 
   void pull_unit(const Unit& unit) override;

@@ -59,9 +59,9 @@ class PeerBoard {
   /// it, so a step makes no text.
   using What = absl::FunctionRef<std::string()>;
   /// Waits until all ranks have arrived. At first it spins; later it sleeps, at most a millisecond at a time. Throws
-  /// tessera::Error (75) if a rank that has not arrived has ended, or does not come in time. The message says what the
-  /// transport knows about that rank. `spare`: the number of ranks that may have left without an error before they
-  /// arrived, since the other ranks are enough.
+  /// tessera::Error (75) as `look` does, and if a rank that has not arrived has left or does not come in time. If a
+  /// rank has ended, the message says what the transport knows about it. `spare`: the number of ranks that may have
+  /// left without an error before they arrived, since the other ranks are enough.
   void wait(What what, Arrived arrived, std::int64_t spare = 0);
   /// Returns whether a wait that began at `begin` has lasted too long.
   bool is_late(Clock::time_point begin) const;

@@ -112,7 +112,7 @@ absl::Status ResidualReader::read_own(const Residual& residual) {
 
 /// Gives this rank its share of the mean of all saved residuals. A gradient is a mean over ranks and microbatches. For
 /// each element, this function adds the saved residuals of all ranks that have a residual for that element. Momentum is
-/// added apart from other residuals. With momentum, a residual counts as 1 / (1 - momentum) of a gradient.
+/// added apart from other residuals. A residual of momentum counts as a gradient of 1 / (1 - momentum) times its size.
 absl::Status ResidualReader::read_mean(const Residual& residual) {
   const Manifest& manifest = checkpoint_.manifest();
   const double before = static_cast<double>(manifest.ranks * manifest.residuals->microbatches);

@@ -19,7 +19,7 @@ struct CallSlots {
 };
 
 /// Returns a group for the memory of a GPU. Sums whose ReduceOptions have a method or a codec are made on the ranks'
-/// hosts, over `host`. That is a group of the same ranks for host memory, and it compresses. So these sums have the
+/// hosts, over `host`, which is a compressing group of the same ranks for host memory. So these sums have the
 /// same bits as on ranks that train on the CPU. `group` makes all other calls. An Engine on a GPU makes such a group
 /// for each axis that "compression" names; the Reducer calls it as any other group.
 ///
@@ -35,10 +35,10 @@ std::shared_ptr<Collectives> sums_on_host(std::shared_ptr<Collectives> group, st
                                           DeviceKernels& kernels, const CallSlots& slots);
 
 /// Returns a group for the memory of a GPU. All-gathers that send values in another form (GatherOptions::form) are made
-/// on the ranks' hosts, over `host`. That is a group of the same ranks for host memory, and it compresses. So these
-/// gathers have the same bits as on ranks that train on the CPU. `group` makes all other calls. An Engine on a GPU
-/// makes such a group for each axis on which "compression.gathers" has an effect. The Residency and the Publisher call
-/// it as any other group.
+/// on the ranks' hosts, over `host`, which is a compressing group of the same ranks for host memory. So these gathers
+/// have the same bits as on ranks that train on the CPU. `group` makes all other calls. An Engine on a GPU makes such a
+/// group for each axis on which "compression.gathers" has an effect. The Residency and the Publisher call it as any
+/// other group.
 ///
 /// | call            | what happens                                                                           |
 /// |-----------------|----------------------------------------------------------------------------------------|

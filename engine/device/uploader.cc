@@ -95,7 +95,7 @@ Upload Uploader::start(const std::vector<at::Tensor>& host) {
         state->tensors.emplace_back(at::empty(tensor.sizes(), tensor.options().device(device_.device)));
     if (tensor.nbytes() > 0) pieces.push_back({there.data_ptr(), from, tensor.nbytes()});
   }
-  // Work that was queued before may still read the memory that the allocator has given out for this copy.
+  // Work that was queued earlier may still read the memory that the allocator has given out for this copy.
   const std::unique_ptr<DeviceKernels::Mark> free = kernels_->mark();
   state->copied = source.copied = kernels_->upload(pieces, free.get());
   return Upload(std::move(state));

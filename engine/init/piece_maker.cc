@@ -41,7 +41,7 @@ bool is_constant_factory(const Node& node) {
 }
 
 /// Returns whether the operator gives an element the same bits wherever the element stands: in a SIMD vector, or behind
-/// the last whole vector. Conversions do so, and arithmetic that is rounded once.
+/// the last whole vector. Conversions do so, and so does arithmetic that is rounded once.
 bool is_element_wise(const Node& node) {
   const bool is_known = is_one_of(
       node.op.schema().name(),

@@ -36,7 +36,7 @@ std::uint64_t digest_of_arithmetic();
 /// One thread at a time uses a PieceMaker; `another` makes a PieceMaker for another thread.
 class PieceMaker {
  public:
-  /// Returns nothing if the tensor needs other operators, or is not deferred.
+  /// Returns nothing if the tensor needs other operators, is not deferred, or is only a part of its storage.
   static std::optional<PieceMaker> of(const at::Tensor& tensor);
 
   /// Returns a copy that makes the same values, with generators and buffers of its own.

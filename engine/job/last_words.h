@@ -12,7 +12,7 @@ namespace tessera {
 
 /// Turns an exception into a status with an exit code. Tessera's own errors keep their exit codes. std::bad_alloc and
 /// LibTorch's OutOfMemoryError get 71. Texts that name a limit of the process ("Too many open files") get 71 or 74. All
-/// others get 70. The stack trace that LibTorch puts below a message is left out.
+/// other exceptions get 70. The stack trace that LibTorch puts below a message is left out.
 absl::Status status_of(const std::exception_ptr& failure);
 
 /// Writes the error report of this process in the form that torchrun and `tessera launch` read:

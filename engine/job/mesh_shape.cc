@@ -18,8 +18,8 @@ std::string shapes_that_fit(int world_size) {
   return text;
 }
 
-/// Returns the text of a remedy: the largest shard group that divides every host or, if there is none, equally many
-/// ranks on every host.
+/// Returns the text of a remedy: the largest size of a shard group that divides the number of ranks on every host. If
+/// that is 1, the remedy is to start equally many ranks on every host.
 std::string mesh_that_fits(const Topology& topology) {
   int shard = topology.world_size;
   for (const int ranks : topology.ranks_of_hosts) shard = std::gcd(shard, ranks);

@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-/// The data that a program's outermost call (`tessera::run`, the Python package) has about its job. These are the mesh
-/// whose ranks get the reason of an exception, and the way in which the process ends. It lives on the stack of one
-/// thread. `init`, called on that thread, fills in the mesh.
+/// The job of a program's outermost call (`tessera::run`, the Python package): the mesh whose ranks get the reason of
+/// an exception, and the functions that end this rank's part of the job. It lives on the stack of one thread. `init`,
+/// called on that thread, fills in the mesh.
 struct RunScope {
   RunScope() { current = this; }
   ~RunScope() { current = nullptr; }

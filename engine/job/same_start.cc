@@ -26,7 +26,7 @@ nlohmann::json start_of(const Strategy& strategy) {
   start["strategy"]["checkpoint"].erase("dir");
   start["strategy"]["durable"].erase("dir");
   // A key that the strategy leaves out has its default value here. Loading a checkpoint of a run with other defaults
-  // may change it later.
+  // may change this value later.
   for (const ChangedDefault& each : changed_defaults(strategy.optimizer))
     start["strategy"]["optimizer"]["left_out"].push_back(each.key);
   return start;

@@ -112,7 +112,7 @@ struct DataParallel::State {
   void on_gradient();
   void average();
   struct Agreed {
-    std::vector<Has> on_any_rank;  ///< [parameter]: kDense if some rank has the gradient
+    std::vector<Has> on_any_rank;  ///< [parameter]: kDense if some rank has the gradient, else kNone
     double weight = 0;             ///< the sum of all ranks' weights
   };
   Agreed agree_on_gradients();

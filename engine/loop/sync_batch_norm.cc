@@ -37,7 +37,7 @@ struct Converted {
 class ConvertedModules {
  public:
   static ConvertedModules& all() {
-    static ConvertedModules* const modules = new ConvertedModules;  // forwards may run until the process ends
+    static ConvertedModules* const modules = new ConvertedModules;  // never destroyed: forwards may run until the exit
     return *modules;
   }
 

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// The most bytes of buffers that are sent as one tensor; a larger buffer is sent alone.
+/// The largest number of bytes of buffers that are sent as one tensor; a larger buffer is sent alone.
 constexpr std::size_t kBytesTogether = std::size_t{4} << 20;
 
 std::vector<at::Tensor> defined_buffers(const torch::nn::Module& module) {

@@ -268,7 +268,7 @@ absl::Status DurableFiles::write_image() {
     const absl::Status copied = copy_to(record, i);
     const absl::Status put =
         copied.ok() ? image_.files->put_if_changed(i) : image_.files->put(i);  // after a failed copy, `put` ends the
-                                                                               // use; a later commit copies again
+                                                                               // record's use; a later commit copies it
     TESSERA_RETURN_IF_ERROR(copied);
     TESSERA_RETURN_IF_ERROR(put);
   }

@@ -43,9 +43,9 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
 /// may be written.
 ///
 /// A commit is valid when the log of every rank has it: all ranks call `begin` and `end`, agree that all succeeded, and
-/// call `committed`. The commit before this one stays unchanged until then. Between `begin` and `end` a thread writes
-/// and reads training state in memory. Nobody may change that state, or put a record, before the commit is valid or
-/// taken back.
+/// call `committed`. The commit before this one stays unchanged until then. Between `begin` and `end` a thread reads
+/// training state in memory and writes it to files. Nobody may change that state, or put a record, before the commit is
+/// valid or taken back.
 class DurableFiles {
  public:
   /// The constructor opens no file; open_durable (engine/engine_state.cc) opens the files. `layout`: the text that

@@ -46,10 +46,10 @@ struct FrozenParameter {
 };
 
 /// Keeps optimizer states and masters of parameters that trained and are frozen now, until they train again. (An
-/// optimizer of PyTorch, too, keeps the states of a parameter that gets no gradients.) They come from
+/// optimizer of PyTorch, too, keeps the states of a parameter that gets no gradients.) States and masters come from
 /// Engine::set_trainable or from a checkpoint. The Engine owns the object, and only its thread changes it. Each rank
-/// has an equal share of each state in its host's memory. The plan does not count this memory. So the layout and
-/// placement from which the states came do not matter.
+/// has an equal share of each state in its host's memory, so the layout and placement from which the states came do not
+/// matter. The plan does not count this memory.
 class FrozenStates {
  public:
   bool empty() const { return kept_.empty(); }
@@ -81,7 +81,7 @@ class FrozenStates {
   /// It writes this rank's parts of the states and of the masters. Where the program has written a value of the
   /// parameter meanwhile, that value becomes the master (masters_of_frozen). It writes into `updates` the number of
   /// steps in which each of these parameters took part. A parameter that lacks a state begins anew: the missing state
-  /// stays zeros, and the number is 0. It is collective over `control`.
+  /// stays zeros, and the parameter's number of steps is 0. It is collective over `control`.
   void give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                  std::map<const c10::TensorImpl*, std::int64_t>& updates);
   /// Notes from `updates` in how many steps the kept parameters took part.

@@ -27,9 +27,9 @@ struct KeptGroup {
 };
 
 /// Lets `group`'s storage keep this rank's part of the values; the Engine calls it when it is destroyed. If
-/// `is_readable`, parameters stay readable in their memory. If that memory does not belong to this program alone, they
-/// are readable in a copy, provided that a copy can be allocated. In all other cases reading a parameter throws
-/// c10::Error. `mesh`: this rank's position among all ranks. `transport` allocated `memory`.
+/// `is_readable`, parameters stay readable in their memory. If other ranks read that memory, or if it holds the halves
+/// of split masters, parameters are readable in a copy, provided that a copy can be allocated. In all other cases
+/// reading a parameter throws c10::Error. `mesh`: this rank's position among all ranks. `transport` allocated `memory`.
 void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, const TrainingMemory& memory,
           const std::shared_ptr<Collectives>& transport, bool is_readable);
 

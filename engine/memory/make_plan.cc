@@ -38,8 +38,8 @@ Placement placement_on(Placement placement, const Strategy& strategy, const Mesh
   return one_copy && !keeps_own ? share_parameters(placement) : placement;
 }
 
-/// Throws if the CPU is to update a GPU's state (`"offload.step"`: `"cpu"`) and cannot. The CPU updates only state that
-/// lies in the host's memory.
+/// Throws if the CPU is to update a GPU's state (`"offload.step"`: `"cpu"`) and cannot do so. The CPU updates only
+/// state that lies in the host's memory.
 void expect_step_on_host(const MemoryPlan& plan) {
   if (plan.can_step_on_host()) return;
   if (plan.passes_twice()) {
@@ -59,8 +59,8 @@ void expect_step_on_host(const MemoryPlan& plan) {
               "tier \"host\" and one fraction, or take \"gpu\"");
 }
 
-/// Throws if "noise_scale" is set and a step has one microbatch on one rank. It needs the gradient of a batch that is
-/// smaller than the whole step's.
+/// Throws if "noise_scale" is set and a step has one microbatch on one rank. The estimate of the noise needs the
+/// gradient of a batch that is smaller than the step's batch.
 void expect_small_batches(const Strategy& strategy, const PlanScene& scene) {
   if (strategy.noise_scale.every == 0) return;
   if (scene.mesh.world_size() * strategy.gradient_accumulation > 1) return;

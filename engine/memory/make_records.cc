@@ -54,8 +54,8 @@ struct NewRecords {
   }
 };
 
-/// Disks are measured only if a rank has at least this many bytes on disk. For less, measuring takes more time than it
-/// saves.
+/// Disks are measured only if a rank has at least this many bytes on disk. If there are fewer bytes, measuring takes
+/// more time than it saves.
 constexpr std::int64_t kLeastMeasuredBytes = std::int64_t{256} << 20;
 
 /// Returns the directories with their disks' shares of the records: in proportion to the measured bandwidth, or equal

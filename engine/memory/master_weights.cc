@@ -50,8 +50,8 @@ void write_masters(const FlatGroup& group, const StateView& view, const float* v
   masters.write_back();
 }
 
-/// Replaces each of `values` (the view's run) that equals the high half of its master by the exact master. Such a value
-/// was not changed, so only its low half was missing.
+/// If one of `values` (the view's run) equals the high half of its master, replaces it by the exact master. Such a
+/// value was not changed, so only its low half was missing.
 void keep_split(const StateView& view, float* values) {
   const std::int64_t numel = view.run.numel;
   const HostView parameters(view.parameter, numel * 2, view.parameter_place, HostView::kFetch);

@@ -72,7 +72,7 @@ void point_into_record(StateView& view, const FlatGroup& group, std::int64_t chu
   }
 }
 
-/// A part of a group's flat buffer, some chunks of which lie in records.
+/// A part of a group's flat buffer. Some chunks of the part lie in records.
 struct Tiered {
   Extent part;
   const Chunks& chunks;
@@ -94,7 +94,7 @@ constexpr std::int64_t kInMemory = -1;
 /// The place of elements: memory, or a chunk's record.
 struct Place {
   Extent run;                      ///< the neighbouring elements of the flat buffer that lie in this place
-  std::int64_t chunk = kInMemory;  ///< the chunk of the part whose record it is, or kInMemory
+  std::int64_t chunk = kInMemory;  ///< number of the chunk in the part, if the place is a record; else kInMemory
 };
 
 Place place_of(const Tiered& tiered, std::int64_t element) {

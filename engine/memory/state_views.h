@@ -18,7 +18,7 @@ namespace tessera {
 /// `visit` that gets the view (for_each_state).
 struct StateView {
   Extent run;                      ///< range of elements in the group's flat buffer
-  std::byte* parameter = nullptr;  ///< parameter of the first element, as in FlatGroup
+  std::byte* parameter = nullptr;  ///< parameter of the first element, in the group's dtype
   float* master = nullptr;         ///< master of the first element; the same as `parameter` if the dtype is fp32
   std::int16_t* low = nullptr;     ///< low 16 bits of the first element's master, if masters are split
   /// The states of the first element; scales begin with the scale of the run's first block.
@@ -72,8 +72,8 @@ OptimizerSlice optimizer_slice(const FlatGroup& group, const StateView& view);
 /// Returns the gradients of the slice. The optimizer may overwrite them.
 std::span<float> gradients_of(const FlatGroup& group, const OptimizerSlice& slice);
 
-/// Returns the elements of a group's optimizer part whose masters and states lie in memory. They are the first elements
-/// of the part, or all of them if the group has no records.
+/// Returns those elements of a group's optimizer part that have their masters and states in memory. They are the first
+/// elements of the part, or all of them if the group has no records.
 Extent run_in_memory(const FlatGroup& group);
 /// Returns the view of `run`, which is a part of run_in_memory(group).
 StateView states_in_memory(const FlatGroup& group, Extent run);
@@ -81,8 +81,8 @@ StateView states_in_memory(const FlatGroup& group, Extent run);
 /// Returns the elements of the optimizer part that are in a chunk, as a run of the flat buffer.
 Extent run_of_chunk(const FlatGroup& group, std::int64_t chunk);
 
-/// Returns the view of `run`, elements of a chunk that has a record. The record begins at `bytes`; this may be its copy
-/// on the device that trains. Pointers to state outside of records do not change. `chunk`: from
+/// Returns the view of `run`, elements of a chunk that has a record. The record, or its copy on the device that trains,
+/// begins at `bytes`. Pointers to state outside of records do not change. `chunk`: from
 /// RecordLayout::first_record to RecordLayout::chunks.
 StateView states_in_record(const FlatGroup& group, std::int64_t chunk, Extent run, std::byte* bytes);
 
@@ -110,7 +110,7 @@ struct JoinedState {
 void hand_out(const JoinedState& joined, std::int64_t begin, FlatGroup& target, std::size_t i, std::size_t state);
 
 /// Copies this rank's part of a state of the whole tensor (GroupShape::tensor_states) from `values`, which holds the
-/// whole state. `state` is its number for that parameter.
+/// whole state. `state`: number of the state among those of parameter `i`.
 void hand_out_tensor_state(const float* values, FlatGroup& target, std::size_t i, std::size_t state);
 
 }  // namespace tessera

@@ -26,7 +26,7 @@ namespace {
 // This file works as follows. TrainingMemory::allocate makes each arena with the plan's bytes. It then gives each group
 // of the units memory from the arenas for its parameters, gradients, masters and states (the place_… functions).
 // Offloaded records and durable files get their memory after that (`make_records`, DurableFiles). At the end it checks
-// that the arenas that groups share are given out completely. The functions store_parameters and load_whole_tensors, at
+// that the groups have got all memory of these arenas. The functions store_parameters and load_whole_tensors, at
 // the end of the file, give every rank the values of rank 0.
 
 void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
@@ -63,7 +63,7 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const Memory
     group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
   }
   place_masters(group, plan.update().master, memory.masters);
-  const bool are_on_host = plan.update().outer.has_common_parameters();  // the shards have them
+  const bool are_on_host = plan.update().outer.has_common_parameters();  // OwnedShards has the states
   for (FlatGroup::State& state : group.state) state.is_on_host = are_on_host;
   if (are_on_host) return;
   const StateFormats& states = group.records.state().states;

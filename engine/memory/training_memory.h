@@ -35,7 +35,8 @@ struct HostRecords {
 /// (RecordPool::device_slots). All members are empty on the CPU.
 struct GpuRecords {
   Arena state_slots, tensor_state_slots, gradient_slots;
-  /// Pinned memory of the host (PassPlan::host_copies_bytes); null if the host's CPU updates nothing.
+  /// Pinned memory for copies of gradients and parameters (PassPlan::host_copies_bytes); null if the host's CPU updates
+  /// nothing.
   std::shared_ptr<std::byte> host_copies;
   std::int64_t host_copies_bytes = 0;
   std::shared_ptr<SlotCarrier> states;         ///< uses `state_slots`; null if the host's CPU updates states
@@ -68,7 +69,7 @@ struct TrainingMemory {
                                  const std::vector<std::string>& directories, DurableFiles* durable = nullptr);
   /// Returns the bytes that were allocated, by category.
   MemoryUse allocated() const;
-  /// Returns the carrier of offloaded gradients, of the GPU or the CPU; null if gradients are in memory.
+  /// Returns the carrier that brings offloaded gradients to the device that trains; null if gradients are in memory.
   Carrier* gradient_carrier() const;
   /// Returns the carrier that brings offloaded states of whole tensors to their update; null if all of them are in
   /// memory.

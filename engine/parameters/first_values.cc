@@ -299,7 +299,7 @@ void FirstValues::Sources::send(FlatGroup& group, std::size_t begin, std::size_t
   const bool is_root = control_.rank() == 0;
   const auto has_part = [&](std::size_t i) { return is_root || kept_of(group.parameters[i].tensor) != nullptr; };
   std::size_t next = begin;  // the first parameter that is not sent completely yet
-  at::Tensor values;         // values of the parameter, if this rank helps to make them
+  at::Tensor values;         // values of parameter `next`, if this rank has some of them
   for (std::int64_t at = first.offset; at < last.end(); at += kSent) {
     const Extent chunk{at, std::min(kSent, last.end() - at)};
     const at::Tensor buffer = at::zeros({chunk.numel}, dtype);

@@ -79,7 +79,7 @@ struct GradientHooks::AfterAccumulation : autograd::PostAccumulateGradHook {
 
   GradientHooks& hooks;
   Watched& watched;
-  /// the program's hook, which this hook calls, since a tensor can have only one
+  /// the program's hook; this hook calls it, since a tensor can have only one post-accumulate hook
   std::unique_ptr<PostAccumulateGradHook> programs;
 };
 

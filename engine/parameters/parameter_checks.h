@@ -15,8 +15,8 @@ namespace tessera {
 
 /// Throws tessera::Error (64), with both names, if two tensors among the parameters and `whole` share memory and one of
 /// them trains. An Engine gives each parameter new memory, so the other tensor would no longer change with the
-/// parameter. The Engine calls it before it gives parameters memory. Tensors whose elements alternate in memory are not
-/// compared.
+/// parameter. The Engine calls this function before it gives parameters memory. Tensors whose elements alternate in
+/// memory are not compared.
 void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const NamedTensors& whole);
 
 /// Notices changes of an Engine's parameters that the Engine cannot follow. All strategies have the same checks:
@@ -30,8 +30,8 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
 /// 3. It was frozen when the Engine was made, and requires gradients now: there is no memory for its gradient.
 /// 4. This rank's part of it was written in any way. Only `"check.values"` checks this.
 ///
-/// The Engine calls it at each backward and step. A check costs a few loads for each parameter; a check of values reads
-/// this rank's parts of all parameters.
+/// The Engine makes these checks at each backward and step. A check costs a few loads for each parameter; a check of
+/// values reads this rank's parts of all parameters.
 class ParameterChecks {
  public:
   /// `device`: the device on which the parameters lie.
@@ -53,8 +53,8 @@ class ParameterChecks {
 /// Compares what must be equal on several ranks, by two hashes for each parameter: one of its values, and one of its
 /// masters and optimizer states. The Engine calls it after every `check.replica_hash_every` steps; it is collective
 /// over `control`, which has all ranks. It reads all state. Throws tessera::Error (65), the same on every rank, where
-/// ranks differ. The error names the first such parameter and the ranks; where three or more ranks hold the part, it
-/// names those that differ from the majority.
+/// ranks differ. The error names the first parameter that differs, and the ranks whose hash differs from that of most
+/// ranks with the same part of it. If no hash has a majority, the error names all ranks with that part.
 void expect_equal_replicas(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
                            Collectives& control, std::int64_t step);
 

@@ -26,7 +26,7 @@ namespace {
          (most ? c10::str(" of at most ", *most, " dimensions") : std::string()) + hint_of_names(pattern, names));
 }
 
-/// Returns whether the parameter's name fits `pattern`, and its number of dimensions fits the group's max_dim.
+/// Returns whether the parameter's name fits `pattern`, and whether it has at most the group's max_dim dimensions.
 bool fits(const ParameterGroup& group, const std::string& pattern, const FlatParameter& parameter) {
   const auto most = static_cast<std::size_t>(group.max_dim.value_or(64));
   return parameter.sizes.size() <= most && is_named(parameter, pattern);

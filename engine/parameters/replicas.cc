@@ -112,8 +112,8 @@ void expect_equal_replicas(const std::vector<std::unique_ptr<Unit>>& units, cons
     names.push_back(group.parameters[i].name);
   });
   if (own.empty()) return;
-  // Ranks first compare the hashes of all parameters together. Only if these hashes differ do they look for the
-  // parameter.
+  // Ranks first compare hashes over all parameters together. Only if these hashes differ, ranks compare the hashes of
+  // each parameter.
   Hashes together{};
   for (std::size_t kind = 0; kind < kKinds; ++kind) {
     ValueHash hash;

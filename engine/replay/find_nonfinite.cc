@@ -169,7 +169,7 @@ std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction& fu
   context->unit = unit_among(inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (uses[i] == InputUse::kRead) context->read.push_back(inputs[i]);
-    // Parameters are not looked at here, since their unit may be gathered only after this.
+    // Parameters are not looked at here, since their unit may be gathered only after this function has returned.
     if (uses[i] == InputUse::kUpdated && unit_among(inputs.slice(i, 1)) == nullptr && is_bad(inputs[i]))
       context->had_bad_updated_input = true;
   }

@@ -26,8 +26,8 @@ struct NonfiniteResult {
 /// apart.
 ///
 /// An operator is reported only if its microbatch goes wrong: if the loss or a gradient is not finite. So masks of
-/// -infinity, and numbers that a `where` throws away, are passed over. A -infinity is reported only if no NaN and no
-/// +infinity followed. Memory that has not been written yet is not checked.
+/// -infinity, and numbers that a `where` throws away, are passed over. A -infinity is reported only if no result of the
+/// microbatch was NaN or +infinity. Memory that has not been written yet is not checked.
 class FindNonfinite {
  public:
   FindNonfinite();

@@ -25,8 +25,8 @@ bool is_same(double a, double b) {
 /// are read as NaN.
 double as_read(double number) { return std::isfinite(number) ? number : std::nan(""); }
 
-/// Returns the names of units of `made` that `wanted` lacks or has with another hash. If only `wanted` has further
-/// units, the result is a remark in place of their names.
+/// Returns the names of units of `made` that `wanted` lacks or has with another hash. If there are no such units, but
+/// `wanted` has more units than `made`, the result is one remark.
 std::vector<std::string> different_units(const StepRecord& made, const StepRecord& wanted) {
   std::vector<std::string> names;
   for (const auto& unit : made.units) {

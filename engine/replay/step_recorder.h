@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-/// The world ranks whose parts together make up the whole, each part once.
+/// The world ranks whose parts together make up all gradients, and all masters, each part once.
 struct OwnersOfParts {
   std::vector<int> gradients, masters;
 };
@@ -49,8 +49,8 @@ class StepRecorder {
   void pass_over_backward();
   /// It is called when the step's microbatches until now are dropped (Engine::zero_grad).
   void drop_microbatches() { found_.reset(); }
-  /// It is called after ranks have agreed, before the update of step `step`. In a replay that looks for results that
-  /// are not finite, it is collective up to the last step of the request. Throws tessera::Error (65), on one rank, if a
+  /// It is called after ranks have agreed, before the update of step `step`. If a replay looks for results that are not
+  /// finite, the call is collective up to the last step of the request. Throws tessera::Error (65), on one rank, if a
   /// result is not finite.
   void begin_update(std::int64_t step);
   /// It is called at the end of a step. It is collective if the step is recorded. Throws tessera::Error: 65 if a
@@ -77,11 +77,11 @@ class StepRecorder {
   const std::int64_t every_;
   const std::optional<ReplayRequest> replay_;
   std::optional<StepRecordsFile> file_;   ///< set only on rank 0, and only if steps are recorded
-  std::vector<StepRecord> recorded_;      ///< in a replay, the records by step
+  std::vector<StepRecord> recorded_;      ///< in a replay: the records of ReplayRequest::hashes, by step
   bool has_compared_ = false;             ///< whether a replay has compared a step with its record
   std::optional<FindNonfinite> watch_;    ///< set in a replay that looks for results that are not finite
   std::optional<Found> found_;            ///< this rank's first bad microbatch of the step under way
-  std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]: hashes of this rank; sums over all ranks
+  std::vector<std::uint64_t> own_, all_;  ///< [gradients, masters][unit]: hashes of this rank; hashes of all ranks
 };
 
 }  // namespace tessera

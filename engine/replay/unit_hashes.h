@@ -23,8 +23,8 @@ enum class HashedKind : std::uint64_t {
 /// memory order. All NaN count as equal: their bits depend on which operand a processor took them from.
 std::uint64_t hash_of_run(HashedKind kind, std::int64_t number, std::int64_t first, std::span<const float> values);
 
-/// Adds the hash of this rank's part of each unit's gradients to `hashes` [unit]: trainable parameters, without
-/// padding. It reads the gradients once. REQUIRES: the sums of gradients are complete, on the CPU, and not yet used for
+/// Adds the hash of this rank's part of each unit's gradients to `hashes` [unit]. Padding is not hashed. It reads the
+/// gradients once. REQUIRES: the sums of gradients are complete, on the CPU, and not yet used for
 /// an update.
 void add_gradient_hashes(const std::vector<std::unique_ptr<Unit>>& units, std::span<std::uint64_t> hashes);
 

@@ -44,7 +44,7 @@ std::string hashes_of(const Buffers& buffers) {
   return text;
 }
 
-/// The data that one rank has about a save before anything is written.
+/// The data that each rank tells the others about a save, before anything is written.
 struct Start {
   std::string unfinished, path;  ///< rank 0 only: the new folder's path, before and after it is committed
   std::string hashes;            ///< hashes of the buffers

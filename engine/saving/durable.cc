@@ -41,7 +41,7 @@ using nlohmann::json;
 // `Resume` does the reverse: `examine` changes nothing yet, `apply` makes all reads, which may fail, and `finish` sets
 // the rest, which cannot fail.
 
-// The names of the parts of a commit that are not records; and (kTexts, kTensors) of the parts of the program's items.
+// The names of the parts of a commit that are not records. kTexts and kTensors are parts of the program's items.
 constexpr const char* kEngine = "engine";
 constexpr const char* kOwnGenerator = "generator";
 constexpr const char* kOwnGpuGenerator = "generator of the GPU";
@@ -168,7 +168,7 @@ class Resume {
     }
     read_generator(kOwnGenerator, c10::Device(c10::kCPU));
     const ComputeDevice device = job_.accelerator.device;
-    // Under "reproducible" each microbatch sets the GPU's generator.
+    // If "reproducible" is set, each microbatch sets the GPU's generator, so its state is not needed.
     if (device.is_queued && !job_.strategy.reproducible) read_generator(kOwnGpuGenerator, device.device);
     return read_items();
   }

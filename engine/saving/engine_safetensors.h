@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// Files from which an Engine takes weights, with the rules that match their names to the model's names.
+/// Files from which an Engine takes weights, with the rules that match the files' tensor names to the model's names.
 struct ImportedFiles {
   const char* call;  ///< the program's call, for messages: "load_weights"
   std::string path;

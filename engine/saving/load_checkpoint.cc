@@ -115,7 +115,7 @@ class Load {
     if (!matched.ok()) return make_error(exit_code_of(matched.status()), path_ + ": " + message_of(matched.status()));
     matched_ = *std::move(matched);
     note(other_noise(job_.strategy, checkpoint_->manifest().noise_version));
-    if (kind_ == LoadKind::kAll) {  // a run that goes back in time has the processor that it had
+    if (kind_ == LoadKind::kAll) {  // a run that goes back in time is still on the same processor
       TESSERA_ASSIGN_OR_RETURN(const auto other, other_processor(manifest().processor, job_, path_));
       note(other);
     }

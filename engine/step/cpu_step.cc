@@ -17,7 +17,8 @@
 namespace tessera {
 namespace {
 
-/// The step cannot be skipped any more, since the units before this one are updated already.
+/// Throws for a gradient of `group` that is not finite. The step cannot be skipped any more, since the units before
+/// this one are updated already.
 [[noreturn]] void throw_not_finite(const FlatGroup& group) {
   std::string name = "unit " + group.unit->name;
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {

@@ -201,7 +201,7 @@ void OuterSteps::publish(FlatGroup& group) {
     const Timed timed(waits_);
     throw_if_error(replica_.gather->all_gather(group.unit->name, flat() + part.offset, flat(), bytes, options).wait());
   }
-  const Unrecorded unrecorded;  // ends before the next group's gather, whose span is a range for profilers
+  const Unrecorded unrecorded;  // must not live during the next group's gather, since it hides spans from profilers
   const Extent written = gathers ? Extent{0, group.layout.numel()} : part;
   place_->write(group, flat() + written.offset, written);
 }

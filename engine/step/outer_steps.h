@@ -74,8 +74,8 @@ class OuterSteps {
   void forget_momentum();
 
   /// Calls `visit` with the outer momentum of this rank's part of each parameter. The momentum of the elements `run` of
-  /// the group's flat buffer lies at `momentum`, in memory of FlatGroup::device. With local_sgd there is nothing to
-  /// visit. If `visit` returns an error, the function stops and returns this error.
+  /// the group's flat buffer lies at `momentum`, in memory of FlatGroup::device. Nothing is visited with
+  /// local_sgd. If `visit` returns an error, the function stops and returns this error.
   using VisitMomentum =
       std::function<absl::Status(const FlatGroup& group, std::size_t parameter, Extent run, float* momentum)>;
   absl::Status for_each_momentum(const VisitMomentum& visit) const;
@@ -143,7 +143,7 @@ class OuterSteps {
   std::int64_t arrives_ = 0;  ///< the step at which the fragment under way is applied
   QueueClock* const waits_;
   double seconds_ = 0;
-  std::vector<Sent> under_way_;  ///< the last member, since this work uses the others
+  std::vector<Sent> under_way_;  ///< the last member, so that it is destroyed first: its work uses the other members
 };
 
 }  // namespace tessera

@@ -44,8 +44,8 @@ class Step {
  public:
   virtual ~Step() = default;
 
-  /// Returns the loss scale times `weight` (weigh), for a loss of one element. If the loss is fp16, whose largest
-  /// number is 65504, the scale is split into a seed and a factor.
+  /// Returns the loss scale times `weight` (weigh), for a loss of one element. If the loss is fp16, the
+  /// part of the scale above kMostFp16Seed goes into the factor.
   virtual LossSeed seed_of(const at::Tensor& loss, double weight) const = 0;
 
   /// Adds `weight` times `loss` to the step's loss, which is the mean over this rank's microbatches. `round`: number of
@@ -82,8 +82,8 @@ class Step {
   /// different orders; 78 if a loss is negative, with Strategy::on_spike.
   virtual void run(const LocalStep& local, StepResult& result) = 0;
 
-  /// Sets the rate of a group. Without a group it sets the rate of all parameters, and groups again have their shares
-  /// of it.
+  /// Sets the rate of a group. If `group` is empty, it sets the common rate, and the rate of each group is again its
+  /// share of the common rate.
   virtual void set_lr(double lr, std::optional<std::size_t> group) = 0;
 
   /// Returns the rate of the next step, of a group or of all parameters, before lr_schedule.base_batch_size scales it.
@@ -105,8 +105,8 @@ class Step {
   virtual void forget_losses() = 0;
 
   /// Returns, for each [trainable parameter, in unit, group, layout order], whether some rank used the parameter. The
-  /// answer is for the latest step whose answer this rank knows; it is null before the first such step. All ranks get
-  /// the same result.
+  /// result belongs to the latest step whose result is known on every rank. It is null before the first such step. All
+  /// ranks get the same result.
   virtual const std::vector<char>* known_used() const = 0;
 
   /// Returns the loss scale of the next backward.

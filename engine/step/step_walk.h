@@ -36,8 +36,8 @@ namespace tessera {
 /// | `swap`        | between two steps                         | the program that exchanges averages  |
 class StepWalk {
  public:
-  /// Call it when a step's last backward begins, after which all units are updated. It reads ahead the first records.
-  /// `order`: the units' indices in the order in which they are updated, if they are updated in backward.
+  /// Call it when a step's last backward begins, in or after which all units are updated. It reads ahead the first
+  /// records. `order`: the units' indices in the order in which they are updated, if they are updated in backward.
   void expect(std::span<const int> order);
   /// Call it when backward has updated all units. Returns when their values are known to all ranks, or are being sent.
   void finish();
@@ -71,8 +71,8 @@ class StepWalk {
   double publication_seconds() const { return publisher_.seconds(); }
 
  private:
-  /// Begins a pass, whose records are read ahead. If `is_decided` is false, the step is not decided yet. Other
-  /// transfers than those of records then begin too, and all parameters are assumed to be used, as they nearly always
+  /// Begins a pass, whose records are read ahead. If `is_decided` is false, the step is not decided yet. Then
+  /// transfers of data other than records begin too, and all parameters are assumed to be used, as they nearly always
   /// are.
   virtual void announce(std::span<const Visit> visits, bool is_decided) = 0;
   /// It is called when no record is in use any more.

@@ -25,8 +25,9 @@ namespace tessera {
 
 /// Applies the optimizer to every rank's part of every trainable group, and makes the new values known to the ranks
 /// that hold copies of them. It works on the CPU; DeviceUpdate does the same on a GPU. StepWalk decides the order of
-/// visits. This class does the work of one visit, run by run. It announces only the records of these runs, so that
-/// records of unused parameters are not read. CpuStep owns an Update and calls it from the thread that trains.
+/// visits. This class does the work of one visit, run by run. Once a step is decided, it announces only the records of
+/// these runs, so that records of unused parameters are not read. CpuStep owns an Update and calls it from the thread
+/// that trains.
 class Update final : public StepWalk {
  public:
   explicit Update(const StepContext& context);

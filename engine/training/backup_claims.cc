@@ -47,7 +47,7 @@ class CountersInStore final : public BackupClaims::Counters {
  public:
   CountersInStore(Collectives& group, const BackupClaims::Store& store)
       : own_(store.store.connected_anew()), store_(store) {
-    std::int64_t number = 0;  // number of Engines and plans of the job with claims, this one included
+    std::int64_t number = 0;  // number of these objects that the job has made so far, this one included
     if (group.rank() == 0) number = value_or_throw(store_.store.add("claims", 1));
     throw_if_error(group.broadcast(kClaimsLabel, &number, sizeof number, 0).wait());
     prefix_ = "claims/" + std::to_string(number) + "/";

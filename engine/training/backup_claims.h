@@ -36,7 +36,7 @@ namespace tessera {
 class BackupClaims {
  public:
   /// The job's store, and how long an answer of it may take: `limit` (comm.timeout_s), or less if `watch` finds that
-  /// the host which serves the store has vanished. Store and watch outlive the object that asks.
+  /// the host which serves the store has vanished. `store` and `watch` outlive the BackupClaims.
   struct Store {
     KeyValueStore& store;
     CallWatch& watch;
@@ -60,8 +60,8 @@ class BackupClaims {
   void begin_step(const MicrobatchOrder& order);
   /// Returns the microbatch that this rank computes next; nothing if this rank has no more to compute.
   const std::optional<std::int64_t>& next() const { return next_; }
-  /// If the next microbatch belongs to another rank, returns the number of other ranks' microbatches that this rank has
-  /// computed before it.
+  /// If the next microbatch belongs to another rank, returns how many other microbatches of other ranks this rank has
+  /// completed first in this step.
   const std::optional<int>& turn() const { return turn_; }
   /// Returns the round of the next microbatch (MicrobatchOrder::round_of). REQUIRES: there is a next microbatch.
   std::int64_t round() const;
@@ -109,8 +109,8 @@ class BackupClaims {
   std::int64_t claimed_ = 0;              ///< number of claimed microbatches of this rank's run when this rank last
                                           ///< completed a microbatch
   std::vector<std::int64_t> shared_;      ///< microbatches for which this rank has counted a completion in this step
-  std::vector<std::int64_t> made_again_;  ///< microbatches of other ranks that this rank has computed, in the order of
-                                          ///< their computation
+  std::vector<std::int64_t> made_again_;  ///< microbatches of other ranks that this rank has completed first, in the
+                                          ///< order of their computation
   std::vector<std::int64_t> message_, messages_, all_computed_;
   double seconds_ = 0;
 };

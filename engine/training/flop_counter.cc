@@ -30,7 +30,7 @@ struct FlopCounter::Count {
 
 namespace {
 
-thread_local bool has_made_one = false;  // whether this thread has made a counter, so that it trains
+thread_local bool has_made_one = false;  // whether this thread has made a counter; such a thread trains
 thread_local int depth = 0;              // number of counted operators inside which this thread is now
 
 /// An operator that has a formula. It is counted when it has ended without an exception. (torch.utils.checkpoint ends

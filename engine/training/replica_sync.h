@@ -33,9 +33,9 @@
 namespace tessera {
 
 /// The effect of "sync" on training. Replicas train apart, each over the axes of its own ranks, and meet in outer
-/// steps. They never meet if ranks apply gradients to parameters that all ranks own together (asynchronous, hogwild,
-/// backups). A Training has a ReplicaSync. Training calls it after steps and after other changes to masters, and makes
-/// replicas meet before other code reads masters. If replicas do not train apart, these calls do nothing.
+/// steps. There are no outer steps if ranks apply gradients to parameters that all ranks own together (asynchronous,
+/// hogwild, backups). A Training has a ReplicaSync. Training calls it after steps and after other changes to masters,
+/// and makes replicas meet before other code reads masters. If replicas do not train apart, these calls do nothing.
 class ReplicaSync {
  public:
   /// `steps`: number of steps that training has made. The object refers to `strategy`.

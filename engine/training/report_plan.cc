@@ -35,7 +35,7 @@ std::string words_of_gathers(const PlannedWire& wire) {
   return form == WireForm::kPlain ? "" : " (over the network " + name_of(form) + ")";
 }
 
-/// Returns a hint if units are updated in backward and have more records than are read ahead. It is
+/// Returns a hint if units are updated in backward and some unit has more records than are read ahead. The hint is
 /// empty otherwise.
 std::string hint_of_queue_depth(const MemoryPlan& plan) {
   const bool gives_way = plan.placement().is_queued && plan.parameters_below();  // the rule of RecordPlan::queue_depth

@@ -410,7 +410,7 @@ void Training::detach_parameters() {
     for (auto& unit : units) unit->poison("unit " + unit->name + " was being set up by an Engine that failed");
     return;
   }
-  // On a GPU `axes.gather` may use pinned memory for gathers (gather_on_host), which is freed with the Engine.
+  // If a GPU trains, `axes.gather` may use pinned memory (gather_on_host) that is freed with the Engine.
   const std::shared_ptr<Collectives>& transport = job.accelerator.device.is_queued ? job.axes.gather : axes.gather;
   for (auto& unit : units) {
     for (auto& group : unit->groups) keep(*group, plan, job.position, memory, transport, /*is_readable=*/!sharded);

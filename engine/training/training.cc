@@ -210,8 +210,8 @@ void Training::warn_of_data_not_dealt() {
       "Engine::microbatches() to TokenBatches::deal or RankSampler::deal, or take the rows of Engine::microbatch()");
 }
 
-/// Drops the residuals of gradients that are dropped. The host of a GPU waits here for the decision, since the next
-/// step's reductions add to the residuals.
+/// If the step's gradients are dropped, gives the residuals their values from before the step, or drops them if there
+/// is no copy. The host of a GPU waits here for the decision, since the next step's reductions add to the residuals.
 void Training::forget_what_is_skipped(const StepResult& result) {
   if (plan.sums().kept_gradient_numel == 0) return;
   StepResult known = result;
@@ -275,7 +275,7 @@ void Training::note_activations() {
            " in use at most");
 }
 
-/// Notes how many bytes the tier of activations had to hold.
+/// Logs how many bytes of activations the first step put on their tier and brought back.
 void Training::note_offloaded_activations() const {
   if (job.mesh.rank() != 0) return;
   const ActivationCounts counts = activations->counts();

@@ -184,8 +184,8 @@ struct Training {
   // The next functions seed microbatches under "reproducible", and otherwise do nothing (microbatch_seed.cc).
   /// Takes the run's seed from LibTorch's generator: all ranks take the seed of rank 0. It is collective.
   void agree_on_seed();
-  /// Takes the seed from LibTorch's generator. On all ranks the generator has the state that a checkpoint keeps
-  /// (generator_to_keep).
+  /// Takes the seed from LibTorch's generator. After a load, the generator of each rank has the state that the
+  /// checkpoint keeps (generator_to_keep), so all ranks take the same seed.
   void take_seed();
   /// Sets LibTorch's generator for the microbatch that comes next.
   void seed_microbatch() const;
@@ -228,7 +228,7 @@ struct Training {
   /// Runs a microbatch on a rank without a batch. It repeats the collectives of this rank's last microbatch, or makes
   /// those that the other ranks announce.
   void run_nothing();
-  /// Returns whether ranks make other collectives in a microbatch than sums of gradients in the agreed order.
+  /// Returns whether ranks also gather units in a microbatch. Otherwise they only sum gradients, in the agreed order.
   bool gathers_with_others() const { return gathering.residency && job.mesh.world_size() > 1; }
   /// Returns whether any rank has a batch for the next microbatch. If a rank without a batch cannot know the
   /// collectives that follow, the other ranks announce them (RoundMeeting). It is collective.

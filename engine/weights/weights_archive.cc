@@ -90,8 +90,8 @@ absl::Status bad_archive(const std::string& what) {
   return make_error(ExitCode::kCorruptData, has_hint(what) ? what : what + ". " + kSaveHint);
 }
 
-/// Returns the number of elements that the tensor's storage must have; nothing if the numbers cannot belong to a
-/// tensor.
+/// Returns the number of elements that the tensor's storage must have at least; nothing if the numbers cannot belong to
+/// a tensor.
 std::optional<std::int64_t> reach_of(const PickledTensor& tensor) {
   std::int64_t last = tensor.offset;
   bool is_empty = false;

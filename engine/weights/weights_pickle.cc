@@ -112,8 +112,8 @@ std::optional<std::vector<std::int64_t>> numbers_of(const Value& value) {
 }
 
 /// Returns the tensor that torch._utils._rebuild_tensor would make. The arguments are storage, offset, sizes and
-/// strides. The function _v2 has further arguments behind them, and argument 7 of _v3 is the dtype. Returns nothing for
-/// other arguments.
+/// strides. The function _v2 has further arguments behind them. The argument of _v3 with index 6 is the dtype. Returns
+/// nothing for other arguments.
 std::optional<Value> rebuilt_tensor(const std::string& function, const std::vector<Value>& arguments) {
   const bool names_type = function.ends_with("_v3");
   if (arguments.size() < (names_type ? 7 : 4) || arguments[0].kind != Value::kStorage ||

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Methods of compression (CompressionConfig::method), each with its numbers. They sum gradients of which only a part is
-// sent. If a method keeps gradients, the part that a rank did not send is added to its next contribution (error
+// Methods of compression (CompressionConfig::method), each with its numbers. They sum gradients, and most send only a
+// part of them. If a method keeps gradients, the part that a rank did not send is added to its next contribution (error
 // feedback).
 
 /// "none": all gradients are sent, in the forms of CompressionConfig::gradients and sums.

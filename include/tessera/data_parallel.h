@@ -79,7 +79,7 @@ class DataParallel {
   };
 
   /// Sets the number of samples or tokens over which the loss of the next averaging backward is a mean. Gradients are
-  /// then sum(weight * gradient) / sum(weight) over ranks. After that backward the weight is 1 again. With a weight of
+  /// then sum(weight * gradient) / sum(weight) over ranks. The weight is 1 again after that backward. With a weight of
   /// 0 this rank contributes nothing, even if its gradients are NaN. Throws Error (64) for a weight that is negative or
   /// not finite.
   void set_weight(double weight);

@@ -25,8 +25,8 @@ class Engine;
 /// place is not overwritten until the next commit, since the state has a second place on the disk. State in memory is
 /// written to D. A commit holds the same things as a checkpoint (save_checkpoint), in the form in which training has
 /// them. It can therefore be used only with the same model, strategy and number of ranks, on the same hosts. A
-/// checkpoint can be loaded anywhere; `tessera checkpoint from-commits` makes one of the commits of `tessera train`,
-/// and resume_durable followed by save_checkpoint makes one of those of a program.
+/// checkpoint can be loaded anywhere. `tessera checkpoint from-commits` turns the commits of `tessera train` into a
+/// checkpoint. A program turns its commits into a checkpoint by resume_durable and then save_checkpoint.
 ///
 /// Some keys of the strategy may change from run to run. Learning rate, schedule, weight decay, clipping and similar
 /// keys come from the new strategy, as with a checkpoint. Rates and options set by hand, and a dynamic loss scale, come
@@ -39,9 +39,9 @@ class Engine;
 /// to every rank.
 ///
 /// A thread writes the commit directly from the memory of training, during the next forward and backward. Before the
-/// next update, or any other change of training state, ranks wait until the commit is on the disks of all ranks. With
-/// optimizer.in_backward they wait before the next backward. The first commit of D is complete when this function
-/// returns.
+/// next update, or any other change of training state, ranks wait until the commit is on the disks of all ranks. If
+/// optimizer.in_backward is set, they wait before the next backward. The first commit of D is complete when this
+/// function returns.
 ///
 /// The call is collective and is made between steps. Throws tessera::Error, the same on every rank: 64 in the cases of
 /// save_checkpoint, and if D holds a step of an earlier run from which this run did not continue. It also throws the

@@ -27,7 +27,7 @@ namespace tessera {
 /// those of the built-in rules. If a GPU trains, the tensors lie on the GPU, even if state is offloaded. Engine::step
 /// waits for the device once before it calls the rule. With optimizer.in_backward the rule is called unit by unit
 /// during Engine::backward. If a GPU trains, a thread of LibTorch then calls the rule, and waits for the device once
-/// for each unit. With offload.step "cpu" the rule gets CPU tensors.
+/// for each unit. The rule gets CPU tensors if offload.step is "cpu".
 class ElementwiseOptimizer {
  public:
   /// Largest number of states that a rule may keep.

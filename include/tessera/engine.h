@@ -44,7 +44,7 @@ class StepOutcome;
 /// tokens, communication_seconds) are NaN, false or 0. Look at results one step late to see every step without slowing
 /// training down.
 ///
-/// Between outer steps (Strategy::sync) "ranks" means the ranks of this rank's replica.
+/// Here "ranks" means only the ranks of this rank's replica, while replicas train apart (Strategy::sync).
 struct StepResult {
   /// Number of the step, from 1. Attempts count, so a skipped step has a number too. It grows by 1 from one result to
   /// the next; with "sync" backups it grows by `missed` if that is not 0. With "sync" backups a loop therefore
@@ -116,7 +116,7 @@ struct StepResult {
   MemoryUse allocated;  ///< largest bytes by category since the last step; they exceed the plan only if an Engine has
                         ///< warned of it
 
-  /// s = T_comm / (T_comp + T_comm), the share of this rank's time that it communicates: communication_seconds /
+  /// s = T_comm / (T_comp + T_comm), the share of this rank's time in which it communicates: communication_seconds /
   /// seconds. It is 0 if no time was measured. tessera/scaling.h computes a speed-up from it.
   double communication_share() const { return seconds > 0 ? communication_seconds / seconds : 0.0; }
   /// TFLOP/s of this rank: flop / seconds / 10^12. It is 0 if no time was measured.
@@ -128,7 +128,8 @@ struct StepResult {
   bool is_known() const;
   /// Waits for the device and fills in the missing fields. On the CPU, and when it is called again, it returns at once.
   /// Throws the errors of a GPU's step, which are known only then, as tessera::Error: 70 if ranks gathered units in
-  /// different orders; 65 if a gradient was not finite, with optimizer.in_backward.
+  /// different orders; 65 if a gradient was not finite, with optimizer.in_backward; 64 if ranks have different rates or
+  /// options; 78 if the loss is negative, with on_spike.
   void wait();
 
  private:
@@ -148,7 +149,7 @@ struct MicrobatchInfo {
   /// uses and reports sum(weight * mean) / sum(weight) over ranks and microbatches. That is the mean over all things,
   /// whatever the number in each microbatch. Only the ratios of weights matter. Give numbers near 1 with fp16
   /// parameters (tokens / the tokens of a full microbatch), since gradients are multiplied by them before they are
-  /// added up. With a weight of 0 this backward takes part in collectives but contributes nothing, even if its loss is
+  /// added up. If the weight is 0, this backward takes part in collectives but contributes nothing, even if its loss is
   /// NaN. All losses of one microbatch (retain_graph) have the same weight.
   double weight = 1.0;
 };
@@ -274,8 +275,8 @@ class Engine {
   std::int64_t microbatch() const;
 
   /// Returns the run of the step's microbatches that this rank computes, among those of all ranks. It has as many
-  /// microbatches as there are calls of backward before the next step, except with "deal.backups". With "deal" by speed
-  /// a step may change the run: call this after each step, and give the result to the data (TokenBatches::deal,
+  /// microbatches as there are calls of backward before the next step, except with "deal.backups". If "deal" is by
+  /// speed, a step may change the run: call this after each step, and give the result to the data (TokenBatches::deal,
   /// RankSampler::deal). Throws Error (64) if microbatches are dealt to ranks one by one, so that those of a rank are
   /// not neighbours.
   MicrobatchRun microbatches() const;
@@ -299,7 +300,7 @@ class Engine {
   ///   }
   ///
   /// `data_order` is a number that stands for the data of all steps, such as TokenBatches::data_order. A program with
-  /// data of its own may make it from the number of samples, its seed and its batch.
+  /// data of its own may compute the number from the count of samples, the seed and the batch size.
   ///
   /// Throws Error (64) without "sync.elastic", and if other workers give other numbers; 75 if the other workers do not
   /// finish within comm.timeout_s.
@@ -417,8 +418,8 @@ class Engine {
   };
 
   /// Returns the mean of `loss_of(batch)` over the batches of `loader` (a range), computed without gradients. `loss_of`
-  /// returns a scalar tensor, or a WeightedLoss or pair {loss, weight}. With weights the result is the same for any
-  /// number of ranks and any batch size:
+  /// returns a scalar tensor, or a WeightedLoss or pair {loss, weight}. If losses have weights, the result is the
+  /// same for any number of ranks and any batch size:
   ///
   ///   engine.evaluate(*loader, [&](auto& batch) {
   ///     const at::Tensor loss = model->forward(batch.data, batch.target);
@@ -549,8 +550,8 @@ class Engine {
 };
 
 /// Runs backward of one loss that trains several Engines' modules; each Engine takes its own gradients. Gradients of
-/// other Engines' parameters are dropped. So `generator.backward` trains the generator of a GAN through its
-/// discriminator. It is collective. Errors are those of Engine::backward.
+/// other Engines' parameters are dropped. So a backward of the generator's Engine alone trains the generator of
+/// a GAN through the discriminator. It is collective. Errors are those of Engine::backward.
 void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info = {});
 
 /// A guard: while it lives, parameters are the averages of their weights ("ema" in the strategy). It is meant for

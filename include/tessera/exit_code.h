@@ -5,7 +5,7 @@ namespace tessera {
 /// Exit codes of every Tessera program, after sysexits.h. 128 + n means that signal n ended the program.
 enum class ExitCode : int {
   kOk = 0,             ///< success
-  kUsage = 64,         ///< wrong command line
+  kUsage = 64,         ///< wrong command line, or a wrong call
   kCorruptData = 65,   ///< a file's content is wrong
   kNoInput = 66,       ///< a file is missing
   kUnavailable = 69,   ///< a port, store or device is not available

@@ -47,8 +47,8 @@ class MetricsFile {
   MetricsFile(MetricsFile&& other) noexcept;
   MetricsFile& operator=(MetricsFile&& other) noexcept;
 
-  /// Writes the metrics of one step. Throws tessera::Error (64) for a name that is empty, that is "step", that is given
-  /// twice, or that is not a column of the table. A failed write is only a warning.
+  /// Writes the metrics of one step. Throws tessera::Error (64) for a name that is empty, is "step", is given twice, or
+  /// is no column of the table. A failed write is only a warning.
   void write(std::int64_t step, const std::vector<Metric>& metrics);
   /// Returns false if a write of the file has failed.
   bool is_open() const;

@@ -47,7 +47,7 @@ class ModuleView : public torch::nn::Module {
 
   /// Adds a parameter: a dense leaf. It trains if it requires gradients. Throws Error (64) if the tensor is not a leaf,
   /// not dense or not defined, or if another added tensor begins at the same address. Throws Error (64) also if `path`
-  /// is taken, or if a tensor was added at the path of one of its modules.
+  /// is taken, or if a module in `path` has the path of a tensor that was added before.
   void add_parameter(const std::string& path, const at::Tensor& tensor);
   /// Adds a buffer, of any dtype. It need not be a leaf, and its memory is not compared. Other errors are those of
   /// add_parameter.

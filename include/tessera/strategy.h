@@ -54,7 +54,7 @@ struct MeshConfig {
   std::int64_t shards() const { return rank > 0 ? rank : shard; }
 };
 
-/// The axes of the mesh over which one kind of state is cut. Over an axis that is not cut, every rank holds a copy.
+/// The axes of the mesh over which one kind of state is cut. All ranks of every other axis hold copies of the state.
 struct CutAxes {
   bool host = false;  ///< "host": the axis of length MeshConfig::replicas()
   bool rank = false;  ///< "rank": the axis of length MeshConfig::shards()
@@ -131,9 +131,9 @@ struct MixedPrecisionConfig {
 struct ParameterGroup {
   std::string name = {};                   ///< name for Engine::set_lr and messages; empty: none
   std::vector<std::string> match = {"*"};  ///< patterns of names such as "layers.3.bias"; `*` and `?` as in file names
-  /// largest number of dimensions (1 selects biases and the weights of norms); no value: any number
+  /// largest number of dimensions (1 selects biases and the weights of normalization layers); no value: any number
   std::optional<std::int64_t> max_dim = {};
-  double lr_ratio = 1.0;  ///< the group's rate, divided by the rate without a group
+  double lr_ratio = 1.0;  ///< the group's rate is the common rate times this factor
   /// the group's own numbers; eps and betas only for types that have them
   std::optional<double> weight_decay = {}, eps = {};
   std::optional<std::pair<double, double>> betas = {};  ///< (beta1, beta2)
@@ -240,8 +240,8 @@ struct OptimizerConfig {
   bool in_backward = false;       ///< whether a unit is updated as soon as its gradients are summed, while backward
                                   ///< runs
   std::vector<ParameterGroup> groups = {};  ///< groups with their own numbers; a parameter is in at most one group
-  /// Version of the defaults that are used for numbers that are left out. The Engine changes it when it loads a
-  /// checkpoint of a run that began with earlier defaults.
+  /// Version of the defaults for numbers that are left out. The Engine changes this version when it loads a checkpoint
+  /// of a run that began with other defaults.
   std::int64_t defaults_version = kDefaultsVersion;
 };
 
@@ -282,7 +282,7 @@ struct LrScheduleConfig {
 struct MemoryConfig {
   std::int64_t limit_bytes = 0;  ///< "limit": a plan with more bytes is refused; 0: no limit. The file may also say
                                  ///< "8GiB"
-  bool tensor_heap = true;       ///< whether `init(strategy)` makes LibTorch allocate CPU tensors with malloc
+  bool tensor_heap = true;       ///< whether LibTorch allocates CPU tensors with malloc, from `init(strategy)` on
 };
 
 /// The place where a kind of training state lies.
@@ -383,7 +383,8 @@ enum class SpikeAction {
   kRollback,  ///< "rollback": the last checkpoint is loaded, and training continues with the next data
 };
 
-/// Loss spikes. A step's loss is a spike if it is above `factor` times the median of the last `window` steps' losses.
+/// Loss spikes. A step's loss is a spike if it is above `factor` times the median loss of the last `window` steps that
+/// were no spikes.
 struct SpikeConfig {
   SpikeAction action = SpikeAction::kNone;  ///< the reaction to a spike
   double factor = 2.0;                      ///< a number above 1; a loss below 0 is an error
@@ -417,7 +418,7 @@ struct CheckpointConfig {
                               ///< last error
 };
 
-/// Crash consistency without checkpoints: after each `every` steps, everything that training needs to continue is on
+/// Crash consistency without checkpoints: after every `every`-th step, everything that training needs to continue is on
 /// disk, in one of two generations of files. A run that ended at any moment continues from the last such step, bit for
 /// bit.
 struct DurableConfig {
@@ -457,8 +458,8 @@ enum class SyncType {
   kBackups,          ///< a step sums only the gradients that come first, and drops later ones (arXiv 1604.00981)
 };
 
-/// The ways in which the age of a gradient changes the gradient. The age is the number of updates by other ranks that
-/// the shard got since this rank pulled the values from which the gradient was computed.
+/// The ways in which the age of a gradient changes the gradient. The age is the number of other ranks' updates of the
+/// shard, since this rank pulled the values from which it computed the gradient.
 enum class AgeScale {
   kNone,     ///< the age has no effect
   kInverse,  ///< the gradient is divided by 1 + its age (arXiv 1511.05950)

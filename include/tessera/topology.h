@@ -6,7 +6,7 @@
 namespace tessera {
 
 /// The place of this process among the ranks of the job, and the address at which the ranks meet. `tessera::init` reads
-/// it from the launcher's variables.
+/// both from the launcher's variables.
 struct Topology {
   int rank = 0;              ///< index of this rank in the job
   int world_size = 1;        ///< number of ranks in the job

@@ -47,7 +47,7 @@ class UnevenLoop {
 /// The body runs on ranks that have a batch. A rank without a batch takes part in the microbatches and steps of the
 /// other ranks, but adds nothing to them. When no rank has a batch left, the remaining microbatches make a step
 /// (`step(partial)`). An epoch in which each microbatch has its weight therefore trains as on one rank, whatever the
-/// number of ranks. A rank may have no batch from the start. Give `on_step` the work that all ranks must do after a
+/// number of ranks. A rank may have no batch at all. Give `on_step` the work that all ranks must do after a
 /// step. The loop calls `on_step` after the steps that the loop itself makes. The body must do the same work after the
 /// steps that the body makes. RankSampler adds no samples in such a loop, so ranks may have different numbers of
 /// batches. The ranks exchange one small message for each batch. If the body leaves the loop, it must do so on all

@@ -38,7 +38,7 @@ class TemporaryFile {
   ~TemporaryFile() {
     if (fd_ >= 0) ::close(fd_);
     if (!exists_) return;
-    // A fault plan may make this unlink fail too; the file must be removed all the same.
+    // A fault plan may make this unlink fail too; the file must be removed anyway.
     if (file_calls::unlink(name_) < 0 && ::unlink(name_.c_str()) < 0)
       log_warning(fmt::format("{}: the temporary file {} could not be removed: {}", who_, name_, errno_text(errno)));
   }

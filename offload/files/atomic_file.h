@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-/// Writes `bytes` into the file `path` atomically. Even after errors, kill -9 or a power loss, the path has either the
-/// whole old file (or none) or the whole new file. The function writes, syncs and renames a temporary file in the same
-/// folder, PATH.tmp-PID-NUMBER, and syncs the folder.
+/// Writes `bytes` into the file `path` atomically. Even after errors, kill -9 or a power loss, the path has the whole
+/// new file, or else what it had before: the whole old file, or no file. The function writes, syncs and renames a
+/// temporary file in the same folder, PATH.tmp-PID-NUMBER, and syncs the folder.
 ///
 /// * After an error the old file is unchanged, and the temporary file is removed. There is one exception. If only the
 ///   sync of the folder failed, the path has the whole new file, but after a power loss it might have the old file

@@ -121,8 +121,8 @@ absl::Status BlockFile::open_kept(const BlockFileOptions& options) {
   return absl::OkStatus();
 }
 
-// Tries O_DIRECT. Some file systems refuse it when the file is opened, others only when the file is written. Returns an
-// errno if a failure has nothing to do with O_DIRECT.
+// Tries O_DIRECT. Some file systems refuse it when the file is opened, other file systems only when the file is
+// written. Returns an errno if a failure has nothing to do with O_DIRECT.
 int BlockFile::try_direct(bool may_write) {
   const int fd = file_calls::open_again(buffered_fd_, name_, O_RDWR | O_DIRECT);
   if (fd == -EINVAL || fd == -EOPNOTSUPP || fd == -ENOENT) {

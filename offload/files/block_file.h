@@ -18,8 +18,8 @@ struct BlockFileOptions {
   /// writes go through the page cache, which then has a second copy.
   bool direct = true;
   /// Whether zeros are written over the whole file once. On ext4, overwriting blocks that were written before is about
-  /// a quarter faster than writing to blocks that were only reserved. It costs one write of the whole file, before
-  /// training.
+  /// a quarter faster than writing to blocks that were only reserved. Writing zeros costs one write of the whole file,
+  /// before training.
   bool write_zeros = true;
   /// A name for the file in the directory. A file with a name stays when the process ends. If a file of that name
   /// exists and has `bytes` bytes, it is opened with its content; a file of another size is replaced. If the name is

@@ -47,10 +47,10 @@ enum class FaultAction {
   kErrno,    ///< the operation fails with errno `number` and does nothing; at kSubmit the queue acts as if it were full
   kShort,    ///< kRead, kWrite: only `number` bytes are transferred; kCqe: the result says that `number` bytes were
              ///< transferred
-  kBitFlip,  ///< kRead, kWrite: the operation succeeds, but one bit of its byte `number` is wrong
+  kBitFlip,  ///< kRead, kWrite: the operation succeeds, but byte `number` of the data has one wrong bit
   kTorn,     ///< kRead, kWrite: reports success, but transferred only `number` sectors of 4096 bytes; kFsync: synced
              ///< nothing
-  kDelay,    ///< the operation succeeds `number` milliseconds later; not for kSubmit
+  kDelay,    ///< the operation is delayed by `number` milliseconds; not for kSubmit
   kCrash,    ///< ends the process with _exit(number), as kill -9 would
   kDropUnsynced,  ///< a power loss: undoes changes that were not synced (UnsyncedFiles), then calls _exit(137)
 };
@@ -62,8 +62,8 @@ bool fits_together(FaultSite site, FaultAction action);
 struct FaultRule {
   FaultSite site = FaultSite::kWrite;
   std::string path = "";   ///< the rule applies to files whose name contains this text; empty: all files
-  std::int64_t nth = 0;    ///< above 0: the n-th such operation, counted from 1
-  std::int64_t every = 0;  ///< above 0: each n-th such operation. Either `nth` or `every` is set
+  std::int64_t nth = 0;    ///< above 0: the rule applies to the n-th operation, counted from 1
+  std::int64_t every = 0;  ///< above 0: the rule applies to each n-th operation. Either `nth` or `every` is set
   FaultAction action = FaultAction::kNone;
   std::int64_t number = 0;  ///< number for the action (see FaultAction); for kCrash an exit code
   /// kDropUnsynced: whether renames that were not synced are kept instead of undone (as if the folder had reached the
@@ -109,9 +109,9 @@ class FaultPlan {
   std::unique_ptr<UnsyncedFiles> unsynced_;  // only the constructor sets this pointer; the object has its own mutex
 };
 
-/// Installs a plan for the whole process while this object lives. REQUIRES: no other plan is installed, actions fit
-/// their sites, and threads that do I/O have ended when the object is destroyed. Otherwise the process ends with a
-/// message.
+/// Installs a plan for the whole process while this object lives. REQUIRES: no other plan is installed, and actions
+/// fit their sites (otherwise the process ends with a message). Threads that do I/O must have ended when the object is
+/// destroyed; this is not checked.
 class ScopedFaults {
  public:
   explicit ScopedFaults(std::vector<FaultRule> rules);

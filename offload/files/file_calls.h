@@ -14,11 +14,12 @@ namespace tessera::file_calls {
 /// the caller must retry. `name` is the file's name in messages and rules. Any thread may call them.
 
 int open(const std::string& name, int flags, mode_t mode);
-/// Opens `parts`, a path below `folder`. If a part of it is a link, it returns -ELOOP. `folder` itself may be a link.
+/// Opens `parts`, a path below `folder`. If a part of this path is a link, the function returns -ELOOP. `folder` itself
+/// may be a link.
 int open_below(const std::string& folder, const std::filesystem::path& parts, int flags, mode_t mode);
 /// Opens a new file in `directory` that has no name (O_TMPFILE); `name` is a made-up name for messages.
 int open_unnamed(const std::string& directory, const std::string& name, mode_t mode);
-/// Opens a second description of an open file, which may have no name.
+/// Opens an open file a second time; the file need not have a name.
 int open_again(int fd, const std::string& name, int flags);
 ssize_t pread(int fd, const std::string& name, void* data, std::size_t bytes, off_t offset);
 ssize_t pwrite(int fd, const std::string& name, const void* data, std::size_t bytes, off_t offset);

@@ -24,8 +24,8 @@ struct FileTrouble {
 };
 
 /// Returns an error such as "rank 0 optimizer state: write of /scratch (scratch file) at offset 8192: wanted 4096
-/// bytes, got 0: No space left on device (errno 28). hint: free 4.00 KiB there, or name another folder", with
-/// `exit_code_of_errno`.
+/// bytes, got 0: No space left on device (errno 28). hint: free 4.00 KiB there, or name another folder". The
+/// exit code is that of exit_code_of_errno, except that EAGAIN gets 74.
 absl::Status file_error(const FileTrouble& trouble);
 
 }  // namespace tessera

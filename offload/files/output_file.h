@@ -15,9 +15,9 @@ namespace tessera {
 /// Returns the name that a result at `path` has until it is complete.
 std::filesystem::path partial_of(const std::filesystem::path& path);
 
-/// Creates the file `partial` for writing, and returns its descriptor; -1, and sets errno, if that fails. A regular
-/// file that another run left there is removed without being opened, since the file may have a second name (a hard
-/// link). Links are not followed.
+/// Creates the file `partial` for writing, and returns its descriptor. If that fails, returns -1 and sets errno. A
+/// regular file that another run left there is removed without being opened, since the file may have a second name (a
+/// hard link). Links are not followed.
 int create_partial(const std::filesystem::path& partial);
 
 /// Returns the error "<what>: <the system's reason>" with the code 73 if the file cannot be created, 77 if a permission

@@ -12,7 +12,7 @@ namespace tessera {
 ///
 /// 1. A file that was written and was not synced afterwards loses all its content.
 /// 2. A rename whose folder was not synced afterwards is undone: the old file is there again under its name.
-///  If renames are kept, only the data is lost, as on file systems that do not order writes and renames.
+///    If renames are kept, only the data is lost, as on file systems that do not order writes and renames.
 /// 3. Synced data is kept.
 ///
 /// This class keeps a link to the file that a rename replaces, so that the rename can be undone. The link is in the

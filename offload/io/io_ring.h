@@ -65,8 +65,9 @@ struct IoCounters {
 
 /// A queue of asynchronous reads and writes, for one thread.
 ///
-/// 1. The first thread that submits a request is the owner: only it may use the ring from then on. It must also destroy
-///    the ring; the destructor waits for the requests in flight. (IoRingOptions::any_thread allows other threads.)
+/// 1. The first thread that submits a request is the owner: only it may use the ring from then on. This thread must
+///    also destroy the ring; the destructor waits for the requests in flight. (IoRingOptions::any_thread allows other
+///    threads.)
 /// 2. A request ends when all its bytes were transferred, or with an error. After a partial transfer the rest is
 ///    transferred. A transfer that was interrupted, or for which the kernel had no resources, is repeated, at most 100
 ///    times without progress.
@@ -94,7 +95,7 @@ class IoRing {
   void register_resources(std::span<const BlockFile* const> files, std::span<const std::span<std::byte>> memory);
 
   /// Queues a request. It waits only if `in_flight` requests have not ended. The request is submitted to the kernel at
-  /// the next `start`, `wait` or `drain`, so that one call of the kernel submits several requests.
+  /// the next `start`, `poll`, `wait` or `drain`, so that one call of the kernel submits several requests.
   absl::Status submit(const IoRequest& request);
   /// Submits queued requests without waiting.
   absl::Status start();
@@ -106,7 +107,7 @@ class IoRing {
   /// reported.
   absl::Status drain();
 
-  /// Returns whether some request with this tag had not ended yet at the last call that processed results.
+  /// Returns whether a request with this tag was still in flight at the last call that processed results.
   bool busy(std::uint64_t tag) const;
   const IoCounters& counters() const { return counters_; }
   /// Returns a text for logs that names the implementation which transfers the bytes, and the reason for this choice.

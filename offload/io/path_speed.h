@@ -20,9 +20,9 @@ struct PathSpeedOptions {
 /// temporary scratch file in each directory, writes its records, and then reads them, past the page cache if possible.
 /// It removes the file afterwards.
 ///
-/// The result is 1 for the fastest disk. It is the bandwidth relative to the fastest disk for each other disk, rounded
-/// to an eighth, and at least 1/8. Disks with at least 0.85 of the fastest disk's bandwidth get 1 too, since a
-/// measurement with 64 MiB is not more exact than that. A single directory is not measured. Errors: those of
+/// The result is 1 for the fastest disk. For every other disk it is the disk's bandwidth divided by that of the fastest
+/// disk, rounded to an eighth, and at least 1/8. Disks with at least 0.85 of the fastest disk's bandwidth get 1 too,
+/// since a measurement with 64 MiB is not more exact than that. A single directory is not measured. Errors: those of
 /// BlockFile::create and IoRing.
 absl::StatusOr<std::vector<double>> path_weights(std::span<const std::string> directories,
                                                  const PathSpeedOptions& options);

@@ -23,7 +23,7 @@ TESSERA_ALWAYS_INLINE AverageStart average_start(std::int64_t step, bool is_firs
 }
 
 /// Returns the exponential moving average of a weight after a step: average += (weight - average) * share, where share
-/// is 1 - decay. It takes one number or a vector of numbers.
+/// is 1 - decay. The function takes one number or a vector of numbers.
 template <class Float>
 TESSERA_ALWAYS_INLINE Float average_element(Float average, Float before, Float after, float share, AverageStart start) {
   if (start == AverageStart::kAfter) return after;

@@ -12,9 +12,9 @@ namespace {
 /// codes grows with the number, as in telephony's A-law (ITU-T G.711).
 ///
 /// Halving the bits of a positive fp32 number halves its exponent. So phi(x) = float(bits(x) / 2 + bits(1.0) / 2) is a
-/// piecewise linear function within 6 % of sqrt(x). Integer operations compute and invert this function exactly. It has
-/// phi(1) = 1, and its knots are at phi = 2^-k and 1.5 * 2^-k. The code of x, which is relative to the block's scale,
-/// is
+/// piecewise linear function within 6 % of sqrt(x). Integer operations compute and invert this function exactly. The
+/// function has phi(1) = 1, and its knots are at phi = 2^-k and 1.5 * 2^-k. The code of x, which is relative to the
+/// block's scale, is
 ///
 ///   code(x) = kSteps * (phi(x + kOffset) - kRootOffset),   kRootOffset = 2 / kSteps, kOffset = kRootOffset^2
 ///
@@ -33,7 +33,8 @@ struct Companding {
 
   static constexpr float kRootOffset = 2.0f / kSteps;
   static constexpr float kOffset = kRootOffset * kRootOffset;
-  /// The number whose code is kSteps - 1. It follows from the function's last linear segment, which has slope 1/2.
+  /// The number whose code is kSteps - 1. This number follows from the function's last linear segment, which has slope
+  /// 1/2.
   static constexpr float kLargest = 1.0f + 2.0f * (kRootOffset - 1.0f / kSteps) - kOffset;
 
   /// If 1.5 * 2^23 is added to a number, the sum's fraction of 23 bits has three parts. The first bit comes from 1.5 *

@@ -9,7 +9,7 @@ namespace tessera {
 /// The part of a LossScaler that a checkpoint keeps.
 struct LossScalerState {
   float scale = 1.0f;
-  std::int64_t finite_steps = 0;    ///< number of finite steps since the scale last changed, or since the last overflow
+  std::int64_t finite_steps = 0;    ///< number of finite steps since the latest overflow or growth of the scale
   std::int64_t overflow_steps = 0;  ///< number of overflows in a row up to the latest step
 };
 

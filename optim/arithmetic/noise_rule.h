@@ -35,7 +35,7 @@ struct NoiseStep {
   OwnGradients own;         ///< the sums of all ranks
   double square = 0.0;      ///< squared norm of the sum of all gradients
   double weight = 0.0;      ///< weight of the sum of all gradients
-  double batch = 0.0;       ///< samples of the step, or its weight; results are in the same unit
+  double batch = 0.0;       ///< number of the step's samples, or else the step's weight; results are in this unit
   double loss_scale = 1.0;  ///< factor by which all gradients were multiplied
 };
 

@@ -14,9 +14,9 @@ namespace tessera {
 //
 // The tensor is cut into blocks of 256 elements, counted from its own start; the last block may be shorter. Blocks are
 // the leaves of a binary tree over block numbers. The node with level l and number i is the sum over the blocks [i *
-// 2^l, (i + 1) * 2^l). It is the sum of its left child plus that of its right child. A node whose sibling lies behind
-// the tensor's end is carried up unchanged. So the operands of every addition depend only on the tensor's elements and
-// their number.
+// 2^l, (i + 1) * 2^l). This is the sum of the left child plus the sum of the right child. A node whose sibling lies
+// behind the tensor's end is carried up unchanged. So the operands of every addition depend only on the tensor's
+// elements and their number.
 
 constexpr std::uint64_t kNormBlock = 256;  ///< number of elements in a block
 
@@ -58,8 +58,7 @@ void for_each_norm_node(const NormRun& run, const Visit& visit) {
 struct NormLink {
   std::uint32_t part = 0;    ///< index of the part whose rank sends the node's sum
   std::uint32_t slot = 0;    ///< index among the sums that the part sends
-  std::uint32_t merges = 0;  ///< number of times that the node is joined with the node before it, which makes their
-                             ///< parent
+  std::uint32_t merges = 0;  ///< number of larger nodes that this node completes: its parent, its grandparent and so on
 };
 
 /// Returns the sum over a tensor with the nodes `links[0, count)`, which must be all of its nodes, in block order.

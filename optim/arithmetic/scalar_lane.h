@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-/// Holds one number, with the interface of Simd for one lane. A GPU thread computes with it. It has the same operations
-/// as Simd and gives the same bits.
+/// Holds one number, with the interface of Simd for one lane. A GPU thread computes with this type. Its operations are
+/// those of Simd, and give the same bits.
 struct ScalarLane {
   static constexpr std::size_t kWidth = 1;
   using Float = float;

@@ -5,7 +5,8 @@
 namespace tessera {
 
 /// Returns a gradient in the form that rules need: multiplied by `scale` and then clipped to [-most, most] (0: not
-/// clipped), as torch.nn.utils.clip_grad_value_ does. A NaN stays a NaN. It takes one number or a vector of numbers.
+/// clipped), as torch.nn.utils.clip_grad_value_ does. A NaN stays a NaN. The function takes one number or a vector of
+/// numbers.
 template <class Float>
 TESSERA_ALWAYS_INLINE Float scaled_gradient(Float gradient, float scale, float most) {
   Float g = gradient * scale;

@@ -16,8 +16,8 @@ namespace tessera {
 namespace {
 
 /// `kLanes` fp32 numbers, or as many integers, in one register: 4 for SSE2 and other architectures, 8 for AVX2, 16 for
-/// AVX-512. The types are the compiler's vectors. So the arithmetic, bitwise, shift and comparison operators, and ?:,
-/// work lane by lane as they do for one number. Operations without an operator are below.
+/// AVX-512. The types are vector types of the compiler. So the arithmetic, bitwise, shift and comparison operators, and
+/// ?:, work lane by lane as they do for one number. Operations without an operator are below.
 ///
 /// A loop processes kWidth elements at a time: a group of kVectors registers. AVX2 uses two registers. Together they
 /// hold a cache line of fp32 numbers. AVX2 unpacks one register of 16-bit numbers into two such registers.
@@ -51,9 +51,9 @@ struct Simd {
   using Narrow = typename Simd<kLanes * kVectors>::template Of<T>;
   using Words = Narrow<std::uint16_t>;
 
-  /// Returns the first `count` elements from memory of any alignment, and zeros for the rest. If `count` is a constant
-  /// kWidth, as in every loop's body, `load` is one instruction per register; only a loop's last call has a smaller
-  /// `count`.
+  /// Returns the first `count` elements from memory of any alignment, and zeros for the rest. If `count` is the
+  /// constant kWidth, as in every loop's body, `load` is one instruction per register; only a loop's last call has a
+  /// smaller `count`.
   static TESSERA_ALWAYS_INLINE FloatGroup load(const float* from, std::size_t count) {
     FloatGroup lanes = {};
     for (int v = 0; v < kVectors; ++v) __builtin_memcpy(&lanes[v], from + v * kLanes, 4 * lanes_of(v, count));
@@ -83,8 +83,8 @@ struct Simd {
     __builtin_memcpy(to, &lanes, count * sizeof(T));
   }
 
-  /// Widens integers of 8 bits to 32, with their sign if they are signed. They are read register by register, as in
-  /// `stream`. Widening a full register instead would require moving its upper half down first.
+  /// Widens integers of 8 bits to 32, with their sign if they are signed. The integers are read register by register,
+  /// as in `stream`. Widening a full register instead would require moving its upper half down first.
   template <class T>
   static TESSERA_ALWAYS_INLINE Group<Int> stream_integers(const T* from, std::size_t count) {
     ask_ahead(from);
@@ -290,8 +290,8 @@ struct Simd {
     return count <= before ? 0 : count - before < kLanes ? count - before : kLanes;
   }
 #if defined(__AVX2__)
-  /// Puts the numbers of two registers, which are interleaved, into the order of one register followed by the other. It
-  /// sorts within each half of the register first, and then exchanges the two quarters in the middle.
+  /// Puts the numbers of two registers, which are interleaved, into the order of one register followed by the other.
+  /// The function sorts within each half of the register first, and then exchanges the two quarters in the middle.
   static TESSERA_ALWAYS_INLINE Words in_order(Words pairs) {
     const __m128i order = _mm_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
     const __m256i halves = _mm256_shuffle_epi8(__m256i(pairs), _mm256_broadcastsi128_si256(order));

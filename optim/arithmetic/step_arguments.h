@@ -34,8 +34,8 @@ struct AverageArgument {
 /// The largest number of states that a rule has (optim/rules).
 inline constexpr int kMostRuleStates = 3;
 
-/// An OptimizerSlice, checked and split into plain pointers; OptimizerSlice explains these values. It also has the
-/// numbers of a step that loops need for every rule.
+/// An OptimizerSlice, checked and split into plain pointers; OptimizerSlice explains these values. StepArguments also
+/// has the numbers of a step that loops need for every rule.
 struct StepArguments {
   std::size_t numel = 0;
   const float* gradient = nullptr;

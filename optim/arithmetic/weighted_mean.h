@@ -8,7 +8,7 @@ namespace tessera {
 // sum of the weights is given too. If each weight is 1, these functions give the same bits as a division by the number
 // of microbatches. The CPU and kernels call them.
 
-/// Returns the factor by which a sum of gradients becomes their mean. The factor is 0 if the sum of weights is 0. Each
+/// Returns the factor that turns a sum of gradients into their mean. The factor is 0 if the sum of weights is 0. Each
 /// gradient in the sum is `scale` times too large.
 TESSERA_ALWAYS_INLINE double mean_factor(double weight, double scale) {
   return weight > 0.0 ? 1.0 / (weight * scale) : 0.0;

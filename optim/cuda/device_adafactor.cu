@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kAdafactorThreads) sum_rows_and_columns(Adafac
   }
 }
 
-/// First, the `row_var` of each matrix are summed by one warp. Then the sums of each column are added up by one thread.
+/// First, one warp sums the `row_var` of each matrix. Then the sums of each column are added up by one thread.
 __global__ void __launch_bounds__(kAdafactorThreads) finish_rows_and_columns(AdafactorMemory m, float weight) {
   const std::size_t begin = adafactor_thread(), all = adafactor_threads();
   for (std::size_t i = begin / kAdafactorWarp; i < m.matrices; i += all / kAdafactorWarp) {
@@ -157,8 +157,8 @@ class VarianceOfElements {
   const float weight_;
 };
 
-/// Each thread block handles kAdafactorBlock elements. All its threads compute updates. Then one warp adds up the
-/// squares of the updates, and another warp adds up the parameter's squares.
+/// Each thread block handles kAdafactorBlock elements at a time. All its threads compute updates. Then one warp adds up
+/// the squares of the updates, and another warp adds up the parameter's squares.
 template <class Variance>
 __global__ void __launch_bounds__(kAdafactorThreads) divide(AdafactorMemory m, float weight) {
   __shared__ float updates[kAdafactorBlock], parameters[kAdafactorBlock];

@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kLayerThreads = 256;
 
-/// Adds up the norms of parameters. One thread block runs this function; each thread handles a parameter.
+/// Adds up the norms of parameters. One thread block runs this function; each thread handles one norm
+/// of one parameter at a time.
 __device__ void add_up_layers(const LayerTables& l) {
   for (unsigned i = threadIdx.x; i < static_cast<unsigned>(l.kinds) * l.parameters; i += kLayerThreads) {
     const unsigned kind = i / l.parameters, place = i % l.parameters;

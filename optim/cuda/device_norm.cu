@@ -77,7 +77,7 @@ struct Tile {
   }
 };
 
-/// One thread block sums each tile.
+/// Each thread block sums one tile.
 template <class Values>
 __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
   __shared__ double sums[kNormTile];
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kNormThreads) sum_tiles(NormTables t) {
   }
 }
 
-/// One thread block sums each span.
+/// Each thread block sums one span.
 __global__ void __launch_bounds__(kNormThreads) sum_spans(NormTables t) {
   const NormSpan span = t.spans[blockIdx.x];
   for (std::uint64_t step = 1; step < span.tiles; step *= 2) {
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kNormThreads) sum_spans(NormTables t) {
   if (threadIdx.x == 0) *span.sum = span.tile_sums[0];
 }
 
-/// One thread block runs this kernel; each thread handles a tensor.
+/// One thread block runs this kernel; each thread handles a tensor at a time.
 __global__ void add_up(StepTables t) {
   const StepNorms& n = t.norm;
   const StepMessages& m = t.messages;

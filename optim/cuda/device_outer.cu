@@ -58,7 +58,8 @@ PutKernel put_kernel_for(WeightFormat weights) {
   return nullptr;
 }
 
-/// Calls `launch_blocks(blocks)` with as many blocks as are useful for `numel` elements, if there are any.
+/// Calls `launch_blocks(blocks)` with as many blocks as are useful for `numel` elements. Does nothing if
+/// `numel` is 0.
 template <class Launch>
 cudaError_t launch_over_elements(std::size_t numel, const Launch& launch_blocks) {
   if (numel == 0) return cudaSuccess;

@@ -106,7 +106,7 @@ __device__ __forceinline__ void store_run(T* to, std::size_t left, const Run<T>&
   }
 }
 
-/// Calls `each(k)` for each of a thread's elements, unrolled.
+/// Calls `each(k)` for each of a thread's elements, in an unrolled loop.
 template <class Each>
 __device__ __forceinline__ void for_run(const Each& each) {
 #pragma unroll

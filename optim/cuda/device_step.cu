@@ -271,7 +271,8 @@ __device__ std::uint32_t parameter_at(const DeviceRun& run, std::uint64_t elemen
   return run.begins[low].parameter;
 }
 
-/// Returns the first element of this warp. The warp's next elements are each all_warps() elements later.
+/// Returns the index of the first element of this warp. Each further block of the warp begins all_warps() elements
+/// after the block before it.
 __device__ std::size_t first_of_warp() {
   return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp * kStateBlock;
 }
@@ -313,7 +314,8 @@ struct Update {
     float scale;  ///< the gradient's scale
   };
 
-  /// Computes this thread's elements of the 256 of its warp. All threads of a warp must call this function together.
+  /// Computes this thread's part of the 256 elements of its warp. All threads of a warp must call this function
+  /// together.
   static __device__ __forceinline__ void elements(const DeviceRun& run, const StepTables& t, const Move& move,
                                                   const Place& place) {
     const StepArguments& a = run.arguments;

@@ -39,8 +39,9 @@ inline constexpr unsigned kAnyBlocks = ~0u;
 /// weights and states once, and writes weights and states once. It gives the same bits as RuleOptimizer::step on the
 /// CPU. If the rule is kLamb, it writes directions instead of weights (DeviceRun::direction). A parameter that is not
 /// used does not change, except for its average. Nothing happens if the decision is to skip. REQUIRES: the requirements
-/// of DeviceRun, and buffers of the group that are aligned to 128 bytes. It returns cudaErrorMisalignedAddress if an
-/// address in `run` is not a multiple of 16 bytes, or first_element not a multiple of 32.
+/// of DeviceRun, and buffers of the group that are aligned to 128 bytes. The function returns
+/// cudaErrorMisalignedAddress if an address in `run` is not a multiple of 16 bytes, or first_element not a multiple of
+/// 32.
 cudaError_t update_step(const DeviceRun& run, const StepTables& tables, cudaStream_t stream,
                         unsigned most_blocks = kAnyBlocks);
 

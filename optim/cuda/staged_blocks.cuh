@@ -83,7 +83,7 @@ class StagedBlocks {
       : mine_(shared()[threadIdx.x / kWarp]) {
     begin(a, first);
   }
-  /// Waits for the block whose copy was begun last, and begins the copy of the block that starts at `next`.
+  /// Begins the copy of the block that starts at `next`, and waits for the block whose copy was begun before that.
   __device__ __forceinline__ void move_on(const StepArguments& a, std::size_t next) {
     __syncwarp();  // all threads have read the values that are now overwritten
     begin(a, next);

@@ -26,7 +26,7 @@ struct AdamConstants {
   float step_size;  ///< lr * sqrt(1 - beta2^t) / (1 - beta1^t), the factor in p -= step_size * m / (sqrt(v) + eps)
   float eps;        ///< eps * sqrt(1 - beta2^t)
   bool decoupled;   ///< whether weight decay is decoupled, as in adamw
-  bool frozen;      ///< whether v is frozen: it then only changes to (g * g) * one_minus_beta2 if that is larger
+  bool frozen;      ///< whether v is frozen: v then becomes (g * g) * one_minus_beta2 if that is larger, or stays
 };
 
 /// Adam (Kingma and Ba, arXiv 1412.6980, algorithm 1) and AdamW (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2);

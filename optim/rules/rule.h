@@ -13,7 +13,7 @@ namespace tessera {
 //   Constants                    the type of its constants
 //   kStates                      how many states it has; then for each state
 //   kCodes, kNames               its code, and its name in checkpoints, which is PyTorch's where PyTorch has the rule
-//   kOptional                    whether some configurations go without it
+//   kOptional                    whether some configurations do not have it
 //   keeps(numbers, state)        whether this configuration has the state; only rules with optional states have it
 //   constants(numbers, step, lr) computes the constants of a parameter's step; steps count from 1
 //   element(c, g, weight, old)   the formula

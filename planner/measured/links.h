@@ -48,8 +48,8 @@ struct CodingFit {
   /// busy.
   double load = 0;
   /// The coding work of a reduction and of an all-gather, relative to the work if each rank sent to all other ranks.
-  /// They are less than 1 if the ranks of a host first sum and gather in the host's memory (Links::of_group). These two
-  /// numbers are not in the file.
+  /// Both numbers are less than 1 if the ranks of a host first sum and gather in the host's memory (Links::of_group).
+  /// They are not in the file.
   double of_reductions = 1, of_gathers = 1;
   friend bool operator==(const CodingFit&, const CodingFit&) = default;
 };

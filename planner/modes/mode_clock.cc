@@ -105,7 +105,7 @@ class ModePlayer {
 
   void push_freely() {
     const std::optional<std::int64_t> most = run_.rule.max_staleness;
-    std::map<std::int64_t, int> ranks_at = {{0, run_.ranks}};  // [number of steps]: number of ranks that made so many
+    std::map<std::int64_t, int> ranks_at = {{0, run_.ranks}};  // [steps]: number of ranks that made so many steps
     std::set<int> waiting;
     for (int rank = 0; rank < run_.ranks; ++rank) waiting.insert(rank);
     std::int64_t left = run_.steps * run_.ranks;

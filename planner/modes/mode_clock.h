@@ -13,11 +13,11 @@ namespace tessera {
 struct ModeRule {
   enum class Kind : std::uint8_t {
     kMeeting,       ///< ranks add up gradients or weights once in `every` steps, and each rank makes all steps
-    kAsynchronous,  ///< a rank pushes its gradient as soon as it has one, and begins the next step
+    kAsynchronous,  ///< a rank pushes its gradient as soon as it is computed, and begins the next step
     kBackups,       ///< a step is over once all ranks but `spare` have come; ranks that come later drop their gradients
   };
   Kind kind = Kind::kMeeting;
-  std::int64_t every = 1;                          ///< kMeeting: steps from one meeting of a fragment to its next
+  std::int64_t every = 1;                          ///< kMeeting: number of steps between two meetings of a fragment
   std::int64_t delay = 0;                          ///< kMeeting: steps that ranks make while a fragment is summed
   std::optional<std::int64_t> max_staleness = {};  ///< kAsynchronous: AsynchronousConfig::max_staleness
   std::int64_t spare = 0;                          ///< kBackups: SyncConfig::backups, below the number of ranks
@@ -76,9 +76,9 @@ struct ModeRun {
 };
 
 /// Plays a run. `compute_s`: the seconds of forward and backward of a rank's step, from 1. It is an event simulation
-/// without units and shards, in which a step has four moments. benchmarks/push_orders.py has the same model without
-/// fragments. tests/planner/mode_cases.json has runs on which both programs agree. The cost is one event for each step
-/// of a rank, and each event costs the logarithm of the number of ranks.
+/// without units and shards, in which a step has only the times of ModeStep. benchmarks/push_orders.py has the same
+/// model without fragments. tests/planner/mode_cases.json has runs on which both programs agree. The cost is one event
+/// for each step of a rank, and each event costs the logarithm of the number of ranks.
 ///
 /// If there is a `delay`, the run begins as each later period of `every` steps does: the sum of the last fragment
 /// begins with the period.

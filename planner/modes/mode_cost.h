@@ -38,13 +38,13 @@ ModeCost cost_of_compute(const MemoryPlan& plan, const StepProfile& profile);
 
 /// Returns the costs of a plan whose ranks have common parameters (SyncConfig::has_common_parameters).
 ///
-/// Ranks that own the shards copy all values in a pull, as fast as `links` gather, and update all of them in a push, as
-/// fast as one rank does (StepProfile::update_seconds). Hogwild copies nothing. If there are backups, each of the ranks
+/// If ranks own the shards, a pull copies all values, as fast as `links` gather. A push updates all values, as fast as
+/// one rank updates them (StepProfile::update_seconds). Hogwild copies nothing. If there are backups, each of the ranks
 /// that come first in a step sums the gradients of a part of the parameters, and updates this part.
 ///
 /// If there are servers, each unit is pulled while the unit before it computes, and gradients are sent while backward
-/// goes on. A step waits for transfers that take longer than this compute, for the first unit, and for the update by
-/// `servers` servers.
+/// goes on. A step waits for transfers that take longer than this compute, for the pull of the first unit, and for the
+/// update by `servers` servers.
 ///
 /// `links`: the links between ranks in shared memory, or those to the servers. Errors: those of units_of; 78 for
 /// replicas of several ranks (AsynchronousConfig::replica_ranks), whose sums and gathers are not predicted.

@@ -15,7 +15,7 @@ namespace tessera {
 std::int64_t bytes_on_wire(WireForm form, DType dtype, std::int64_t numel);
 
 /// Returns the seconds in which a core encodes `numel` elements in `form` and decodes the same number. An element of a
-/// 16-bit dtype takes as long as an element of fp32. It is 0 if `dtype` is sent unchanged.
+/// 16-bit dtype takes as long as an element of fp32. The result is 0 if `dtype` is sent unchanged.
 double coding_seconds(const CodingFit& coding, WireForm form, DType dtype, std::int64_t numel);
 
 /// Returns the cost of a call if a core of the rank spends `coding_s` seconds on writing and reading its messages.

@@ -30,13 +30,13 @@ enum class Channel : std::uint8_t {
 };
 constexpr std::size_t kChannels = 6;
 
-/// The kinds of time that a rank spends. In the first four the rank works, and in the others it waits. In kReduction it
-/// computes its share of a sum if no background thread does this.
+/// The kinds of time that a rank spends. The rank works in the first four kinds, and waits in the others. kReduction is
+/// the time in which the rank computes its share of a sum, if no background thread does this.
 enum class Spending : std::uint8_t { kCompute, kUpdate, kRest, kReduction, kGather, kPublish, kAgreement };
 constexpr std::size_t kSpendings = 7;
 
 /// A call of a group's transport. A call begins when all ranks of the group have joined it and the channel's previous
-/// call has ended. It ends for all ranks at the same time.
+/// call has ended. The call ends for all ranks at the same time.
 struct WireCall {
   Channel channel = Channel::kGather;
   CallCost cost;

@@ -16,7 +16,8 @@ namespace tessera {
 /// Writes three parts of a step's program (StepProgram) into a script: the agreement, the update of this rank's part,
 /// and the publication of updated values. In a real step, CpuStep, Update and Publisher do this work. A group is
 /// published (all-gathered) after its update. Its all-gather over the shard axis proceeds while the next group is
-/// updated. If values are published behind the update (Publication), it proceeds while the next forward begins.
+/// updated. If values are published behind the update (Publication), this all-gather proceeds while the next forward
+/// begins.
 class UpdateScript {
  public:
   /// All arguments must outlive this object. `publishes_behind`: StepInput::publishes_behind.

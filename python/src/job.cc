@@ -104,7 +104,7 @@ int init_and_note(PyObject* made, PyObject* arguments, PyObject* names) {
 }
 
 /// Lets `type` and the classes that are derived from it note their objects. A class without an __init__ of its own has
-/// the constructor that its base had when it was made.
+/// the constructor that its base had when the class was made.
 void note_objects_of(const pybind11::handle& type) {
   initproc& init = reinterpret_cast<PyTypeObject*>(type.ptr())->tp_init;
   if (init == init_of_python) init = init_and_note;

@@ -34,9 +34,9 @@ class Job {
   /// Returns whether this process was forked from the process that joined the job.
   static bool is_forked();
 
-  /// Reports an exception that ends the program to the other ranks, the error file and the log. Returns the exit code
-  /// with which the process will end (see set_exit_code). If no job was joined, it reports nothing and only returns the
-  /// exit code.
+  /// Reports an exception to the other ranks, the error file and the log, since the exception ends the program. Returns
+  /// the exit code with which the process will end (see set_exit_code). If no job was joined, it reports nothing and
+  /// only returns the exit code.
   static int fail(int code, const std::string& message, const std::string& call_stack);
   /// Reports to the other ranks, the error file and the log that the program ends with an exit code of its own choice.
   static void end(int code, const std::string& message);
@@ -52,13 +52,13 @@ class Job {
   static void tell(OutsideCalls calls);
 };
 
-/// Returns the mesh. If no Engine and no `init` has joined the job before, it joins the job with the strategy's
+/// Returns the mesh. If no Engine and no `init` has joined the job before, this call joins the job with the strategy's
 /// defaults. Throws tessera::Error (64) in a forked process.
 inline const Mesh& mesh() { return Job::join({}); }
 
-/// Calls `note` with the code of each SystemExit that is made from now on. Python tells nobody of the one that ends a
-/// program: no excepthook hears of it, and handlers at exit do not know the code. An object of a derived class is noted
-/// too, unless that class has an __init__ of its own which does not call that of SystemExit.
+/// Calls `note` with the code of each SystemExit that is made from now on. Python does not report the SystemExit that
+/// ends a program: it calls no excepthook, and gives the code to no handler at exit. An object of a derived class is
+/// noted too, unless its class has an __init__ of its own that does not call SystemExit.__init__.
 void note_exits(const pybind11::function& note);
 
 /// Makes the process end with `code` instead of Python's exit code, after the interpreter is gone.

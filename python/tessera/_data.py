@@ -181,11 +181,11 @@ class RankSampler(Sampler[list[int]]):
     on the rank that computes it. `microbatches` is the number of microbatches in a step on all ranks:
     gradient_accumulation times ranks, or deal.microbatches. Microbatch m of an epoch's step k has the `batch` samples
     that begin at place (k * microbatches + m) * batch of the epoch's order. A rank takes neighbouring microbatches. At
-    first all ranks take equally many (some take one more, if the number of ranks does not divide `microbatches`). After
-    a call of `deal` a rank takes those that `deal` was given. The order of an epoch is that of C++'s RankSampler. Each
-    iteration over the sampler is another epoch, and the first one is epoch number `epoch`. With `tail` "pad", the first
-    samples of an epoch also fill its last step. With "drop", samples that do not fill it are left out. `rank` and
-    `world_size` are those of the job by default.
+    first all ranks take equally many microbatches (some ranks take one more, if the number of ranks does not divide
+    `microbatches`). After a call of `deal` a rank takes the microbatches that the call names. The order of an epoch is
+    that of C++'s RankSampler. Each iteration over the sampler is another epoch, and the first one is epoch number
+    `epoch`. With `tail` "pad", the first samples of an epoch also fill its last step. With "drop", samples that do not
+    fill a step are left out. `rank` and `world_size` are those of the job by default.
 
     The DataLoader needs `num_workers=0`: workers would take samples before a step begins, when it is not yet known
     which rank gets them. Ranks do not communicate: each of them makes this object with the same arguments.

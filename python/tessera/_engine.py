@@ -127,7 +127,7 @@ class Engine:
         """Runs a microbatch on a rank that has no batch while other ranks have one: the rank joins the collectives of
         the other ranks and adds nothing to the sums.
 
-        The call repeats the communication of this rank's latest microbatch, so the rank needs an earlier one. No
+        The call repeats the communication of this rank's latest microbatch, so the rank needs an earlier microbatch. No
         earlier microbatch is needed inside `uneven`, where the other ranks tell this rank what to communicate. A module
         whose forward makes its own collectives needs a batch on every rank. `uneven` calls it for loaders of different
         lengths. Raises Error (64) if there was no microbatch before.
@@ -141,8 +141,8 @@ class Engine:
         It is collective: ranks agree on norm and overflow, and then clip and update. `partial` allows an earlier step,
         after at least one microbatch: the step takes the mean over the microbatches so far. An epoch of a program may
         end in the middle of a window (the microbatches of one step). The program may then continue with the next epoch,
-        whose first microbatches fill the window. It may also drop the window with zero_grad. Raises Error (64) if
-        called early without `partial`.
+        whose first microbatches fill the window. The program may also drop the window with zero_grad. Raises Error (64)
+        if called early without `partial`.
         """
         engine = self._live()
         if self._steps_write_buffers:
@@ -157,10 +157,10 @@ class Engine:
         """Returns the number of the step whose data this worker takes next, if workers come and go ("sync.elastic").
 
         The `steps` steps that all workers make together are counted from 0. Each step is given to one worker, and to
-        another one if that worker leaves before it has made the step. While other workers make the last steps, the call
-        waits. When all steps are made, it returns None, and the parameters have their final values. A worker may take
-        several steps in advance, and makes them in the order in which it took them. Returns None also if this worker
-        itself has taken the last steps in advance (`steps_are_over` tells the difference).
+        another worker if the first worker leaves before it has made the step. While other workers make the last steps,
+        the call waits. When all steps are made, it returns None, and the parameters have their final values. A worker
+        may take several steps in advance, and makes them in the order in which it took them. Returns None also if this
+        worker itself has taken the last steps in advance (`steps_are_over` tells the difference).
 
             while (step := engine.take_step(1000, batches.data_order)) is not None:
                 batches.go_to_step(step)
@@ -185,16 +185,17 @@ class Engine:
     def writes_results(self) -> bool:
         """Returns whether this process should write the results of the run.
 
-        Rank 0 writes them. Where workers come and go, one of the workers that are there at the end writes them. If that
-        worker leaves without `note_results_written`, the next worker that asks writes them too, with the same values.
+        Rank 0 writes them. Where workers come and go, one of the workers that are there at the end writes the results.
+        If that worker leaves without `note_results_written`, the next worker that asks writes them too, with the same
+        values.
         """
         return self._live().writes_results()
 
     def note_results_written(self) -> None:
         """Says that this process has written the results of the run.
 
-        Where workers come and go, no worker that comes later is told to write them again. Without "sync.elastic" it
-        does nothing. If server 0 is lost, this process still ends well, and the log says that the results are not
+        Where workers come and go, no worker that comes later is told to write the results again. Without "sync.elastic"
+        it does nothing. If server 0 is lost, this process still ends well, and the log says that the results are not
         noted. Raises Error (64) if another worker writes them.
         """
         self._live().note_results_written()
@@ -271,9 +272,10 @@ class Engine:
         A DataLoader with a DistributedSampler or a RankSampler gives each sample once here, although the sampler itself
         would give some samples twice.
 
-        Ranks may have different numbers of batches, but each needs at least one. Put the module in eval mode first. The
-        call is collective. Raises Error (64) on all ranks if a rank has no batch. If `loss_of` returns something that
-        is no loss, its rank raises Error (64) and the others get a loss of NaN. The job can continue after either.
+        Ranks may have different numbers of batches, but each rank needs at least one batch. Put the module in eval mode
+        first. The call is collective. Raises Error (64) on all ranks if a rank has no batch. If `loss_of` returns
+        something that is no loss, its rank raises Error (64) and the others get a loss of NaN. The job can continue
+        after both errors.
         """
         engine = self._live()
         try:
@@ -409,15 +411,15 @@ class Engine:
 
     def save_checkpoint(self, folder: str | os.PathLike, *, tensors: Mapping[str, torch.Tensor] | None = None,
                         json: Mapping[str, Any] | None = None, data: SamplerCursor | None = None, keep: int = 0, best: bool = False) -> str:
-        """Writes everything that is needed to continue training into a new folder inside `folder`, and returns the path
+        """Makes a new folder inside `folder` with everything that is needed to continue training, and returns the path
         of the new folder.
 
         `folder`/latest then names the new folder. `tensors` and `json` (values that the json module writes) are taken
         from rank 0, and `load_checkpoint` returns them. It also returns `data`, the position in the data:
         `TokenBatches.cursor()`. The last `keep` checkpoints stay in the folder; 0 keeps all. `best=True` makes
-        `folder`/best name this checkpoint. It stays until another checkpoint is the best. Python's and numpy's
-        generators are not saved. Buffers of `persistent=False` that were made after the Engine are not saved either.
-        The call is collective and belongs between steps.
+        `folder`/best name this checkpoint. This checkpoint stays until another checkpoint is the best. Python's and
+        numpy's generators are not saved. Buffers of `persistent=False` that were made after the Engine are not saved
+        either. The call is collective and belongs between steps.
 
         With `"checkpoint": {"async": true}` in the strategy, the call returns as soon as the state is copied. A thread
         writes the copy while training continues. If that save fails, the next step, save or load raises its Error on
@@ -430,7 +432,7 @@ class Engine:
         return _native.save_checkpoint(engine, os.fspath(folder), items, keep, best)
 
     def finish_checkpoint(self) -> None:
-        """Waits until the asynchronous save is committed. If the save fails, this call raises its Error. It does
+        """Waits until the asynchronous save is committed. If the save fails, this call raises its Error. The call does
         nothing if no save is under way. The call is collective.
         """
         _native.finish_checkpoint(self._live())
@@ -458,8 +460,8 @@ class Engine:
         """Starts a durable commit after each K-th step, and returns True if it has started one. Call it after every
         step, on all ranks.
 
-        The strategy needs `"durable": {"every": K, "dir": D}`. A commit writes everything that is needed to continue
-        training to the disk of each host. A run that was ended at any moment continues from the last commit
+        The strategy needs `"durable": {"every": K, "dir": D}`. A commit writes to the disk of each host everything that
+        is needed to continue training. A run that was ended at any moment continues from the last commit
         (`resume_durable`), bit for bit, with the same model, strategy and ranks. The commit is written during the next
         forward and backward. All ranks wait for it before the next update. `tensors`, `json` and `data` have the
         meaning that they have for `save_checkpoint`. If the commit fails, the next call raises its Error.
@@ -563,7 +565,8 @@ class Engine:
         self._live().set_peak_tflops(tflops)
 
     def time_calls(self) -> None:
-        """Starts histograms of how long each unit's gathers and reductions take. They run until the Engine ends.
+        """Starts histograms of how long each unit's gathers and reductions take. The histograms run until the Engine
+        ends.
 
         They have a fixed size of 5 KiB for each unit, which is not part of the plan. On a GPU the device's clock
         measures the time of a call. The time begins when the stream comes to the place at which the call was queued,
@@ -626,7 +629,7 @@ class Engine:
 
     def _note_members(self) -> None:
         """Stores which parameters and modules the module tree has now. Hooks on registrations are not enough: a program
-        may also write into `Module._parameters`, or insert a module that it made before, which registers nothing.
+        may also write into `Module._parameters`, or insert a module whose parameters it registered earlier.
         """
         self._dicts = [each for module in self.model.modules() for each in (module._parameters, module._modules)]
         self._members = [*itertools.chain.from_iterable(map(dict.values, self._dicts))]
@@ -760,7 +763,7 @@ def load_weights(model: torch.nn.Module, path: str | os.PathLike, *, part: str =
     `Engine.load_weights` afterwards.
 
     The file is written by `torch.save` (a state_dict, also inside other dictionaries), by C++'s `torch::save`, by
-    `Engine.save_weights`, or by safetensors. For a model in several files, give the index or the folder. No code in the
+    `Engine.save_weights`, or by safetensors. Give the index or the folder of a model in several files. No code in the
     file is executed. All tensors of the file must fit the module, except those that the options leave out. Otherwise no
     value is changed.
 
@@ -768,7 +771,7 @@ def load_weights(model: torch.nn.Module, path: str | os.PathLike, *, part: str =
     "checkpoint/state_dict". The default selects the dictionary that has the module's names. `without` lists parts of
     names that are ignored, in the file and in the module: "module." of DistributedDataParallel, "_orig_mod." of
     torch.compile, or a prefix such as "model.". `ignored` lists patterns for names in the file that the module need not
-    have. They are written like patterns for file names.
+    have. Such a pattern has the form of a pattern for file names.
 
     Raises Error: 66 if the file is missing, 77 if permission is missing; 65 if the file is damaged, does not fit, or is
     of another kind. The message names the kind and a remedy.
@@ -872,7 +875,7 @@ class _AsIfReal(TorchFunctionMode):
 
     Deferred tensors say that they lie on the device "meta". Since PyTorch 2.12 torch.nn.init.trunc_normal_ and other
     functions skip such tensors, so the weights would differ from those of eager construction. Tensor.tolist reads
-    memory, which deferred tensors do not have, so here it reads the elements with operators.
+    memory, which deferred tensors do not have. This class reads the elements with operators instead.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

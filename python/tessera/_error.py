@@ -5,7 +5,7 @@ class Error(RuntimeError):
     """The exception that Tessera raises. Its text says on which rank and in which place the error was, what was
     expected and what was found. It also has a hint.
 
-    `exit_code` is the exit code of the program if the exception is not caught, after sysexits.h:
+    `exit_code` is the exit code of the program if the exception is not caught. The codes are those of sysexits.h:
 
         64          a call at the wrong time or a wrong argument; nothing has happened, and the program can continue
         65          damaged data

@@ -15,7 +15,8 @@ from typing import Any
 from tessera import _native, _outside, _truths
 from tessera._error import Error
 
-# All Engines. They are closed before the interpreter removes its modules, and get a call after each fork.
+# All Engines and DataParallels. They are closed before the interpreter removes its modules, and get a call after each
+# fork.
 closing: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 _EXCEPTION_OF_THE_PROGRAM = 70
@@ -158,8 +159,8 @@ def _leave() -> None:
 
 
 def _leave_with(status: Any) -> None:
-    """Closes Engines and lets ranks leave together, while Python is still running. `status` is the code of the
-    SystemExit that ends the program; None if it ends in another way.
+    """Closes Engines and DataParallels, and lets ranks leave together, while Python is still running. `status` is the
+    code of the SystemExit that ends the program; None if it ends in another way.
     """
     if _native.is_forked():
         return

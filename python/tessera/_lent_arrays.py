@@ -1,4 +1,4 @@
-"""Gives code that runs inside an operator copies of a sharded parameter, where it could keep the parameter's memory."""
+"""Gives copies of a sharded parameter to code that runs inside an operator and could keep the parameter's memory."""
 
 import functools
 from collections.abc import Callable
@@ -15,8 +15,8 @@ def _of_a_copy(export: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that exports a tensor's memory as `export` does, but exports a copy if the memory is lent.
 
     An operator keeps its parameters in memory until it returns, and then another unit may get the memory. Code of the
-    program may run meanwhile: an autograd function, an operator, or a dispatch mode. What it exports may be
-    found anywhere later, in a context, a list, a global, or a tensor that is saved for backward.
+    program may run meanwhile: an autograd function, an operator, or a dispatch mode. Such code may keep what it
+    exports in any place: a context, a list, a global, or a tensor that is saved for backward.
     """
     @functools.wraps(export)
     def exported(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:

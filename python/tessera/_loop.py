@@ -46,7 +46,7 @@ def write_trace(path: str | os.PathLike) -> None:
     or chrome://tracing.
 
     An Engine records "backward", "step", "all_gather UNIT", "reduce UNIT", "agree", "update" and "publish". `span` adds
-    spans that the program names. It is collective. Raises Error (73) on all ranks if the file cannot be written.
+    spans that the program names. The call is collective. Raises Error (73) on all ranks if the file cannot be written.
     """
     join_if_needed()
     _native.write_trace(os.fspath(path))
@@ -66,10 +66,10 @@ class SyncBatchNorm(_BatchNorm):
     """Batch normalisation over the samples of all ranks. Inputs are [B, C], [B, C, L], [B, C, H, W] or [B, C, D, H, W].
     B may differ between ranks, and may be 0. The module works on the CPU too, which torch.nn.SyncBatchNorm does not.
 
-    While training, mean and variance are computed over the batches of all ranks together, in forward and in backward.
-    The result is that of one process that has the concatenated batch. Running statistics are equal on all ranks. In
-    eval mode it computes the same as BatchNorm, and ranks do not communicate. Each forward and backward while training
-    is collective. Its backward cannot be differentiated again. `torch.utils.checkpoint` counts a batch twice in the
+    Mean and variance in training are those of the batches of all ranks together, in forward and in backward. The result
+    is that of one process that has the concatenated batch. Running statistics are equal on all ranks. In eval mode it
+    computes the same as BatchNorm, and ranks do not communicate. Each forward and backward while training is
+    collective. The backward cannot be differentiated again. `torch.utils.checkpoint` counts a batch twice in the
     running statistics, as it does with BatchNorm. Raises Error (64) on all ranks if all ranks together have only one
     value per channel.
     """
@@ -97,9 +97,9 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batchnorm(model: torch.nn.Module) -> list[str]:
-    """Makes each BatchNorm1d, 2d and 3d in `model` a `SyncBatchNorm`, also `model` itself if it is one. Returns their
-    paths. The modules stay the same objects, with their parameters, buffers and hooks. Call this function before the
-    Engine is made, or later. The call is collective.
+    """Makes each BatchNorm1d, 2d and 3d in `model` a `SyncBatchNorm`, also `model` itself if it is a BatchNorm. Returns
+    the paths of these modules. The modules stay the same objects, with their parameters, buffers and hooks. Call this
+    function before the Engine is made, or later. The call is collective.
 
     Raises Error (64) on all ranks if a BatchNorm has its own forward, or if its sizes are not known yet.
     """
@@ -130,9 +130,9 @@ class DataParallel:
 
     The constructor is collective. It compares the modules of all ranks, and gives every rank the values of rank 0. Each
     backward that reaches a parameter is collective at its end. If some ranks did not use a parameter, their gradients
-    count as zero in its mean. If no rank used it, it gets no `.grad`. Gradients have the same bits on all ranks. A
-    backward that fails raises a RuntimeError with the text of an Error. `bucket_mb`: the MiB of fp32 gradients
-    that are sent together.
+    count as zero in the parameter's mean. If no rank used a parameter, the parameter gets no `.grad`. Gradients have
+    the same bits on all ranks. A backward that fails raises a RuntimeError with the text of an Error. `bucket_mb`: the
+    MiB of fp32 gradients that are sent together.
     """
 
     def __init__(self, model: torch.nn.Module, *, bucket_mb: float = 25.0) -> None:
@@ -145,8 +145,8 @@ class DataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside `with parallel.no_sync():` backward leaves gradients as this rank made them. They add up; the next
-        backward outside of the block averages the sum.
+        """Inside `with parallel.no_sync():` backward leaves gradients as this rank made them. These gradients add up;
+        the next backward outside of the block averages the sum.
         """
         scope = self._live().no_sync()
         try:
@@ -155,11 +155,11 @@ class DataParallel:
             scope.end()
 
     def set_weight(self, weight: float | torch.Tensor) -> None:
-        """Sets the number of items (samples, tokens) over which the next loss is a mean. It is for the next backward
-        that averages gradients. The gradients are then means over the items of all ranks.
+        """Sets the number of items (samples, tokens) over which the next loss is a mean. The number is for the next
+        backward that averages gradients. The gradients are then means over the items of all ranks.
 
-        A SyncBatchNorm adds up ranks' gradients inside backward, before these weights are applied. If the module has
-        one, use an Engine with weights, or multiply the loss.
+        A SyncBatchNorm adds up ranks' gradients inside backward, before these weights are applied. If the module has a
+        SyncBatchNorm, use an Engine with weights, or multiply the loss.
         """
         self._live().set_weight(float(weight))
 

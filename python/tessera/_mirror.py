@@ -1,4 +1,4 @@
-"""The C++ module tree that represents a Python module. It has only names and classes, around the same tensors."""
+"""The C++ module tree that represents a Python module. This tree has only names, classes, and the same tensors."""
 
 import sys
 from collections.abc import Callable
@@ -34,8 +34,8 @@ class Mirror:
             module.refresh(module.is_persistent)
 
     def refresh_for_checkpoint(self) -> None:
-        """Gives the C++ module those buffers that the module of the next run will have when it loads a checkpoint,
-        without the caches that forward makes.
+        """Gives the C++ module the buffers that a checkpoint has: those of a state_dict, and those that the module had
+        at first. Other buffers that forward made, such as caches, are left out.
         """
         for module in self._modules.values():
             module.refresh(lambda name, module=module: module.is_persistent(name) or name in module.at_first)

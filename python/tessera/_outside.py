@@ -3,9 +3,10 @@ wait for each other (runtime/comm/call_watch.h).
 
 The watch sees Tessera's own calls. Without this report, a rank in torch.distributed.barrier() would look like a rank
 that computes, while other ranks wait for it in a call of an Engine. A thread therefore checks twice a second in which
-functions Python's threads are. It makes no collective calls itself. If a thread has been in a call of torch.distributed
-for 3 s, or this rank has waited that long in a call of Tessera, the watching thread reads torch's flight recorder. The
-recorder has the calls of each process group: their numbers, the threads that made them, and whether they are finished.
+functions Python's threads are. This thread makes no collective calls itself. If a thread has been in a call of
+torch.distributed for 3 s, or this rank has waited that long in a call of Tessera, the watching thread reads torch's
+flight recorder. The recorder has the calls of each process group: their numbers, the threads that made them, and
+whether they are finished.
 
 Three kinds of waits are not seen, and look like computation: a call with async_op=True (`work.wait()`), point-to-point
 calls, and backends without the recorder.

@@ -11,19 +11,19 @@
 
 namespace tessera {
 
-/// Reads a file that a user named as an input, and never waits for ever. A directory or an endless device is an error
-/// at once. A pipe that nobody writes to is an error after kPipeSeconds. Readers of strategy, model, data and weights
-/// use it.
+/// These functions read a file that a user named as an input, and never wait for ever. A directory or an endless device
+/// is an error at once. A pipe that nobody writes to is an error after kPipeSeconds. Readers of strategies, models,
+/// data sets and weights use these functions.
 
 /// Seconds for which a reader waits for a silent pipe.
 inline constexpr int kPipeSeconds = 3;
 
-/// A regular file, open for reading, and its size at that time.
+/// A regular file that is open for reading, and the size that it had when it was opened.
 class InputFile {
  public:
   /// `kind` stands in front of messages, such as "model file"; it may be empty. Errors: 66 if the file is missing, 77
-  /// if permission is missing, 65 for a directory, pipe or device, 71 if too many files are open, 74 for everything
-  /// else.
+  /// if permission is missing, 65 for a directory, pipe or device, 71 if too many files are open, 64 if the path is
+  /// empty, 74 for everything else.
   static absl::StatusOr<InputFile> open(const std::filesystem::path& path, const std::string& kind);
 
   InputFile(InputFile&& other) noexcept;

@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-/// A std::mutex that Clang recognises as one: -Wthread-safety reports code that uses a member marked ABSL_GUARDED_BY
-/// without holding the mutex.
+/// A std::mutex that Clang recognises as a mutex: -Wthread-safety reports code that uses a member marked
+/// ABSL_GUARDED_BY without holding the mutex.
 ///
 /// It is not absl::Mutex: ThreadSanitizer does not see into a library that was compiled without ThreadSanitizer, such
-/// as the Abseil of distributions. ThreadSanitizer would report a race for everything that an absl::Mutex guards. It
-/// does see std::mutex, because it replaces pthread's functions.
+/// as the Abseil of distributions. ThreadSanitizer would report a race for everything that an absl::Mutex guards.
+/// ThreadSanitizer does see std::mutex, because it replaces pthread's functions.
 class ABSL_LOCKABLE Mutex {
  public:
   Mutex() = default;

@@ -32,8 +32,8 @@ std::string clipped(std::string_view text, std::size_t max_bytes);
 /// Returns rising numbers as ranges, at most `max_ranges` of them: "0-3, 7, 9-12 and 99,980 more".
 std::string number_ranges(const std::vector<int>& numbers, std::size_t max_ranges = 8);
 
-/// Returns the number of characters of UTF-8 text. A stray byte of invalid text counts as one if it does not continue a
-/// character.
+/// Returns the number of characters of UTF-8 text. A stray byte of invalid text counts as a character if it does not
+/// continue one.
 std::size_t text_width(std::string_view text);
 
 /// Returns the smallest number of insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`,
@@ -47,8 +47,8 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 /// Returns ". hint: did you mean \"lr\"?", or "" if nothing is near.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
-/// Returns the text of did_you_mean. If no name is near, returns ". hint: known here: lr, type" with as many candidates
-/// as fit into a line.
+/// Returns the text of did_you_mean. If no name is near, returns ". hint: known here: lr, type" with the candidates,
+/// cut to 300 bytes.
 std::string hint_of_names(std::string_view word, const std::vector<std::string>& candidates);
 
 /// Returns a word of `count` random hexadecimal digits, which no stranger can guess.

@@ -25,14 +25,14 @@ enum class Operation : std::uint32_t {
 /// Returns the name as messages show it: "all_gather".
 std::string_view name_of(Operation operation);
 
-/// The description of a collective that a rank enters. The descriptions of all ranks of a group must be equal: this is
-/// the signature of the call. It is plain data of whole 64-bit words, because it travels through shared memory word by
-/// word.
+/// The description of a collective that a rank enters: the signature of the call. The signatures of all ranks of a
+/// group must be equal. A signature is plain data of whole 64-bit words, because it travels through shared memory word
+/// by word.
 struct CallSignature {
   static constexpr std::size_t kLabelBytes = 64;
 
-  std::uint64_t sequence = 0;  ///< number of calls made on this group so far, this one included
-  std::uint64_t count = 0;     ///< elements (reductions) or bytes (all others) per rank
+  std::uint64_t sequence = 0;  ///< number of the call among the calls of its group, from 1
+  std::uint64_t count = 0;     ///< number of elements (reductions) or bytes (other calls) for each rank
   Operation operation = Operation::kNone;
   DType dtype = DType::kU8;
   bool common = false;  ///< the result goes into common memory

@@ -54,8 +54,8 @@ class CallVerdict {
   absl::Status verdict_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// Records a program's use of one group for CallWatch, which looks at it from another thread. It is an observer of
-/// ObservedCollectives. A call writes some 20 words that no other rank reads, and takes no lock.
+/// Records a program's use of one group. CallWatch reads the record from another thread. It is an observer of
+/// ObservedCollectives. A call writes about 20 words of memory that no other rank reads, and takes no lock.
 class GroupCalls {
  public:
   /// The rank begins to make the group. It counts as being in call 0 until `leaves` is called for call 0.
@@ -84,9 +84,9 @@ class GroupCalls {
   const std::string& name() const { return name_; }
 
  private:
-  static constexpr std::size_t kKept = 64;     ///< calls that are kept; more than can be under way
-  static constexpr std::size_t kReported = 8;  ///< most calls in a report
-  static constexpr std::size_t kThreads = 4;   ///< threads that are remembered
+  static constexpr std::size_t kKept = 64;     ///< number of calls that are kept; fewer are under way
+  static constexpr std::size_t kReported = 8;  ///< largest number of calls in a report
+  static constexpr std::size_t kThreads = 4;   ///< number of threads that are remembered
 
   void enter(std::uint64_t call);
   void note_thread(int thread, bool forget_others);
@@ -104,8 +104,8 @@ class GroupCalls {
   Collectives* group_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
-/// The known facts about calls that this process makes through another library, over which the same ranks communicate
-/// too. The facts say how far the process is in that library's groups, and in which of its calls threads have waited
+/// The known facts about this process's calls of another library, over which the same ranks communicate too. The facts
+/// say how far the process is in that library's groups, and in which of its calls threads have waited
 /// for CallWatch::kLong. The Python package gets these facts from torch.distributed.
 struct OutsideCalls {
   std::map<std::string, WaitReport::Group> groups;
@@ -137,10 +137,10 @@ class OutsideNews {
 ///
 /// A thread of the rank looks twice a second, in this rank's memory, whether the program has been in one call for 3 s.
 /// Only then do ranks communicate, through the store. Each one writes its WaitReport under "waits/RANK" and reads other
-/// ranks' reports: all reports in a small world, and those of neighbours in a large world. A rank that finds the same
-/// disagreement twice in a row (disagreement_of) writes it under "waits/verdict". Every waiting rank then ends with
-/// this verdict: `report` is called with the error of this rank. A rank whose call has ended removes its report from
-/// the store. A rank that computes reports nothing, and is never accused.
+/// ranks' reports: all reports in a small world, and those of neighbours and of rank 0 in a large world. A rank that
+/// finds the same disagreement twice in a row (disagreement_of) writes it under "waits/verdict". Every waiting rank
+/// then ends with this verdict: `report` is called with the error of this rank. A rank whose call has ended removes its
+/// report from the store. A rank that computes reports nothing, and is never accused.
 ///
 /// The store may hang with the rank that serves it. No thread waits for the store longer than ask_in_time does. If the
 /// program does not leave its call after `report`, because its transport cannot be ended, the process ends with the
@@ -148,11 +148,11 @@ class OutsideNews {
 ///
 /// A call may also take long because a rank has failed and the network library has not noticed the end of the rank's
 /// connection. CallWatch therefore ends a group if one of its ranks has said in the store that it failed
-/// (Collectives::end_if_left_alone). A rank that was killed says nothing. If ranks communicate over Gloo, the rank
-/// before the killed rank sees the end of its process (RankWatch) and says so in the store. If the killed rank served
-/// the store, the end of the store shows that this rank is gone. Ranks of a host that vanishes are noticed in the same
-/// ways. In worlds of at most 64 ranks, all ranks watch rank 0. Rank 0 mostly serves the store, and once it has ended,
-/// no rank can ask the store about it.
+/// (Collectives::end_if_left_alone). A rank that was killed says nothing. If ranks communicate over Gloo or MPI, the
+/// rank before the killed rank sees the end of the killed process (RankWatch) and says so in the store. If the killed
+/// rank served the store, the end of the store shows that this rank is gone. Ranks of a host that vanishes are noticed
+/// in the same ways. In worlds of at most 64 ranks, all ranks watch rank 0. Rank 0 mostly serves the store, and once it
+/// has ended, no rank can ask the store about it.
 ///
 /// A rank that ends well tells the ranks that watch it how many calls it has begun. They use this number once the
 /// rank's process has ended, since destructors may make calls. Calls that the rank has begun are not ended. If another
@@ -185,9 +185,9 @@ class CallWatch {
   /// Tells the ranks that watch this rank that its program is about to end well. A later call replaces what this one
   /// says of the rank's calls. Any thread may call.
   void tell_end() const;
-  /// Runs `questions` with `store`, outside of any call, as ask_in_time does within `limit`. `store` is a connection to
-  /// the job's store. If the store does not answer, and its host has vanished, this function returns false before the
-  /// limit. Any thread may call.
+  /// Runs `questions` with `store` as ask_in_time does, for at most `limit`. It does not count as a call of a group.
+  /// `store` is a connection to the job's store. If the store does not answer, and its host has vanished, this function
+  /// returns false before the limit. Any thread may call.
   bool ask_store(const std::shared_ptr<KeyValueStore>& store, std::function<void(KeyValueStore&)> questions,
                  std::chrono::milliseconds limit);
   /// Takes the current state of another library's calls; this state is used for two seconds. Any thread may call.
@@ -230,7 +230,7 @@ class CallWatch {
   OutsideNews outside_ ABSL_GUARDED_BY(mutex_);
 
   std::atomic<bool> waits_ = false;
-  std::atomic<int> questions_ = 0;                ///< threads in ask_store
+  std::atomic<int> questions_ = 0;                ///< number of threads in ask_store
   std::atomic<bool> store_has_vanished_ = false;  ///< true: a host is gone, so threads in ask_store wait in vain
 
   // The members below are used by the watch's thread only.

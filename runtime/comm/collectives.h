@@ -94,9 +94,8 @@ class SumVisitor {
   /// `values[0, numel)` are the final values of `output[offset, offset + numel)` of the call, but perhaps not at that
   /// address. `visit` is called with consecutive pieces in ascending order that cover the output. Each piece begins at
   /// a multiple of `kAlignment` elements. The calls of `visit` come between the start of the reduction and the end of
-  /// its
-  /// Work::wait, on the thread that makes these two calls. If the reduction fails, the visitor may have seen only some
-  /// of the pieces.
+  /// Work::wait, on the thread that starts the reduction and waits for it. If the reduction fails, the visitor may have
+  /// seen only some of the pieces.
   virtual void visit(std::size_t offset, const float* values, std::size_t numel) = 0;
 
   static constexpr std::size_t kAlignment = 256;
@@ -126,7 +125,7 @@ struct ReduceOptions {
   SumVisitor* visitor = nullptr;
   /// Codecs on the wire, for transports that send over a network; other transports ignore them. A lossy codec rounds a
   /// rank's own contribution too, and all_reduce returns the same values on all ranks. kLossless changes no bit; only
-  /// `gloo` packs.
+  /// `gloo` sends fewer bytes with it.
   WireForm contributions = WireForm::kPlain;
   WireForm sums = WireForm::kPlain;  ///< codec in which a rank of all_reduce sends its sums to the other ranks
   /// Memory for error feedback: the rounding error of this rank's earlier contributions is added to this contribution.
@@ -134,7 +133,7 @@ struct ReduceOptions {
   /// this rank sends (Collectives::compressed_part). Give the same memory at each reduction of the same gradients.
   /// Null: no feedback.
   float* feedback = nullptr;
-  /// A compressor (sum/sum_method.h) that makes the sums of fp32 in place of the transport, if compressed_part() is not
+  /// A compressor (sum/sum_method.h) that sums fp32 values in place of the transport, if compressed_part() is not
   /// 0. The codecs and `feedback` then have no effect, and the whole input of reduce_scatter becomes sums.
   /// The compressor must live until the Work was waited for. Null means that there is no compressor. Transports do not
   /// read this member: summing_by_methods makes these calls.
@@ -150,7 +149,7 @@ struct ReduceCall {
   void* input = nullptr;
   DType dtype = DType::kF32;
   float* output = nullptr;
-  std::size_t numel = 0;  ///< elements of `output`
+  std::size_t numel = 0;  ///< number of elements of `output`
   ReduceOptions options;
 
   Operation operation() const;
@@ -163,7 +162,7 @@ struct GatherOptions {
   DType dtype = DType::kU8;  ///< dtype of the elements; those that are not fp32, bf16 or fp16 are sent unchanged
   /// Codec on the wire, for transports that send over a network; other transports ignore it. A lossy codec gives every
   /// rank the same rounded elements, also those of its own part. `full` must therefore not be the memory with the exact
-  /// elements. kLossless changes no bit; only `gloo` packs.
+  /// elements. kLossless changes no bit; only `gloo` sends fewer bytes with it.
   WireForm form = WireForm::kPlain;
 };
 
@@ -188,7 +187,7 @@ struct GatherCall {
 ///     nothing but `size()`. Results therefore have the same bits on every transport that adds by itself (all but
 ///     `nccl`). A sum over aligned blocks of 2^k ranks, followed by a sum over the blocks, equals the sum over all
 ///     ranks.
-///  4. `label` names the unit (at most 63 bytes of it are used); messages and the signature of the call have it.
+///  4. `label` names the unit in messages and in the signature of the call. At most 63 bytes of it are used.
 ///  5. After the first failure every later call returns that same status at once (sticky), on this rank. `abort` does
 ///     this on all ranks.
 ///
@@ -305,11 +304,10 @@ class Collectives {
   /// Tells whether the store has this key. It is false if the store does not answer in time. An error means that the
   /// process that serves the store has been gone for some seconds.
   using HasKey = absl::FunctionRef<absl::StatusOr<bool>(const std::string& key)>;
-  /// Ends a call that waits for a rank that has failed since the call began. The call's caller gets the call's error
-  /// (75). CallWatch calls this from its own thread after a call has taken long, since a network library may not notice
-  /// the end of a connection. It does nothing and returns false, unless a rank of the group has said in the store that
-  /// it failed, or was seen to be gone (NextRank). Transports that notice a failed rank by themselves always return
-  /// false.
+  /// Ends the group's call under way if a rank of the group has failed. The caller of that call gets an error (75).
+  /// CallWatch calls this from its own thread after a call has taken long, since a network library may not notice the
+  /// end of a connection. It does nothing and returns false, unless a rank of the group has said in the store that it
+  /// failed, or was seen to be gone (NextRank). Transports that notice a failed rank by themselves always return false.
   virtual bool end_if_left_alone(HasKey) { return false; }
 
  protected:

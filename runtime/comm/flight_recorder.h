@@ -24,18 +24,18 @@ namespace tessera {
 ///         {"number": 412, "operation": "all_gather", "label": "blocks.3", "count": 4096, "dtype": "bf16",
 ///          "began_s": 12.031, "ended_s": null}, ...]}, ...]}
 ///
-/// The file has the last kCalls calls of each group. Seconds count from the moment when the rank made its first group.
+/// The file has the last kCalls calls of each group. Seconds count from the moment when the rank's mesh was made.
 /// `ended_s` is null for a call that has not ended. It is thread-safe.
 class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
  public:
   static constexpr std::size_t kCalls = 64;
 
-  /// Returns null if the environment does not ask for a record.
+  /// Returns null if the environment does not ask for a record, or if there is only one rank.
   static std::shared_ptr<FlightRecorder> from_environment(int rank, int world_size);
   FlightRecorder(std::string folder, int rank, int world_size);
 
-  /// Returns a group that records its calls and passes them on to `group`. Memory of either group is memory of the
-  /// other group too.
+  /// Returns a group that records its calls and passes them on to `group`; `group` itself if it moves a GPU's memory.
+  /// Memory of either group is memory of the other group too.
   std::shared_ptr<Collectives> record(const std::string& name, std::shared_ptr<Collectives> group);
 
  private:

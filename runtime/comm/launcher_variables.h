@@ -22,7 +22,7 @@ struct Dialect {
   const char* local_rank;
   const char* local_world_size;
   int outerness;           ///< a launcher may start agents of launchers with a lower number, one on each host
-  const char* order_hint;  ///< hint how to make the launcher number ranks host by host
+  const char* order_hint;  ///< hint that says how to make the launcher number ranks host by host
 };
 
 extern const Dialect kTorchrun;  ///< `tessera launch` uses its variables too

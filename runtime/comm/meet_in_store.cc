@@ -87,7 +87,7 @@ absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::str
       // A rank that gives up says so before it ends.
       const auto ended = std::ranges::find_if(*processes, [](const Process& each) { return !each.second.alive(); });
       TESSERA_ASSIGN_OR_RETURN(const bool has_given_up, store.has(kGivenUp));
-      // A rank may have set `key`, and given up or ended behind that.
+      // A rank may have set `key` before it gave up or ended.
       if ((has_given_up || ended != processes->end()) && !store.has(key).value_or(false)) {
         if (!has_given_up)
           return make_error(

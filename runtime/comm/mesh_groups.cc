@@ -18,8 +18,8 @@ namespace tessera {
 //
 // `axes`, `within_replica`, `secondary`, `on_host`, `world` and `neighbours` say which ranks a group has, and
 // `make_group` makes it under a name that no other group has. Names count how often a mesh of this shape was asked for,
-// so all ranks must ask in the same order. `abort` ends all groups, and tells ranks that have no group with this one
-// through the store. `leave`, and the end of the process (`living`), say that this rank has ended well.
+// so all ranks must ask in the same order. `abort` ends all groups. It uses the store to tell ranks that have no
+// group with this rank. `leave`, and the end of the process (`living`), say that this rank has ended well.
 
 namespace {
 
@@ -281,7 +281,7 @@ absl::Status MeshGroups::status() const {
 }
 
 bool MeshGroups::told_by_peer() const {
-  std::vector<std::shared_ptr<Collectives>> groups;  // what it holds is destroyed after the lock has ended
+  std::vector<std::shared_ptr<Collectives>> groups;  // the lock is released before these are destroyed
   const MutexLock lock(mutex_);
   groups = living_groups();
   return was_told_ || is_told(groups);

@@ -120,7 +120,7 @@ class MeshGroups {
   /// Returns OK, or the reason that this rank gave to `abort`.
   absl::Status status() const;
   /// Returns whether a group of this mesh has failed because a peer gave up (is_told_by_peer). If so, this rank ends
-  /// because of that peer. The group may have ended since the call of `abort`.
+  /// because of that peer. The answer stays true after `abort`, even if the group no longer exists.
   bool told_by_peer() const;
 
   /// Says that a later call of `abort` will report the exception that ends this rank, with its text. tessera::run and
@@ -133,8 +133,8 @@ class MeshGroups {
  private:
   MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory, std::shared_ptr<KeyValueStore> store);
   static constexpr const char* kUser = "user";
-  /// The meshes of this process. If the process exits with a code other than 0, each mesh that has not failed tells its
-  /// peers that this rank has ended. A forked child of this process tells them nothing.
+  /// The meshes of this process. If the process exits with code 0, its end counts as a good end of each mesh that has
+  /// not failed (CallWatch::tell_end). A forked child of this process tells nothing.
   struct Living {
     const pid_t process = getpid();
     Mutex mutex;

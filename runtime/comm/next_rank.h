@@ -23,8 +23,8 @@ namespace tessera {
 /// keepalive), and ends the connection about nine seconds after the last sign. The process of the next rank does
 /// nothing for this, so a process that computes, or that was stopped, is not taken to be gone.
 ///
-/// RankWatch makes a NextRank where ranks communicate over Gloo, which may not notice the end of a connection. Only the
-/// end of a connection that was once made counts, so if a network refuses the port, no rank is watched, and no rank
+/// RankWatch makes a NextRank if ranks communicate over Gloo or MPI, which may not notice the end of a connection. Only
+/// the end of a connection that was once made counts. So if a network refuses the port, no rank is watched, and no rank
 /// counts as gone. The end of a connection counts only if no new connection can be made, since a firewall may end an
 /// idle connection. A child process that was forked from the rank, and that runs no other program, keeps the port open
 /// as long as it lives. CallWatch's thread makes all calls, through RankWatch, unless a function says otherwise.
@@ -58,8 +58,8 @@ class NextRank {
   /// Returns whether a connection to the next rank was made, or whether that rank is on a host that has vanished
   /// (go_on).
   bool is_watched() const;
-  /// Returns whether the connection has ended, and no new one to the next rank can be made. It takes a second at most.
-  /// REQUIRES: is_watched().
+  /// Returns whether the connection has ended and will not be made again: the next rank has said that it ends well, or
+  /// no new connection can be made. It takes a second at most. REQUIRES: is_watched().
   bool has_ended();
   /// Returns whether the rank at the other end of the connection has said that it ends well.
   bool has_ended_well() const;
@@ -90,7 +90,7 @@ class NextRank {
   bool has_said_word(const Watcher& watcher) const { return watcher.said == word_; }
   /// Reads what has come. Returns false if the connection has ended, or if another word came.
   bool hear(Watcher& watcher) const;
-  /// Returns whether the other end has closed the connection to the watched rank, or was closed with its process.
+  /// Returns whether the connection to the watched rank has ended. It ends with that rank's process, or earlier.
   bool is_at_end() const;
 
   const pid_t process_ = getpid();

@@ -9,11 +9,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kMostOfRankZero = 64;  // most ranks of a job in which all ranks watch rank 0: every port's queue holds
-                                     // this many connections
-constexpr int kMostTries = 600;      // most times that a rank looks for the next one's port
+constexpr int kMostOfRankZero = 64;  // number of ranks up to which all ranks watch rank 0: a port's queue holds this
+                                     // many connections
+constexpr int kMostTries = 600;      // limit of a rank's tries to find the next rank's port
 constexpr auto kToReturn = 1s;       // time for this rank to return from its call after it learns that a rank is gone
-// Seconds that an outage has lasted at least when the kernel finds a connection silent (NextRank).
+// When the kernel finds a connection silent (NextRank), the outage has lasted at least this many seconds.
 constexpr double kSilentByThen = 6;
 
 }  // namespace

@@ -47,12 +47,13 @@ class RankWatch {
   /// Returns whether the host of a rank that is gone did not answer, or whether the host of rank 0 has been silent for
   /// so long that it counts as gone.
   bool has_host_vanished();
-  /// Asks the store whether it has `key`, over the watch's connection (Collectives::HasKey). If neither the store nor
-  /// the next rank's host answers, all keys count as existing, since this rank waits for a host that has vanished.
+  /// Asks the store whether it has `key`, over the watch's connection (Collectives::HasKey). If the store does not
+  /// answer and a host has vanished (has_host_vanished), every key counts as existing, since this rank then waits for
+  /// that host.
   absl::StatusOr<bool> has_key(const std::string& key);
 
-  /// Says that the program no longer waits long. An end of the store that was seen then does not shorten the time of
-  /// the next wait. If `also_of_first`, a silence of rank 0's host does not shorten it either.
+  /// Says that the program no longer waits long. An end of the store that was seen during this wait does not shorten
+  /// the time of the next wait. If `also_of_first`, a silence of rank 0's host does not shorten it either.
   void end_wait(bool also_of_first);
   /// Says that the store has answered. A silence of rank 0's host is then over. It does not count towards the next
   /// silence.
@@ -64,8 +65,8 @@ class RankWatch {
     std::unique_ptr<NextRank> rank;               ///< null: no rank is watched
     bool is_done = false;                         ///< true: its end was published, or it cannot be watched
     bool has_gone_on = false;                     ///< it is watched instead of a rank that has ended well
-    int tries = 0;                                ///< number of times that the watch asked for the address at which
-                                                  ///< the watched rank listens
+    int tries = 0;                                ///< number of requests for the watched rank's address; a request
+                                                  ///< that gets the address counts as kMostTries / 10
     std::optional<Clock::time_point> ended = {};  ///< time from which the watched rank seemed to have ended
   };
 

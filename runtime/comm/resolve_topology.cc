@@ -18,7 +18,7 @@ namespace tessera {
 // This file makes a Topology from the variables of the launcher that started this process.
 //
 // `resolve_topology` lets find_launcher choose the launcher's dialect. `place` then finds out which ranks share a host,
-// `find_run_id` and `find_rendezvous` where ranks meet, and `read_restarts` how often they were started.
+// `find_run_id` and `find_rendezvous` where ranks meet, and `read_restarts` how often they were restarted.
 // `pretend_hosts` makes several hosts out of one, for tests. An error names the variables that contradict each other,
 // with their values.
 

@@ -26,9 +26,10 @@ struct JsonNode {
 
 /// Reads RFC 8259 JSON, strictly: no comments, no trailing commas, no NaN, no number that a double cannot hold, valid
 /// UTF-8 (a byte order mark is skipped), nothing after the value, and lists and objects nested at most kMaxJsonDepth
-/// deep. Every break of these rules, and every key given twice in one object, is reported to `diagnostics`. The result
-/// is empty if the text could not be read to its end. Deeper nesting does not use more stack. A text of more than
-/// `most_values` values (some 200 bytes of memory each) is not read to its end either.
+/// deep. The text is read up to its first break of these rules. This break, and every key that was given twice in one
+/// object up to there, is reported to `diagnostics`. The result is empty if the text could not be read to its end.
+/// Deeper nesting does not use more stack. A text of more than `most_values` values (about 200 bytes of memory each) is
+/// not read to its end either.
 std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics,
                                    std::size_t most_values = static_cast<std::size_t>(-1));
 

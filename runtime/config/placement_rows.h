@@ -58,7 +58,7 @@ std::string problem_of(const PlacementAxes& axes);
 std::string name_of_placement(const Strategy& strategy);
 
 /// Returns a line such as "parameters [], gradients [rank], optimizer [host, rank] (as SHARD_OPTIMIZER)". The names in
-/// parentheses are those of the rows with the same axes, if there are such rows.
+/// parentheses are those of the rows with the axes of a "placement", if there are such rows.
 std::string describe_placement(const Strategy& strategy);
 
 }  // namespace tessera

@@ -23,7 +23,7 @@ constexpr const char kStrategyHint[] = "[T0512] hint: docs/strategy.md lists eve
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 
-/// Returns whether this process is rank 0, or no launcher has given it a rank. All ranks read the same file, but only
+/// Returns whether this process is rank 0, or has no variable RANK. All ranks read the same file, but only
 /// one of them warns.
 bool is_first_rank() {
   const char* const rank = std::getenv("RANK");

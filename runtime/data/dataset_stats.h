@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// Checks tokens. Error: 65 for the first of `tokens` outside of [0, vocab_size). The message has its file and offset.
-/// `begin` is the position of tokens[0] in the dataset.
+/// Checks tokens. Error: 65 for the first of `tokens` outside of [0, vocab_size). The message has the file and the
+/// offset of this token. `begin` is the position of tokens[0] in the dataset.
 absl::Status check_tokens(const TokenDataset& dataset, std::int64_t begin, std::span<const std::int64_t> tokens,
                           std::int64_t vocab_size);
 

@@ -20,12 +20,12 @@ namespace tessera {
 std::int64_t num_windows(std::int64_t num_tokens, std::int64_t seq_len);
 
 /// The order of the samples of an epoch, which depends on nothing but its arguments. The samplers of all kinds take
-/// their samples from it.
+/// their samples from this order.
 class EpochOrder {
  public:
   EpochOrder(std::int64_t num_samples, std::uint64_t seed, bool shuffle, std::int64_t epoch);
 
-  /// Returns the sample at `position`. Positions beyond the last one start again.
+  /// Returns the sample at `position`. Positions from the number of samples on give the first samples again.
   std::int64_t operator()(std::int64_t position) const;
 
  private:
@@ -38,15 +38,16 @@ class EpochOrder {
 /// time uses it. Samplers never communicate.
 ///
 /// Invariants:
-///  1. An epoch has one *global order* (EpochOrder): position p holds sample Permutation(num_samples, seed, epoch)(p).
+///  1. An epoch has one *global order* (EpochOrder): position p holds sample Permutation(num_samples, seed, epoch)(p),
+///     or sample p without `shuffle`.
 ///  2. Microbatch m of the epoch takes positions [m * batch * world_size, (m + 1) * batch * world_size), and rank r has
 ///     the r-th run of `batch` of these positions. If `runs` is set, rank r instead has the r-th run of `batch *
-///     accumulation` of a step's positions, one microbatch after the other. If `deal` was called, the rank has the run
-///     of microbatches that `deal` gave it. Step k therefore takes the positions [k * G, (k + 1) * G) for every number
-///     of ranks and microbatches with the same global batch G. Step k has the same microbatches too if
-///     `batch` is the same.
+///     accumulation` of a step's positions, one microbatch after the other. If runs were dealt (by `deal` or
+///     SamplerOptions::microbatches), the rank has its run of microbatches. Step k therefore takes the positions
+///     [k * G, (k + 1) * G) for every number of ranks and microbatches with the same global batch G. Step k has the
+///     same microbatches too if `batch` is the same.
 ///  3. No sample is given twice within an epoch, to one rank or two, except for the `padded_samples()` of Tail::kPad.
-///  4. Every rank gets the same number of microbatches, a multiple of `accumulation`, unless `deal` was called.
+///  4. Every rank gets the same number of microbatches, a multiple of `accumulation`, unless runs were dealt.
 class DistributedSampler {
  public:
   /// Errors: 78 if options make no sense, 65 if the samples do not fill a single step under Tail::kDrop.
@@ -64,15 +65,16 @@ class DistributedSampler {
   /// the step has no microbatch of this number, or if `next` has already begun the step. REQUIRES: samples.size() ==
   /// batch.
   absl::StatusOr<bool> take(std::int64_t microbatch, std::span<std::int64_t> samples);
-  /// Moves to the next step. If this epoch is over, that is the first step of the next epoch. `take` must have given
-  /// all samples of the step under way.
+  /// Ends the step under way. If the epoch is already over, the step under way is the first step of the next epoch.
+  /// `take` must have given all samples of the step that this rank needs.
   void end_step();
 
   /// From now on, this rank takes the microbatches of `run` in each step, whatever the options say. Call it between two
   /// steps. SamplerCursor::consumed increases when all microbatches of a run were taken. Errors: 78 if a run is empty
   /// or reaches beyond a step's microbatches, or if the call is made within a step.
   absl::Status deal(const MicrobatchRun& run);
-  /// Returns the run of microbatches that this rank takes. It is empty if the options say which microbatches it takes.
+  /// Returns the run of microbatches that this rank takes. It is empty if no run was dealt, by `deal` or by
+  /// SamplerOptions::microbatches.
   const MicrobatchRun& run() const { return dealt_; }
   /// Returns whether `next` has given no microbatch of the step under way.
   bool is_between_steps() const { return taken_ == 0 && (consumed_ - begin_) % options_.global_batch() == 0; }
@@ -111,10 +113,10 @@ class DistributedSampler {
   EpochOrder order_;
   std::int64_t epoch_ = 0;
   std::int64_t consumed_ = 0;
-  std::int64_t begin_ = 0;  ///< consumed_ when the epoch began or was resumed, between two steps
+  std::int64_t begin_ = 0;  ///< value of consumed_ when the epoch began or was resumed, between two steps
   std::int64_t counted_ = 0;
-  MicrobatchRun dealt_;     ///< empty: microbatches as the options say
-  std::int64_t taken_ = 0;  ///< microbatches of the dealt run that were taken in this step
+  MicrobatchRun dealt_;     ///< empty: no run was dealt
+  std::int64_t taken_ = 0;  ///< number of microbatches of the dealt run that were taken in this step
   std::int64_t end_ = 0;    ///< end of this epoch's last whole step, counted like consumed_
 };
 

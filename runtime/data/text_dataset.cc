@@ -70,7 +70,8 @@ bool wanted(const fs::path& path, const std::vector<std::string>& extensions) {
          std::find(extensions.begin(), extensions.end(), path.extension().string()) != extensions.end();
 }
 
-/// Returns all files below `root`, in the order of their paths' bytes. This order is the same on every machine.
+/// Returns the files below `root` that have one of `extensions` and are not hidden, in the order of their paths' bytes.
+/// This order is the same on every machine.
 absl::StatusOr<std::vector<fs::path>> walk(const fs::path& root, const std::vector<std::string>& extensions) {
   std::vector<fs::path> found;
   std::error_code error;

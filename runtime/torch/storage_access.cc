@@ -4,8 +4,8 @@ namespace tessera {
 namespace {
 
 /// StorageImpl has no function that allows access again, so its two flags are set here. The language allows naming a
-/// private member in an explicit instantiation ([temp.spec.general]/6). The flags keep their names, since LibTorch's
-/// version is pinned.
+/// private member in an explicit instantiation ([temp.spec.general]/6). If another version of
+/// LibTorch has other names for the flags, this file does not compile.
 template <bool c10::StorageImpl::*kThrows, bool c10::StorageImpl::*kChecks>
 struct Flags {
   friend void set_flags(c10::StorageImpl& storage, bool refused) {

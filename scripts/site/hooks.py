@@ -1,11 +1,11 @@
 """Does for MkDocs what mkdocs.yml cannot express: it adds pages and files from outside of docs/, and links to them.
 
-Pages are written for a reader of the repository: a link may lead out of docs/, for example to SECURITY.md. The rules on
-the site are:
-- a page of Markdown that a link names is a page below project/, and so are the files that it links to,
-- a public header is its page of the C++ API (cpp_api.py has made that),
-- a source is a page below project/ that shows it,
-- any other file is copied below project/.
+Pages are written for a reader of the repository: a link may lead out of docs/, for example to SECURITY.md. Such a link
+leads to these places on the site:
+- for a page of Markdown, to its copy below project/; the files that this page links to are added too,
+- for a public header, to the header's page of the C++ API, which cpp_api.py has made,
+- for a source, to a page below project/ that shows the source,
+- for any other file, to its copy below project/.
 
 If the text of a link is the file name of its page, the site shows that page's title. A link to a folder, or to a
 missing file, is a warning, which ends the build.

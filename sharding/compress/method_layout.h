@@ -13,7 +13,7 @@ namespace tessera {
 
 /// The memory that a reduction needs for a group: fp32 elements, in whole cache lines.
 struct MethodMemory {
-  std::int64_t kept = 0;  ///< fp32 elements kept from step to step; each group has its own
+  std::int64_t kept = 0;  ///< number of fp32 elements kept from step to step; each group has its own
   std::int64_t work = 0;  ///< fp32 elements needed while a reduction is under way; all groups use the same memory
 };
 

@@ -11,8 +11,8 @@ namespace tessera {
 /// A wait ends when an operator on the thread that began the wait reads a parameter of any Engine. A thread that
 /// computes with parameters does not wait for data. OpWatch notifies DataWait of that operator (parameter_is_read). If
 /// no OpWatch lives, nothing is measured unless `look` was called. In that case the thread looks at the inputs of its
-/// operators during a wait, for which LibTorch allocates a few times. Otherwise only the first wait of a thread
-/// allocates.
+/// operators during a wait, and LibTorch allocates memory a few times to show them. Otherwise only the first wait of a
+/// thread allocates memory.
 class DataWait {
  public:
   using Clock = std::chrono::steady_clock;
@@ -23,7 +23,7 @@ class DataWait {
   DataWait(const DataWait&) = delete;
   DataWait& operator=(const DataWait&) = delete;
 
-  /// From now on, this thread's waits are measured even if no OpWatch lives.
+  /// From now on, waits that this object begins are measured even if no OpWatch lives.
   void look();
   bool looks() const;
   /// Begins a wait: this thread is without data from `now` on. If a wait is already under way, it does nothing.

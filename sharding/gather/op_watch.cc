@@ -35,8 +35,8 @@ void find_units(const c10::IValue& value, Units& found) {
   }
 }
 
-/// Returns whether all results of an operator lie in memory of its inputs. In a schema, (a) marks a view, and (a!)
-/// marks memory that is written.
+/// Returns whether all results of an operator are views of its inputs. A schema marks a view with (a). The results of
+/// an operator in place, which a schema marks with (a!), do not count as views.
 bool returns_views(const c10::FunctionSchema& schema) {
   const auto is_view = [](const c10::Argument& result) {
     return result.alias_info() != nullptr && !result.alias_info()->isWrite();

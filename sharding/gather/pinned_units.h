@@ -25,8 +25,9 @@ struct PinnedUnits : at::ObserverContext {
   Units units;
 };
 
-/// Gathers and pins those of `units` that have a keeper, and notes the use of the other units. Returns null if no unit
-/// is pinned. It does not throw: a gather that fails poisons its unit (UnitKeeper::use_or_poison).
+/// Gathers and pins those of `units` that have a keeper, and notes the use of units that have a log (Unit::use_log).
+/// Returns null if no unit is pinned. It does not throw: a gather that fails poisons its unit
+/// (UnitKeeper::use_or_poison).
 std::unique_ptr<PinnedUnits> pin(const Units& units);
 
 }  // namespace tessera

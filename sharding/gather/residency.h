@@ -31,7 +31,7 @@ struct ResidencyCounts {
   std::int64_t gathers = 0;  ///< number of gathers of a unit that were begun
   std::int64_t gathered_bytes = 0;
   double gather_seconds = 0;    ///< time spent in gathers, including waits for other ranks and for the source
-  std::int64_t prefetched = 0;  ///< gathers that were begun before the unit was used
+  std::int64_t prefetched = 0;  ///< number of gathers that were begun before the unit was used
   std::int64_t releases = 0;
   std::int64_t overflow_slots = 0;  ///< number of slots beyond the plan, for operators that read many units at once
   std::int64_t overflow_bytes = 0;  ///< bytes that overflow slots hold now

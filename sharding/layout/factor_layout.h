@@ -26,7 +26,7 @@ struct FactoredTensor {
 ///   gradients [layout]         offset   the flat buffer
 ///   kept      [kept_numel]     kept     matrices only: what this rank's earlier messages left out
 ///   first     [first_numel]    left     the first message: left factors [rank, rows], then all other elements
-///   second    [second_numel]   right    the second message: right factors [rank, columns]; the next one begins with it
+///   second    [second_numel]   right    second message: right factors [rank, columns], kept for the next reduction
 class FactorLayout {
  public:
   FactorLayout() = default;

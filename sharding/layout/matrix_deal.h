@@ -88,8 +88,8 @@ class MatrixDeal {
   /// Returns the number of fp32 elements of an owner's memory: for all data that it gets for the largest matrix, and
   /// for the scratch of orthogonalization.
   std::int64_t work_numel() const;
-  /// Returns the largest number of elements, over all ranks and batches, that a rank holds of the matrices that it
-  /// owns. Each matrix begins on a cache line.
+  /// Returns the number of elements of a rank's parts of the matrices that it owns in one batch. It is the largest such
+  /// number of all ranks and batches. Each part begins on a cache line.
   std::int64_t own_numel() const;
   /// Returns `numel` fp32 elements, rounded up to whole cache lines, since each piece begins on a cache line.
   static std::int64_t in_whole_lines(std::int64_t numel) { return rounded_up(numel, 16); }

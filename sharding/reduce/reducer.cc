@@ -61,7 +61,7 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   if (setup_.makes_tree() && !setup_.accumulates()) expect_in_leaf(unit, group, parameter);
   if (on_gradient_) on_gradient_();
   if (group.unit->use_log) group.unit->use_log->note_gradient(group.unit->index);
-  const bool was_ready = unit.phase == ReducedUnit::Phase::kReady;  // true: this gradient is unexpected, and is added
+  const bool was_ready = unit.phase == ReducedUnit::Phase::kReady;  // true: this gradient was not expected
   if (unit.phase == ReducedUnit::Phase::kIdle) open(unit);
   const bool is_usual_bucket = unit.bucket.overflow.bytes() == 0 && unit.sum.overflow.bytes() == 0;
   std::byte* const bucket = buckets_.of(unit, group);
@@ -81,7 +81,8 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
 }
 
 /// Reports a unit's sum. If there are no reductions (one rank), that happens when the unit has as many gradients as
-/// parameters. It happens again at the end of the round if more gradients have arrived since then.
+/// parameters, or else at the end of the round. It happens again at the end of the round if more gradients have arrived
+/// since then.
 void Reducer::summed(ReducedUnit& unit) {
   if (!on_reduced_) return;
   if (setup_.is_alone) {

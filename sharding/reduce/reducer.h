@@ -48,7 +48,7 @@ namespace tessera {
 ///
 /// A gradient goes from `.grad` (parameter dtype) to a bucket (reduce dtype; one copy), to the sum over ranks (fp32),
 /// and to `FlatGroup::gradient`. Sums are plain: the factor 1/N, the loss scale and clipping are applied in the
-/// optimizer's pass. While the last of these sums is in cache, it is added to those of earlier microbatches and shown
+/// optimizer's pass. While the sum over ranks is in cache, it is added to the sums of earlier microbatches and shown
 /// to a GradientVisitor.
 ///
 /// Reducer decides when a unit is reduced. Its parts do the rest. UnitBuckets gives memory, and GradientWire decides

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Copies and adds sums of gradients in memory of the device that trains, for "reproducible". On a GPU the work is
-/// queued on the current stream. The CPU and a GPU give the same bits. MicrobatchTree and BlockSums use it.
+/// Copies and adds sums of gradients in memory of the device that trains, for "reproducible". A GPU's work is queued
+/// on the current stream. The CPU and a GPU give the same bits. MicrobatchTree and BlockSums use it.
 class SumMemory {
  public:
   explicit SumMemory(ComputeDevice device) : device_(device) {}

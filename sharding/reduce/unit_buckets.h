@@ -29,7 +29,7 @@ class UnitBuckets {
   /// (Reductions::take_memory). It is called once, before all other calls.
   void take_memory(std::vector<ReducedUnit>& units, Arena& buckets, Arena& sums);
 
-  /// Gives a unit an empty bucket, if it needs a bucket.
+  /// Gives a unit memory for new gradients, if it has none: a bucket, or the place of its sum.
   void open(ReducedUnit& unit);
   /// Gives a unit that is updated in backward a place for its sum.
   void place_sum(ReducedUnit& unit);

@@ -67,7 +67,7 @@ class Checkpoints : public Workplace {
       kill(one, SIGKILL);
     } else {
       for (const pid_t pid : processes) kill(pid, SIGKILL);
-      if (processes.empty()) kill(job.pid(), SIGKILL);  // this is one rank without a launcher
+      if (processes.empty()) kill(job.pid(), SIGKILL);  // the job is one rank without a launcher
     }
     const Ended ended = job.wait(30);
     if (ended.code == 0) return false;
@@ -91,8 +91,8 @@ class Checkpoints : public Workplace {
     return died;
   }
   /// Returns the command of a run in fp32 whose steps have 12 samples on any number of ranks. The learning rate is low,
-  /// because sums on 1, 2 and 3 ranks are added in different orders. With a rate ten times as high, the losses of 400
-  /// steps differ by 20 %. With this rate they differ by 5e-7.
+  /// because sums on 1, 2 and 3 ranks are added in different orders. A rate ten times as high makes the losses of
+  /// 400 steps differ by 20 %. This rate makes them differ by 5e-7.
   Words elastic_run(int ranks, int steps, const std::string& folder, const std::string& metrics,
                     const Words& more = {}) const {
     const std::string file = path("elastic.json");
@@ -121,8 +121,8 @@ class Checkpoints : public Workplace {
     return steps;
   }
 
-  /// Returns the command of a run of `steps` steps whose bits depend on no number of ranks: a step has 24 microbatches
-  /// of one sample on any number of ranks.
+  /// Returns the command of a run of `steps` steps. The run's bits do not depend on the number of ranks: a step has 24
+  /// microbatches of one sample on any number of ranks.
   Words reproducible_run(int ranks, const std::string& steps, const std::string& folder, const std::string& metrics,
                          const Words& more = {}) const {
     const std::string file = path("reproducible.json");
@@ -131,8 +131,8 @@ class Checkpoints : public Workplace {
     const Words kept = {"--steps", steps, "--batch", "1", "--global-batch", "24", "--checkpoint-dir", path(folder)};
     return Words{"env", "OMP_NUM_THREADS=1"} + launch(ranks) + train(file, metrics, kept + more);
   }
-  /// Makes a run, whose command for `steps` steps into `folder` with `metrics` is `command`. Then makes the run again
-  /// and kills one rank or all ranks at random moments, `kills` times. The run continues each time, and ends with the
+  /// Makes a run of `steps` steps. `command` returns the run's command line. Then makes the run again and kills one
+  /// rank or all ranks at random moments, `kills` times. The run continues each time, and ends with the
   /// bits of the first one. TESSERA_SOAK_SEED makes a test use the same moments again.
   template <class Command>
   void survive_random_kills(int kills, const std::string& steps, const Command& command) const {
@@ -168,7 +168,7 @@ class Checkpoints : public Workplace {
 };
 
 /// A group of processes (cgroup version 1) with a limit of memory. The destructor waits until all processes have left
-/// the group, and removes it.
+/// the group, and removes the group.
 class MemoryGroup {
  public:
   explicit MemoryGroup(std::string folder) : folder_(std::move(folder)) {
@@ -187,7 +187,7 @@ class MemoryGroup {
 
   bool exists() const { return exists_; }
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
-  /// Returns words that make a command run in the group if they stand before it. If memory runs out, the kernel kills
+  /// Returns words to put before a command, so that the command runs in the group. If memory runs out, the kernel kills
   /// processes with a larger score first.
   Words enter(int score) const {
     return {"/bin/sh", "-c",
@@ -573,7 +573,7 @@ TEST_F(Checkpoints, RandomKillsAndOtherRanksChangeNoLoss) {
   expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);
 }
 
-// A host of torchrun. The destructor kills torchrun at once, and its ranks, which have their own process groups.
+// A host of torchrun. The destructor kills torchrun and its ranks at once. The ranks have their own process groups.
 struct KilledHost {
   const Program& agent;
   ~KilledHost() {

@@ -91,8 +91,8 @@ TEST_F(DurableSteps, RunKilledBeforeItsFirstCommitStartsAgain) {
 
 class DurableStepsDying : public DurableSteps, public ::testing::WithParamInterface<const char*> {};
 
-// One rank or both die at the n-th file operation of one kind on the files of commits. This happens in the first
-// commits of a run or in later ones. The next run resumes. If that run dies while it resumes, the run after it resumes.
+// A run resumes after step 2. One rank or both die at the n-th file operation of one kind on the files of commits,
+// while the run resumes or in a commit. The next run resumes, and ends with the bits of a run that was not disturbed.
 TEST_P(DurableStepsDying, DeathAtAnyOperationLosesNoCommit) {
   const std::string site = GetParam();
   if (!tests_are_long() && site != "write" && site != "rename") GTEST_SKIP() << "with TESSERA_LONG_TESTS";
@@ -188,7 +188,8 @@ TEST_F(DurableSteps, BestLossIsRestoredFromACommit) {
   EXPECT_FALSE(fs::exists(path("parts/best")));
 }
 
-// The commits of two ranks, on one host and on two, become a checkpoint. One rank, and four, go on from it.
+// The commits of two ranks become a checkpoint. The ranks are on one host, or on two hosts. One rank then continues
+// from the checkpoint, or four ranks do.
 TEST_F(DurableSteps, CheckpointOfCommitsGoesOnWithOtherRanksToTheSameBits) {
   const auto file_of = [&](const std::string& name, const std::string& more) {
     write_file(path(name), R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "optimizer": {"lr": 0.01},

@@ -30,7 +30,7 @@ class Hosts : public Workplace {
   }
 
   /// Returns the launcher's command on the first of two hosts with two ranks each. Each rank has one thread, since more
-  /// would change the bits of LibTorch's products.
+  /// threads would change the bits of LibTorch's matrix products.
   Words on_two_hosts(const Words& hosts_of_loopback, const Words& hosts_of_lab) const {
     const Words ssh = {"--ssh", TESSERA_SSH_STAND_IN, "--"};
     const Words launch = {TESSERA_PROGRAM, "launch"};

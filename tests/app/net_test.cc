@@ -27,7 +27,7 @@ class Net : public Workplace {
 
   static Words lab(int hosts, int ranks_per_host, const std::string& rate) {
     // A rank alone on its host gets as few threads as ranks that share a host, since the number of threads changes the
-    // bits of LibTorch's products.
+    // bits of LibTorch's matrix products.
     return {"env",
             "OMP_NUM_THREADS=1",
             TESSERA_NET_LAB,
@@ -124,7 +124,7 @@ class VanishedHost : public Net {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     std::this_thread::sleep_for(std::chrono::seconds(2));  // each rank is watched by then
     hosts.cut_off(host);
-    Deadline soon(std::chrono::seconds(35));  // 15 s for the first ranks, 10 s more that net_lab gives the other ranks
+    Deadline soon(std::chrono::seconds(35));  // 15 s for the first ranks, 10 s for the others, 10 s to spare
     const Ended ended = training.wait(100);
     EXPECT_FALSE(soon.passed()) << ended.err;
     EXPECT_EQ(ended.code, 75) << ended.err;
@@ -132,8 +132,8 @@ class VanishedHost : public Net {
   }
 };
 
-// Each process group waits for a different rank of that host. The rank before the host's first rank therefore tells the
-// other ranks that all ranks of the host are lost.
+// Each process group waits for a different rank of the lost host. The rank before this host's first rank therefore
+// tells the other ranks that all ranks of the host are lost.
 TEST_F(VanishedHost, IsNamedLongBeforeTheTimeLimit) { expect_end_without(1); }
 
 TEST_F(VanishedHost, WithTheStoreIsNamedLongBeforeTheTimeLimit) { expect_end_without(0); }
@@ -148,7 +148,7 @@ TEST_F(VanishedHost, OutageShorterThanTheKeySaysEndsNothing) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   std::this_thread::sleep_for(std::chrono::seconds(2));  // each rank is watched by then
   hosts.cut_off(1);
-  std::this_thread::sleep_for(std::chrono::seconds(18));  // with the default the job has ended by now
+  std::this_thread::sleep_for(std::chrono::seconds(18));  // with the default outage_s the job would have ended by now
   hosts.join_again(1);
   const std::size_t said = training.out().size();
   for (Deadline limit(std::chrono::seconds(60)); training.out().size() <= said + 1000 && !limit.passed();)

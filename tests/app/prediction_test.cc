@@ -1,6 +1,6 @@
-// Tests `tessera train --profile`, `tessera doctor --links`, and the predictions that `plan` and `simulate` make from
-// the files that these write. Measured times are not compared. Only numbers that must follow from each other are
-// compared.
+// Tests the files that `tessera train --profile` and `tessera doctor --links` write, and the predictions that `plan`
+// and `simulate` make from these files. Measured times are not compared. Only numbers that must follow from each
+// other are compared.
 
 #include <gmock/gmock.h>
 
@@ -94,7 +94,7 @@ TEST_F(Prediction, MeasuredProfileAndLinksPredictAndSimulate) {
                                               path("profile.json"), "--steps", "2", "--show", "share"}));
   EXPECT_THAT(beside.out, AllOf(HasSubstr(", predicted "), ContainsRegex("of 2, measured [0-9.]+ ")));
   EXPECT_EQ(steps("two.jsonl").size(), 2u);
-  for (const json& step : steps("two.jsonl")) {  // `work` is a step of one rank
+  for (const json& step : steps("two.jsonl")) {  // `work`: seconds of one rank's step
     const double efficiency = step.at("measured_efficiency").get<double>();
     EXPECT_NEAR(efficiency * step.at("seconds").get<double>(), work, 1e-6) << step;
     EXPECT_DOUBLE_EQ(step.at("measured_speedup").get<double>(), 2 * efficiency) << step;
@@ -107,7 +107,7 @@ TEST_F(Prediction, MeasuredProfileAndLinksPredictAndSimulate) {
   EXPECT_GT(file("trace.json").at("traceEvents").size(), 100u);
 }
 
-// For each number of ranks, the share s and the efficiency are those of a separate plan, and follow Gustafson's law.
+// The share s and the efficiency of each number of ranks are those of a separate plan, and follow Gustafson's law.
 TEST_F(Prediction, EfficiencyOf1To4096RanksFollowsFromTheirPlans) {
   measure();
   const json plan = json::parse(run(world("plan", strategy("FULL_SHARD"), "3", {"--json"})).out);
@@ -267,7 +267,7 @@ TEST_F(Prediction, ModesAreShownBesideTheChoiceForRanksThatDiffer) {
 
   const json modes = json::parse(run(world("plan", "auto", "4", slow + Words{"--json"}, "1")).out).at(0).at("modes");
   ASSERT_EQ(modes.size(), 7u);
-  for (const std::size_t i : {0u, 2u, 3u, 6u}) {  // with each way to simulate a run
+  for (const std::size_t i : {0u, 2u, 3u, 6u}) {  // these modes use every way to simulate a run
     write_file(path("mode.json"), modes[i].at("strategy").dump());
     const std::string seconds = app::number_text(modes[i].at("seconds").get<double>(), ": %.4f s a step");
     const Words alike = {"--straggler", "3=4", "--stall", "0.1=0.01", "--steps", "100"};

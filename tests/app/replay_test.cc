@@ -1,5 +1,5 @@
 // Tests `tessera replay`: a step of a run on several ranks is repeated on one rank and on two, with the same bits. If
-// something went wrong in the step, it is named.
+// something went wrong in the step, the replay names it.
 
 #include <gmock/gmock.h>
 

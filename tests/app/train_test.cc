@@ -279,7 +279,7 @@ TEST_F(Train, PlayedOrderGivesTheLossesOfTheRecordedRunAndMetricsHaveItsAges) {
   EXPECT_EQ(losses("played"), losses("recorded"));
 
   const auto ages = ages_in(path("order.jsonl"));
-  std::map<std::int64_t, std::size_t> pushes;  // until the end of a step
+  std::map<std::int64_t, std::size_t> pushes;  // [step]: pushes until its end
   for (const std::string name : {"recorded", "played"}) {
     std::size_t so_far = 0;
     for (const json& step : steps(name)) {
@@ -334,8 +334,8 @@ TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
   write_file(path("servers.json"), whole_gradients(R"(, "sync": {"type": "asynchronous", "owners": "servers"})"));
   const Words steps = {"--steps", "240"};
   run(launch(1, {"--servers", "1"}) + train(path("servers.json"), "unbroken", steps));
-  // The server is the process that has the address among its words. It may take long to find this process. The rank,
-  // whose process is the shell's, stands still meanwhile.
+  // The server is the process that has the address in its command line. It may take long to find this process. The
+  // rank, whose process is the shell's, stands still meanwhile.
   const std::string kill_server = "(until test \"$(wc -l < '" + path("broken") + "')\" -ge 6; do sleep 0.02; done; " +
                                   R"(kill -STOP $$
                                      for each in $(grep -lszFx -- "$TESSERA_SERVERS" /proc/[0-9]*/cmdline); do
@@ -810,8 +810,8 @@ TEST_F(Train, GptExampleLearns) {
   EXPECT_GT(loss_at(1), 5.0);
   double last_ten = 0;
   for (int step = 91; step <= 100; ++step) last_ten += loss_at(step) / 10;
-  // The entropy of the text's bytes is 2.61. About one run in four still has such a loss after 100 steps (in plain
-  // PyTorch too), so the example sets a seed.
+  // The entropy of the text's bytes is 2.61. About one run in four still has a loss near 2.61 after 100 steps (in
+  // plain PyTorch too), so the example sets a seed.
   EXPECT_LT(last_ten, 2.2) << ended.out;
 }
 

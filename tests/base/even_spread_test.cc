@@ -44,8 +44,8 @@ TEST(EvenSpread, ChosenAndOthersAreNumberedInOrder) {
   });
 }
 
-// A run within one of the two parts has its share of that part's chosen elements, with an error of less than one
-// element.
+// A run lies within the first `first` elements, or within the other elements. It has its share of the chosen elements
+// of this part, with an error of less than one element.
 TEST(EvenSpread, EveryRunHasItsShareUpToOneElement) {
   for_all_spreads([](std::int64_t all, std::int64_t chosen, std::int64_t first) {
     const EvenSpread spread(all, chosen, first);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests how the targets of ranks that do not wait are measured, without training: speeds of turns, parts of a core, what the values of a soak say,
-and the page."""
+"""Tests, without training, how the targets of asynchronous ranks are measured: speeds of turns, parts of a core, the
+values of a soak, and the page."""
 
 import json
 import os

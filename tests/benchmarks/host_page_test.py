@@ -265,7 +265,7 @@ class Page(unittest.TestCase):
         self.assertNotIn("<CPU>", self.page)
 
     def test_page_names_the_best_bucket_and_why(self):
-        # With alpha = 10 us and 1/beta = 10 GB/s, 100000 bytes reach half of the bandwidth.
+        # If alpha = 10 us and 1/beta = 10 GB/s, 100000 bytes reach half of the bandwidth.
         self.assertIn("The best bucket is 4 MiB (12 collectives a step): 1.50 times as fast", self.page)
         self.assertIn("3.00 times in communication alone, which is 20 % of a step", self.page)
         self.assertIn("made-up &lt;images&gt;", self.page)

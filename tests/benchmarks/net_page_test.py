@@ -77,7 +77,7 @@ class Tables(unittest.TestCase):
         found = {(of["measure"], of["ours"], of["bits_per_s"]): (of["ratio"], of["met"]) for of in tables.judged(self.results)}
         self.assertEqual(found["step", "Tessera NO_SHARD", 10**9], (1.0, False))
         self.assertEqual(found["step", "Tessera NO_SHARD", 2 * 10**9], (None, None))
-        self.assertEqual(found["step", "Tessera NO_SHARD, lossless", 10**9], (None, None))  # this contender takes no part
+        self.assertEqual(found["step", "Tessera NO_SHARD, lossless", 10**9], (None, None))  # this contender was not run
         self.results.data["steps"][3] = steps("tessera_no_shard", 0.95, 1.9)
         met, = (of["met"] for of in tables.judged(self.results) if (of["ours"], of["bits_per_s"]) == ("Tessera NO_SHARD", 10**9))
         self.assertTrue(met)

@@ -82,7 +82,7 @@ class Asynchronous(unittest.TestCase):
     def test_ages_are_the_pushes_of_others_between_pull_and_push(self):
         rounds = push_orders.asynchronous(CLOCKS["alike"], COSTS, 12, 1, 0)
         self.assertEqual(rounds.ages(), [0, 1, 2, 3] * 3)
-        # Two pushes come at 1.0 s, that of the earlier step first.
+        # Two pushes come at 1.0 s. The push of the earlier step comes first.
         steps = push_orders.asynchronous(Clock(0.5, (1, 2)), Costs(), 6, 1)
         self.assertEqual([step.rank for step in steps.steps], [0, 0, 1, 0, 0, 1])
         self.assertEqual(steps.ages(), [0, 1, 1, 0, 1, 1])

@@ -29,7 +29,7 @@ def module():
 
 
 def said(*words, program=RUN):
-    """Runs the program in this process, since it imports matplotlib first. Returns (exit code, output)."""
+    """Runs the program in this process. A new one would import matplotlib first. Returns (exit code, output)."""
     out = io.StringIO()
     with unittest.mock.patch.object(sys, "argv", [str(program), *map(str, words)]), \
             contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

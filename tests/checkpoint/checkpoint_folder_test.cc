@@ -117,7 +117,7 @@ TEST(CheckpointFolder, BestCheckpointIsKept) {
   ASSERT_TRUE(save(folder.path(), 6, 2, true).ok());
   EXPECT_THAT(listed(folder.path()), ElementsAre("step-000000000005", "step-000000000006"));
   EXPECT_EQ(*find_checkpoint(folder.file("best"), "test"), folder.file("step-000000000006"));
-  // A damaged pointer is an error. Nothing is removed then, since the pointer may have named it.
+  // A damaged pointer is an error. Then no checkpoint is removed, since each could be the one that the pointer named.
   std::ofstream(folder.file("best")) << "../../etc\n";
   EXPECT_EQ(exit_code_of(find_checkpoint(folder.file("best"), "test").status()), ExitCode::kCorruptData);
   EXPECT_FALSE(save(folder.path(), 7, 1).ok());

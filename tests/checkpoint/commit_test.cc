@@ -137,8 +137,8 @@ TEST(CommitLog, FilesKeptBesideCommitsComeBackOrAreDamage) {
   EXPECT_THAT(refusal(*hash), AllOf(HasSubstr(*hash), HasSubstr("damaged"), HasSubstr("hint:")));
 }
 
-// A folder without a whole commit counts as the folder of a run before its first commit only if it never had a whole
-// commit.
+// A folder without a whole commit is damaged if it has a damaged commit, or the file .begun. Otherwise it is the folder
+// of a run before its first commit.
 TEST(CommitLog, FolderWithLostCommitsIsDamaged) {
   const auto refusal = [](bool begun, bool two, const std::function<void(const std::string& file)>& damage) {
     const ScratchFolder folder;

@@ -117,7 +117,7 @@ TEST(ShardHeader, FlippedLengthBitsAreRefused) {
   }
 }
 
-// The parser gets a damaged header only if its hash fits. Even then, damage may do no harm.
+// The parser gets a damaged header only if its hash fits. Even then, the damage must not do harm.
 TEST(ShardHeader, ChangedByteIsAnErrorOrAnotherHeader) {
   const std::string head = write_header(some_header());
   for (std::size_t i = 8; i < head.size(); ++i) {

@@ -45,7 +45,7 @@ absl::Status reduce_later(Collectives& group, const char* label) {
 }
 
 /// Reports, while it exists, the calls that an observer of another library would report: `begun` calls of a group of
-/// both ranks. If `waits`, it also reports that the thread that made this object waits in the latest of them.
+/// both ranks. If `waits`, it also reports a wait in the latest of these calls, by the thread that made this object.
 class Told {
  public:
   Told(const Mesh& mesh, std::uint64_t begun, bool waits)
@@ -83,7 +83,7 @@ absl::Status outside_barrier(const Mesh& mesh, std::chrono::milliseconds most) {
     while (!is_told() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(50ms);
   }
   // If a rank's wait ends before its watch looks, the rank does not learn the verdict. The rank therefore waits again
-  // and again. In the pauses, the rank's watch sees that the rank is outside of the call.
+  // and again. The rank's watch sees in the pauses that the rank is outside of the call.
   while (is_told() && groups_of(mesh).status().ok()) {
     {
       const Told again(mesh, 1, /*waits=*/true);

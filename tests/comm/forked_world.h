@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// A limit in seconds that no test reaches: tests end ranks that hang long before it (ForkedRanks::wait).
+/// A limit in seconds that no test reaches. If ranks hang, tests end them much earlier (ForkedRanks::wait).
 constexpr double kNeverPassed = 3600;
 
 /// Returns the group of all `ranks` forked ranks.

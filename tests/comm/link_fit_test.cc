@@ -52,8 +52,8 @@ TEST(LinkFit, CostlyMessagesChooseAlgorithmsWithFewMessages) {
                       });
 }
 
-// Here rounds take most of the time, as between distant hosts. The direct algorithm has the fewest rounds. In
-// all-reduces it sends all data to all ranks.
+// Here rounds take most of the time, as between distant hosts. The direct algorithm has the fewest rounds. It
+// sends all data to all ranks in all-reduces.
 TEST(LinkFit, CostlyRoundsChooseAlgorithmsWithFewRounds) {
   const LinkFit fit{.round_s = 1e-3, .message_s = 0, .byte_s = 1e-8, .add_s = 0};
   expect_choices(fit, {
@@ -65,8 +65,8 @@ TEST(LinkFit, CostlyRoundsChooseAlgorithmsWithFewRounds) {
                       });
 }
 
-// Partial sums are fp32, so halving sends up to twice the bytes for bf16. For bf16 the direct algorithm is therefore
-// faster from smaller sizes on than for fp32.
+// Partial sums are fp32, so halving sends up to twice the bytes for bf16. The size from which the
+// direct algorithm is faster is therefore smaller for bf16 than for fp32.
 TEST(LinkFit, WiderPartialSumsOfBf16CountInTheChoice) {
   const LinkFit fit{.round_s = 0, .message_s = 10e-6, .byte_s = 1e-9, .add_s = 0};
   expect_choices(fit, {

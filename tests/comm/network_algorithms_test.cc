@@ -587,7 +587,7 @@ void wait_until_watched(int port) {
   throw std::runtime_error("nobody watches this rank");
 }
 
-/// Kills this process after it has done `last`, while its connections over Gloo stay open until the test ends. A child
+/// Calls `last`, and then kills this process. Its connections over Gloo stay open until the test ends, since a child
 /// process keeps these connections, and nothing else.
 [[noreturn]] void die_with_open_connections(int store_port, int watch_port, const std::function<void()>& last) {
   std::array<bool, kDescriptors> stays{};
@@ -655,8 +655,8 @@ TEST(FailureWithOpenConnections, RankThatEndsWellTooEarlyIsNamed) {
   }
 }
 
-// A static object is destroyed after the program has said that it ends well. Here it makes a call, for which the other
-// rank waits longer than it would wait for a rank that has ended.
+// A static object is destroyed after the program has said that it ends well. Here its destructor makes a call. The
+// other rank waits for this call longer than it would wait for a rank that has ended.
 TEST(FailureWithOpenConnections, RankWhoseDestructorsRunLongIsNotSaidToHaveEnded) {
   const int port = free_port();
   expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -711,7 +711,7 @@ TEST(FailureWithOpenConnections, RankThatTakesAnotherConnectionIsNotGone) {
   EXPECT_FALSE(limit.passed());
 }
 
-// Nobody but a rank of the job knows the word to say at the port.
+// Only ranks of the job know the word that a process must send to the port.
 TEST(FailureWithOpenConnections, StrangersAtThePortOfTheWatchAreBounded) {
   constexpr int kStrangers = 200, kKept = 64;
   auto watched = std::make_unique<NextRank>(0, 2, "127.0.0.1");

@@ -338,7 +338,7 @@ void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType d
   const auto ranks = static_cast<std::size_t>(group.size()), mine = static_cast<std::size_t>(group.rank());
   const std::vector<Bytes> inputs = inputs_of_all(group.size(), dtype, share * ranks, 17);
   const DType sent_as = is_lossy(forms.contributions) ? DType::kF32 : dtype;
-  // In the second pass, the last run that the codec encodes together has fewer elements.
+  // The last run that the codec encodes together has fewer elements in the second pass.
   for (std::size_t numel : {share * ranks, share * ranks - 77}) {
     std::vector<Bytes> sent;
     for (const Bytes& input : inputs)
@@ -502,7 +502,8 @@ TEST(GlooFailures, KilledRankZeroThatServesTheStoreIsNamed) {
 }
 
 // Fault F1 (docs/faults.md): rank 1 has announced itself, and dies before the ranks have connected over a transport.
-// Ranks of its host see that. Gloo does not say which rank is missing if it only does not come.
+// Ranks of its host see that. Gloo does not say which rank is missing if a rank lives but does not come. The other
+// ranks name it anyway.
 TEST(ProcessMeshTest, RankThatDiesBeforeTheFirstCallIsMissed) {
   struct Absent {
     TransportChoice transport;

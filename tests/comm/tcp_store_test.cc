@@ -77,7 +77,7 @@ class SilentListener {
 
 TEST(TcpStore, SilentListenerIsNamedInTime) {
   const SilentListener listener;
-  // The rank is a separate process. It ends with its error, and its thread ends with it.
+  // The rank is a separate process. When the process ends with the rank's error, the rank's thread ends, too.
   ForkedRanks ranks(
       1, [&](int, KeyValueStore&) { return tcp_store(topology_of(1, 2, 1, listener.port()), 1.0).status(); });
   const RankEnd end = ranks.wait(0);
@@ -146,8 +146,8 @@ TEST(TcpStore, RankClaimedTwiceIsRefused) {
   EXPECT_THAT(ends[1].message + ends[2].message, HasSubstr("RANK 1 is claimed by another process"));
 }
 
-/// Open MPI tells each rank only the number of ranks on its own host. If hosts have 2, 1 and 1 ranks, each rank takes
-/// them for equal hosts.
+/// Open MPI tells each rank only the number of ranks on its own host. Each rank then assumes that every host has as
+/// many ranks.
 TEST(TcpStore, RanksThatKnowOtherHostsAreRefused) {
   const int port = free_port();
   const auto ends = fork_ranks(4, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -159,7 +159,7 @@ TEST(TcpStore, RanksThatKnowOtherHostsAreRefused) {
   }
 }
 
-// A firewall between hosts forgets a connection over which nothing goes.
+// A firewall between hosts forgets a connection that carries no data.
 TEST(TcpStore, IdleConnectionsGetSignsOfLife) {
   const int port = free_port();
   expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore& outside) -> absl::Status {

@@ -44,7 +44,7 @@ json with_whole_numbers_as_integers(const json& value) {
     const double x = value.get<double>();
     return x == std::floor(x) && std::abs(x) < 1e15 ? json(static_cast<std::int64_t>(x)) : value;
   }
-  // valijson mistakes a number that no signed integer can hold for a negative number.
+  // valijson reads a number that is too large for a signed integer as a negative number.
   if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) return json(value.get<double>());
   if (!value.is_structured()) return value;
   json copy = value;

@@ -96,7 +96,7 @@ TEST(StrategyTable, RowTakesPathRangeUnitAndDefaultFromItsMember) {
   EXPECT_EQ(find_strategy_key("/sync/count")->default_json, "0");
 }
 
-// An object whose type decides which keys it has is a variant.
+// A variant is an object whose type decides which keys it has.
 TEST(StrategyTable, EveryVariantTypeIsDocumentedAndReadBack) {
   std::size_t types = 0;
   for (const StrategyKey& key : strategy_keys()) {

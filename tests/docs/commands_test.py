@@ -93,7 +93,7 @@ def changed(command):
 
 
 def before(command):
-    """Returns the command that makes what `command` looks at, or None."""
+    """Returns the command that must run before `command`, or None. A replay needs the run that it repeats."""
     return changed(command).partition(" -- ")[2] if command.startswith("tessera replay ") else None
 
 

@@ -881,8 +881,8 @@ TEST_F(Gpu, OuterStepsGiveTheSameBitsUnderEveryStrategy) {
   }
 }
 
-/// The shards of such ranks lie in memory of the host, whose CPU updates them. One rank has the bits of plain training,
-/// and so have ranks that all take part in each step.
+/// Ranks with common parameters have their shards in the host's memory, and the CPU updates them. One rank has the bits
+/// of plain training, and so have ranks that all take part in each step.
 TEST_F(Gpu, AsynchronousRankAndRanksWithoutBackupsHaveTheBitsOfPlainTraining) {
   for (const int ranks : {1, 2}) {
     on_ranks(ranks, [ranks](int rank, int port) {

@@ -1,5 +1,5 @@
 // A model trains with masters and moments on disk and updates in backward, although its training state is many times
-// the memory that the process may allocate. A second model trains with its parameters on disk too. They alone take
+// the memory that the process may allocate. A second model trains with its parameters on disk too. These alone take
 // twice the memory that the process may allocate. The second model also writes its weights, in both forms.
 
 #include <gtest/gtest.h>

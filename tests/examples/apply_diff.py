@@ -2,8 +2,8 @@
 
 The diff of a program is the diff after the last mention of its path in backticks.
 
-A hunk begins with a line of "@@". Its lines of context and the lines that it removes must stand in the program, once
-and one below the other. There are no line numbers. More than ten added lines are an error, since the page promises few.
+A hunk begins with a line of "@@". Its lines of context and the lines that it removes must stand in the program as
+one block, exactly once. There are no line numbers. More than ten added lines are an error, since the page promises few.
 
 Usage: apply_diff.py PAGE PROGRAM OUTPUT
 """

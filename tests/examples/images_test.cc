@@ -78,8 +78,8 @@ TEST_F(Images, PatternsAreLearntAndEpochsAreRows) {
   }
 }
 
-// All pictures are the same one. If two ranks drew the same random numbers, each sample of the rank alone would occur
-// twice, and the mean loss, whose batch norms see all samples, would be the loss of the rank alone.
+// All pictures are equal. If two ranks drew the same random numbers, each sample of a run on one rank would occur
+// twice. The mean loss would then be that of the run on one rank, since batch norms see all samples.
 TEST_F(Images, RanksDrawDifferentAugmentations) {
   std::vector<double> losses;
   for (const int ranks : {1, 2}) {
@@ -120,7 +120,7 @@ TEST_F(Images, ResNet50TrainsOnCifarsFiles) {
   EXPECT_GT(std::stod(rows[0].at("loss")), 0.1);
   EXPECT_TRUE(std::isfinite(std::stod(rows[0].at("loss"))));
   EXPECT_THAT(images(1, command_of("latency", "50") + Words{"--steps", "1"}).out, HasSubstr("batch 32  p50 "));
-  // The checkpoint is that of 50 layers, which a model of 18 does not fit.
+  // The checkpoint has a model of 50 layers, so it cannot be loaded into a model of 18 layers.
   EXPECT_NE(run_program(command_of("latency", "18"), path("run")).code, 0);
 }
 

@@ -19,7 +19,7 @@ inline std::string png_of(const std::string& pixels, std::size_t height) {
   };
   std::string rows;
   for (std::size_t y = 0; y < height; ++y) rows += '\0' + pixels.substr(y * row, row);  // 0: rows are not filtered
-  std::string stored = "\x78\x01\x01";  // zlib's head, and that of a last block that is stored as it is
+  std::string stored = "\x78\x01\x01";  // the headers of zlib and of a single block that is not packed
   for (const std::size_t size : {packed, packed ^ 0xffff}) {
     stored += static_cast<char>(size & 0xff);
     stored += static_cast<char>((size >> 8) & 0xff);

@@ -315,7 +315,7 @@ class GoldenRuns : public ::testing::TestWithParam<Configuration> {
   static void TearDownTestSuite() {
     golden_traffic().write();
     golden_bits().write();
-    // CTest takes this line for a skip, whatever else was found. It is therefore printed only if nothing failed.
+    // CTest counts a test that prints this line as skipped, even if it fails. The line is printed only if none failed.
     if (GoldenFile::is_written_anew() || golden_bits().is_there() || ::testing::UnitTest::GetInstance()->Failed())
       return;
     std::cout << "no golden for this processor: losses not compared, and there is no " << golden_bits().path().string()

@@ -4,8 +4,8 @@
 
 Code is text that a comment indents by three spaces or more after an empty comment line, unless it is a list. Each piece
 of code becomes a function of one translation unit, which also has the names that comments use without declaring them
-(prelude.h). A piece that contains `main` is not put into a function. "..." stands for the reader's own code, which is
-replaced by no statement, or in parentheses by no arguments.
+(prelude.h). A piece that contains `main` is not put into a function. "..." stands for the reader's own code. The
+test removes it, so no statement is left, or no argument between parentheses.
 """
 
 import pathlib

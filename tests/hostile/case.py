@@ -36,7 +36,7 @@ class Case:
     late: tuple = ()  # ranks that wait until the stranger has called Job.go_on()
     at_rest: float = 20  # seconds on an idle machine after which the case counts as hanging
     says: int = 20_000  # largest number of bytes that the command may print
-    memory: int = 256 * MIB  # bytes by which its peak may exceed that of a command that does nothing
+    memory: int = 256 * MIB  # bytes by which the peak of memory may exceed that of a command that does nothing
     exec: bool = False  # the case runs the program `tessera` itself, which finds other programs beside it
 
     @property

@@ -120,7 +120,7 @@ def gloo(job):
     """Returns the ports of both ranks, without the store's port, after the ranks have begun to listen."""
     for _ in range(500):
         found = [[port for port in job.listening(rank) if port != job.port] for rank in (0, 1)]
-        if all(len(ports) >= 2 for ports in found):  # one port waits for the rank before, which only watches this rank
+        if all(len(ports) >= 2 for ports in found):  # one port is only for the rank that watches this rank
             return found[0] + found[1]
         time.sleep(0.02)
     return []

@@ -3,7 +3,7 @@
 
     Usage: make_models.py FOLDER
 
-For each model of MODELS, FOLDER/<name>/model has the files that `save_pretrained` writes. FOLDER/<name>/batch has
+FOLDER/<name>/model has the files that `save_pretrained` writes for a model of MODELS. FOLDER/<name>/batch has
 `tokens` and `targets` ([B, T] int64, in the format of exchange.h). FOLDER/<name>/wanted has `logits`, `loss` and the
 gradient of every parameter, under the name that transformers uses for the parameter.
 """

@@ -4,7 +4,7 @@
     Usage: make_tokenizers.py FOLDER
 
 FOLDER/text is 1 MB of text in many scripts, and FOLDER/bytes is text with parts that are no UTF-8. The kinds are the
-ways in which GPT-2, Llama 3, Qwen and others cut text. For each kind, FOLDER/<kind>/tokenizer.json is the tokenizer.
+ways in which GPT-2, Llama 3, Qwen and others cut text. FOLDER/<kind>/tokenizer.json is the tokenizer of a kind.
 FOLDER/<kind>/wanted has `text` and `bytes`, which are the tokens of these files, and `words` with `word_ends`, which
 are the tokens of many short texts. FOLDER/<kind>/decoded is the text that `tokenizers` decodes from the text's tokens.
 The program prints how fast the package is.

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 
 class HuggingFace : public ::testing::Test {
  protected:
-  /// One process makes all models, since importing transformers takes longest.
+  /// One process makes all models, since most of the time goes to the import of transformers.
   static void SetUpTestSuite() {
     folder_.emplace();
     if (!oracle::python_has({"torch", "transformers"})) return;

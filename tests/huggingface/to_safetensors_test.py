@@ -70,7 +70,7 @@ class ToSafetensors(unittest.TestCase):
         return said if code else load_file(target)
 
     def run_script(self, *arguments):
-        """Runs the script in this process, since importing torch takes longest."""
+        """Runs the script in this process, since most of the time goes to the import of torch."""
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), unittest.mock.patch.object(
                 sys, "argv", [str(SCRIPT), *map(str, arguments)]):

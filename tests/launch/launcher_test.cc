@@ -190,8 +190,8 @@ TEST(Launch, ServerOfWorkersThatKeepsItsShardsStartsAgain) {
   EXPECT_THAT(launcher.err, AllOf(HasSubstr("parameter server 0 has ended: signal 9"), HasSubstr("it starts again")));
 }
 
-// The server is killed when this launcher's workers have ended. Workers of another launcher may still need it, so it
-// starts again, and is told again to end.
+// The server is killed when this launcher's workers have ended. Workers of another launcher may still need it, so
+// the launcher starts it again, and tells it again to end.
 TEST(Launch, ServerOfWorkersThatIsKilledBehindTheWorkersOfItsLauncherStartsAgain) {
   const Folder folder;
   const std::string told = folder / "told";
@@ -382,7 +382,7 @@ TEST(Launch, FirstFailureSetsTheExitCodeAndIsReportedLast) {
 }
 
 TEST(Launch, LaterFailureGoesBeforePeerLoss) {
-  // The rank whose failure is the cause ends slowly. The ranks that it aborted are gone before it.
+  // The rank whose failure is the cause ends slowly. The ranks that this rank aborted are gone earlier.
   Launcher launcher(shell(3, "if [ $RANK = 0 ]; then sleep 0.4; exit 70; fi; exit 75"));
   EXPECT_EQ(launcher.wait(), 70);
   EXPECT_THAT(launcher.err, HasSubstr("first cause: rank 0"));

@@ -1,6 +1,6 @@
 """Checks that comments of C++ sources are sentences that fit the page. No line is longer than 120 columns, no sentence
 begins with "Of", and each header has a comment that describes it. A .cc file with more than 250 lines has a paragraph at
-its head that says how it goes about its work; tests need none. The name of a test has a subject: it does not begin with
+its head that says how the file does its work; tests need none. The name of a test has a subject: it does not begin with
 "And", "Of" or "But".
 
 Usage: check_comments.py ROOT

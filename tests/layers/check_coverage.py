@@ -41,8 +41,8 @@ def values_of_keys(root):
 
 @functools.cache
 def words_of_commands(root):
-    """Returns the quoted words in the sources of the commands, such as "bench" and "--fit". For "-n,--ranks" it returns
-    both names."""
+    """Returns the quoted words in the sources of the commands, such as "bench" and "--fit". It returns both names of
+    "-n,--ranks"."""
     sources = sorted((root / COMMANDS).rglob("*.cc"))
     return {word for source in sources for text in LITERAL.findall(source.read_text(encoding="utf-8")) for word in text.split(",")}
 

@@ -2,9 +2,9 @@
 none.
 
 Calls of make_error, expect or TORCH_CHECK, `throw Error`, and in Python `raise` with a call count as errors. The text
-of an error may come from elsewhere: from another error (message_of), or from a variable that its function makes. It
-comes from a parameter if the function's callers add the hint. A bug of Tessera (ExitCode::kInternal) is no fault of the
-user, so it needs no hint. Each hint has an id: tests/layers/check_errors.py.
+of an error may come from elsewhere: from another error (message_of), or from a variable that its function makes. If
+it comes from a parameter, the callers of the function add the hint. A bug of Tessera
+(ExitCode::kInternal) is no fault of the user, so it needs no hint. Each hint has an id: tests/layers/check_errors.py.
 
 Usage: check_hints.py ROOT
 """

@@ -1,4 +1,4 @@
-"""Tests that check_members.py finds a class with too many members, and counts nothing else as one."""
+"""Tests that check_members.py finds a class with too many members, and counts only members."""
 
 import pathlib
 import subprocess

@@ -1,7 +1,7 @@
 """Checks that Tessera's version is stated once, by project() in the root's CMakeLists.txt, and that all other files
 agree with it.
 
-CHANGELOG.md begins with it, and CITATION.cff and each find_package(Tessera X.Y) repeat it. It stands in no other file.
+CHANGELOG.md begins with the version. CITATION.cff and each find_package(Tessera X.Y) repeat it. No other file has it.
 The package for Python reads it from CMakeLists.txt.
 
 Usage: check_version.py ROOT

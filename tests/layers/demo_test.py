@@ -1,5 +1,5 @@
-"""Tests scripts/demo with stand-ins for what it builds and runs: how many steps it chooses, and which loss it takes for
-learnt."""
+"""Tests scripts/demo with stand-ins for what it builds and runs: how many steps it chooses, and which loss shows that
+the model has learnt."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# It writes the seconds of 8 steps, of which the first one is slow, and prints the loss. `tessera` keeps its arguments.
+# Stands for `tessera`. It notes its arguments, writes the seconds of 8 steps (the first is slow), and prints the loss.
 TESSERA = """#!/usr/bin/env bash
 tr '\\n' ' ' <<<"$*" >>"$DEMO_CALLS"
 echo >>"$DEMO_CALLS"

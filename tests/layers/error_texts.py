@@ -2,8 +2,8 @@
 be printed.
 
 If the program puts a value into the text, the text has a placeholder with the value's name in the source: "{path}:
-{bytes} bytes, want {wanted}". If the remedy comes from a constant, a variable or a separate function, the text is that
-of the places that use it.
+{bytes} bytes, want {wanted}". If the remedy comes from a constant, a variable or a separate function, the error's
+text comes from the places that use the remedy.
 
 This is no compiler. It knows only the few ways in which this tree puts texts together, and gives "{...}" for everything
 else.

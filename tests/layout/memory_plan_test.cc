@@ -359,7 +359,7 @@ TEST(MemoryPlan, EveryUnitUnderWayHasItsScratch) {
   PlanInput input = input_of(kMiB / 4, 12, {1, 2, 0, 0});
   input.wire.accumulation = 2;
   const MemoryPlan plan(input);
-  // each unit of lag takes 2 (1 MiB bucket + 1/2 MiB of scratch)
+  // each unit of lag takes two buckets of 1 MiB and two pieces of scratch of 1/2 MiB
   EXPECT_EQ(plan.sums().reduction_lag, 2);
   EXPECT_EQ(plan.use()[MemoryCategory::kStaging], 5 * kMiB / 2);
 }

@@ -54,7 +54,7 @@ TEST(Schedule, ReplayTellsMissingUnitsAndTheirDistance) {
   EXPECT_EQ(schedule.distance(2), Schedule::kNever);
 }
 
-// The root unit of a transformer is an example: its embedding is used first, and its last norm just before the head.
+// An example is the root unit of a transformer. Its embedding is used first, and its last norm just before the head.
 TEST(Schedule, UncountedUnitTakesNoPlaceInTheLookahead) {
   Schedule schedule(kUnits, 1, /*uncounted=*/0);
   run(schedule, {0, 1, 2, 0, 3, 0, 2, 1, 0});

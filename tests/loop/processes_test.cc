@@ -48,7 +48,7 @@ void set_variables(int rank, const World& world, int port) {
   ::setenv("TESSERA_LOG_LEVEL", "off", 1);
 }
 
-/// Calls tessera::run on each rank of `world`, with a mesh. The status of a rank is the status that the rank returned.
+/// Calls tessera::run on each rank of `world`, with a mesh. The status of a rank is the exit code of this call.
 /// Ranks use `told` to send each other messages without the mesh.
 std::vector<RankEnd> run_on(const World& world, const std::function<void(const Mesh&, KeyValueStore& told)>& body) {
   const int port = free_port();

@@ -126,7 +126,7 @@ TEST(UserCollectives, AllReduceTakesPlainNumbers) {
 
 TEST(UserCollectives, MeanIsWeightedBySamplesNotRanks) {
   on_ranks([](const Mesh& mesh) {
-    // Rank r saw r samples, each with value r + 1. Rank 0 saw none, and its mean is NaN.
+    // Rank r saw r samples, each with value r + 1. Rank 0 saw none, and its mean is NaN. A rank alone saw one sample.
     const bool alone = mesh.world_size() == 1;
     const int count = alone ? 1 : mesh.rank();
     const double mean = count > 0 ? mesh.rank() + 1.0 : std::nan("");

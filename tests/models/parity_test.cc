@@ -61,7 +61,7 @@ TEST_P(Parity, LogitsLossAndGradientsEqualTheReferenceModel) {
   NamedTensors weights;
   for (const auto& item : model.named_parameters()) {
     const at::NoGradGuard no_grad;
-    item.value().add_(at::randn(item.value().sizes()), 0.05);  // else biases would be 0 and norms 1
+    item.value().add_(at::randn(item.value().sizes()), 0.05);  // else biases would be 0, and normalization weights 1
     weights.emplace_back(item.key(), item.value());
   }
   const at::Tensor tokens = random_tokens(3, 13), targets = random_tokens(3, 13, 2);

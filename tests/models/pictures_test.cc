@@ -73,7 +73,7 @@ TEST(Pictures, CifarsRecordsAreLabelsAndPlanes) {
   EXPECT_EQ(label, 9);
   EXPECT_EQ(pixels[1][2][5].item<int>(), 77);
   EXPECT_EQ(pixels[1][2][4].item<int>(), 2);
-  // The training pictures of a plane have the values 0 to 9 above its first one.
+  // The value of each plane grows by 1 from one training picture to the next.
   EXPECT_NEAR(data.mean.flatten()[1].item<double>(), 104.5 / 255, 1e-6);
   EXPECT_NEAR(data.deviation.flatten()[2].item<double>(), std::sqrt(8.25) / 255, 1e-5);
 }

@@ -153,8 +153,8 @@ int write_in_child(const ScratchFolder& folder, const FaultRule& rule) {
   return end.exit_code;
 }
 
-// Faults F2 and F26 (docs/faults.md): the process is killed or the machine loses power at any operation. After a power
-// loss, renames that were not synced may be there or not.
+// Faults F2 and F26 (docs/faults.md): the process is killed or the machine loses power at any operation. Renames that
+// were not synced may exist or not after a power loss.
 TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
   for (const FaultRule& kind : {FaultRule{.action = FaultAction::kCrash, .number = 137},
                                 FaultRule{.action = FaultAction::kDropUnsynced, .keep_renames = false},
@@ -178,7 +178,7 @@ TEST(AtomicFile, AnyCrashLeavesTheOldFileOrTheNewOne) {
   }
 }
 
-// The model of a power loss removes data that were not synced, so the test above can fail.
+// A simulated power loss removes data that were not synced. So the test above would fail if a sync were missing.
 TEST(AtomicFile, PowerLossEmptiesAFileThatWasNotSynced) {
   ScratchFolder folder;
   const std::string path = folder.file("manifest.json");

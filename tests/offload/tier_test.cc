@@ -609,7 +609,7 @@ TEST_P(TrafficTest, WrongAdviceCostsOnlyReads) {
   for (std::int64_t i = 29; i >= 0; --i) ASSERT_TRUE(model.update(i, 100 + static_cast<std::uint64_t>(i)).ok());
   ASSERT_TRUE(tier->flush().ok());
   EXPECT_LE(tier->counters().reads, 30 + options.read_ahead + options.write_behind);
-  // After a flush, records can be fetched in advance again.
+  // Records can be fetched in advance again after a flush.
   const TierCounters before = tier->counters();
   tier->fetch(29);
   tier->fetch(28);
@@ -693,7 +693,7 @@ TEST_P(TierFaultTest, WrongBytesAreNoticed) {
   }
 }
 
-// The tier does not notice the same fault if it has no checksums, so the test above can fail.
+// A tier without checksums does not notice a flipped bit. So the test above would fail without checksums.
 TEST_P(TierFaultTest, FlippedBitIsReadWithoutVerify) {
   ScratchFolder folder;
   FileTierOptions unverified = options(folder);

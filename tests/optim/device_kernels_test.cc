@@ -241,7 +241,7 @@ TEST_F(DeviceKernels, NonFiniteOrDifferingUnitStopsAllLaterUpdates) {
     if (std::isfinite(sum)) units.differ.set(2 * UnitsInBackward::kBits - 1, -1.0f);
     units.sums.set(2 * UnitsInBackward::kSums - 1, sum);
     units.begin(request, 1);
-    units.begin(request, 0);  // this step has no bad gradient
+    units.begin(request, 0);  // unit 0 has no bad gradient
     units.step.sum.set(0, sum);
     for (int round = 0; round < 2; ++round) {  // a later good step does not undo the skip
       units.step.decide(request);

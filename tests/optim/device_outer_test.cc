@@ -67,7 +67,7 @@ TEST_F(DeviceOuter, EveryPassHasTheCpusBits) {
   }
 }
 
-/// The device replaces weights by masters as a rule on the CPU assigns them, and reads them back.
+/// The device writes masters in the place of weights, and reads masters back. A rule on the CPU gives the same bits.
 TEST_F(DeviceOuter, MastersArePutInThePlaceOfWeightsAsByTheCpu) {
   constexpr std::size_t kNumel = 20011;
   for (const WeightFormat weights : kWeights) {

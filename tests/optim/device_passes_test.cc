@@ -64,8 +64,8 @@ TEST_F(DevicePasses, MuonsPassesGiveTheCpusBits) {
   }
 }
 
-/// The first parameter takes part for the first time, and the second parameter takes part again. The third parameter
-/// took part before this step, and the fourth parameter never did.
+/// This step updates the first parameter for the first time, and the second parameter once more. The third parameter
+/// was updated only before this step, and the fourth parameter never was.
 TEST_F(DevicePasses, ReadingAndAssigningMastersGivesTheCpusBits) {
   constexpr std::size_t kEnds[] = {352, 800, 1024, 1500};
   for (const WeightFormat weights : kWeights) {
@@ -110,8 +110,8 @@ TEST_F(DevicePasses, ReadingAndAssigningMastersGivesTheCpusBits) {
   }
 }
 
-/// The norms of four tensors, as two ranks sent them. Each rank sent a half of the third tensor. Only one rank sent
-/// each of the other tensors. The second tensor has only zeros.
+/// The norms of four tensors, as two ranks sent them. Each rank sent sums for a half of the third tensor. Only one rank
+/// sent sums for each of the other tensors. The second tensor has only zeros.
 struct SentNorms {
   static constexpr int kTensors = 4;
   const std::vector<std::uint64_t> numels = {256, 256, 512, 256};
@@ -285,7 +285,7 @@ TEST_F(DevicePasses, UnadaptedGroupsKeepTheirRates) {
   EXPECT_EQ(constants_for(step.constants.values()[0], SgdRule{}).lr, 0.0f) << "a step that is skipped";
 }
 
-/// The norms in backward are those of one unit, and the unit's parameters need not be the first parameters.
+/// The norms in backward are those of one unit, and the unit's parameters need not be the first ones of the step.
 TEST_F(DevicePasses, NormsOfAUnitLeaveOtherParametersAlone) {
   const LayerwiseOptimizer cpu({.type = OptimizerType::kLamb, .weight_decay = 0.1});
   const SentNorms sent(2);

@@ -143,7 +143,7 @@ TEST(GradNorm, MemoryBetweenTensorsDoesNotCount) {
   EXPECT_EQ(norm_of(buffer), wanted);
 }
 
-// Computes the definition directly, by recursion over the dyadic tree.
+// Computes the sum directly by its definition, which is a recursion over the dyadic tree.
 double recursive_sum(const std::vector<double>& blocks, std::uint64_t begin, std::uint64_t width) {
   if (width == 1) return blocks[begin];
   const double left = recursive_sum(blocks, begin, width / 2);

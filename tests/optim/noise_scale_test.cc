@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// Returns a step whose sums have these weights. Their squared norms are exactly what the formulas expect on average
-/// over data.
+/// Returns a step whose sums have these weights. The squared norms of the sums are exactly what the formulas expect on
+/// average over data.
 NoiseScale::Step mean_step(double square, double variance, const std::vector<double>& weights, double batch) {
   NoiseScale::Step step;
   for (const double weight : weights) {
@@ -30,7 +30,7 @@ NoiseScale::Step mean_step(double square, double variance, const std::vector<dou
 TEST(NoiseScale, EqualBatchesGiveThePapersEstimates) {
   const double small_batch = 4, big_batch = 12;  // three ranks have four samples each
   const double squares[] = {5.0, 7.0, 6.5};      // |G_small|^2 of each rank's mean
-  const double big = 3.25;                       // |G_big|^2: of the mean over ranks
+  const double big = 3.25;                       // |G_big|^2 of the mean over ranks
   const double small = (squares[0] + squares[1] + squares[2]) / 3;
   NoiseScale::Step step;
   for (const double each : squares) step.own.add(each, 1.0);

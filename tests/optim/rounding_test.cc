@@ -24,7 +24,7 @@ struct Format {
   std::uint16_t (*round)(float);
   double (*value)(std::uint16_t);
   std::uint16_t infinity;  // bits of +infinity; one less is the largest finite number
-  double beyond_largest;   // the next number after the largest finite one, if there were one
+  double beyond_largest;   // the number that would follow the largest finite number
 };
 std::uint16_t to_bf16(float x) { return static_cast<std::uint16_t>(bf16_nearest<std::uint32_t>(x)); }
 std::uint16_t to_fp16(float x) { return static_cast<std::uint16_t>(fp16_nearest<std::uint32_t>(x)); }

@@ -110,7 +110,7 @@ TEST(StepLoops, EveryInstructionSetGivesTheSameBits) {
   });
 }
 
-// The scales lie at both ends of the range in which the loops compute, and lie beyond the range after the step.
+// Scales lie near both ends of the range in which the loops compute. Some of them lie beyond the range after the step.
 TEST(StepLoops, BlocksOfExtremeScalesGiveTheSameBits) {
   constexpr int kExponents[] = {-113, -112, -111, -75, 63, 123, 124, 125};
   constexpr std::size_t kCount = std::size(kExponents) * kStateBlock;

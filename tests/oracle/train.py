@@ -5,7 +5,7 @@
 
 `--init` and `--batches` are folders in the format of exchange.h. The folder of `--init` holds every parameter by name.
 The folder of `--batches` holds `tokens` and `targets`, each [batches, global_batch, time] int64. Update s takes
-`--accumulation` batches, beginning with number s * accumulation. After the last batch it begins again with the first.
+`--accumulation` batches, beginning with number s * accumulation. The first batch follows the last batch.
 Rank r of N takes rows r * B / N to (r + 1) * B / N of each batch of B rows.
 
 The program prints one JSON object. It has the global mean loss before each update, and the norm of the averaged

@@ -68,7 +68,8 @@ std::vector<std::vector<double>> ends_of(const ModeRun& run, const std::vector<s
 
 TEST(ModeClock, FragmentsAreSummedWhileRanksCompute) {
   ModeRun run{.rule = {.every = 4, .delay = 1}, .costs = {}, .ranks = 1, .steps = 8};
-  run.costs.fragments = {{0.75, 0.125}, {1.5, 0}};  // fragment 0 is sent after steps 2 and 6, fragment 1 after 0 and 4
+  // Steps count from 1. Fragment 0 is sent after steps 2 and 6, and fragment 1 at the start and after step 4.
+  run.costs.fragments = {{0.75, 0.125}, {1.5, 0}};
   EXPECT_EQ(ends_of(run, {std::vector<double>(8, 1.0)}),
             (std::vector<std::vector<double>>{{1.5, 2.5, 3.625, 4.625, 6.125, 7.125, 8.25, 9.25}}));
   run.rule.delay = 0;  // nothing hides a sum
@@ -141,15 +142,15 @@ TEST(ModeCost, FirstRanksOfAStepShareItsSumAndItsUpdate) {
 TEST(ModeCost, StepWaitsForWhatServersCannotHideBehindCompute) {
   TimedPlan timed = timed_mode(SyncType::kAsynchronous);
   timed.input.update.outer.asynchronous.owners = ShardOwners::kServers;
-  timed.links.shard = links_of(1e-6);  // a block takes 0.26 s, and computes for 1 s forward
+  timed.links.shard = links_of(1e-6);  // sending a block takes 0.26 s, and its forward takes 1 s
   const double root_s = 4 * 4096e-6, block_s = 4 * 65536e-6;
   const ModeCost hidden = planned_cost(timed, 2);
   EXPECT_NEAR(hidden.costs.pull_s, root_s, 1e-12) << "only the first unit";
   EXPECT_NEAR(hidden.costs.push_s, root_s + 3.0 / 2, 1e-12) << "the last unit, and the update by two servers";
-  timed.links.shard = links_of(1e-5);  // a block takes 2.6 s
+  timed.links.shard = links_of(1e-5);  // sending a block takes 2.6 s
   const ModeCost slow = planned_cost(timed, 1);
   EXPECT_NEAR(slow.costs.pull_s, 10 * root_s + 2 * (10 * block_s - 1), 1e-9);
-  // The first block's gradients leave 2 s after the begin of backward, which lasts 6 s.
+  // The gradients of the first block in backward are sent 2 s after backward begins. Backward lasts 6 s.
   EXPECT_NEAR(slow.costs.push_s, 2 + 2 * 10 * block_s + 10 * root_s - 6 + 3, 1e-9);
   EXPECT_NEAR(slow.served_s, 10 * (root_s + 2 * block_s), 1e-9) << "more than the update";
 }
@@ -225,7 +226,7 @@ TEST(ModeWorld, OuterStepsOfEqualReplicasTakeThePredictedTime) {
     timed.input.update.outer.every = 5;
     timed.input.placement.replicas = 2;
     timed.links.shard = links_of(1e-7);
-    timed.links.replicate = links_of(1e-3);  // a block takes longer than a step
+    timed.links.replicate = links_of(1e-3);  // the sum of a block takes longer than a step
     const PredictedStep step = timed.predicted();
     const ModeCost cost = cost_of_outer_steps(step, timed.plan(), timed.profile, timed.links);
     EXPECT_GT(cost.costs.meet_s, 0);

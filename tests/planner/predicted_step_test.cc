@@ -155,7 +155,7 @@ TEST(PredictedStep, ReductionsThatLagAreExposedAtTheEnd) {
   TimedPlan timed = timed_plan(ShardingStrategy::kShardGradients, {1, 4, 0, 0}, 4);
   timed.links.shard.reduce_scatter = links_for(1.5).reduce_scatter;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 0,
-              0.01);  // a backward takes 2 s, so the last block's reduction ends together with the root's
+              0.01);  // a unit's backward takes 2 s, so the last block's reduction ends together with the root's
   timed.input.wire.reductions_ahead = 0;
   EXPECT_NEAR(timed.predicted().exposed_reduction_s, 4 * 1.5, 0.01);
   timed.input.wire.reductions_ahead = 1;
@@ -190,7 +190,7 @@ TEST(PredictedStep, TransportTakesCoresFromCompute) {
   EXPECT_GT(busy.seconds, free.seconds);
 }
 
-/// A gather during which compute runs takes the longer time. A gather for which the rank waits takes the shorter time.
+/// A gather takes longer while the rank computes than while the rank only waits for the gather.
 TEST(PredictedStep, BytesMoveMoreSlowlyBesideCompute) {
   TimedPlan timed = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 4);
   timed.links.shard = links_for(1);

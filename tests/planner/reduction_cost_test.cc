@@ -20,7 +20,7 @@ CallCost cost_of(TimedPlan timed) {
 TEST(ReductionCost, RankSendsAllPartsButItsOwn) {
   TimedPlan cut = timed_plan(ShardingStrategy::kFullShard, {1, 4, 0, 0}, 1, kNumel);
   TimedPlan whole = timed_plan(ShardingStrategy::kNoShard, {1, 4, 0, 0}, 1, kNumel);
-  EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel);    // 3/4 of 4 bytes of each
+  EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel);    // 3/4 of the 4 bytes of each element
   EXPECT_EQ(cost_of(whole).sent_bytes, 6 * kNumel);  // twice as many bytes
   cut.input.wire.reduce = whole.input.wire.reduce = DType::kBF16;
   EXPECT_EQ(cost_of(cut).sent_bytes, 3 * kNumel / 2);
@@ -81,8 +81,8 @@ TEST(ReductionCost, EachMethodSendsTheBytesOfItsMessages) {
     EXPECT_EQ(cost.sent_bytes, bytes);
     EXPECT_DOUBLE_EQ(cost.latency_s, messages * 1e-3);
   };
-  // A rank sends 3/4 of a message to the owners, and as an owner 3/4 of its answers. Under other methods, it sends a
-  // whole message to each of 3 ranks.
+  // Some methods have owners. A rank then sends 3/4 of a message to the other owners, and as an owner it sends its
+  // quarter of the answer to 3 ranks. The other methods send a whole message to each of 3 ranks.
   expect(RandomKConfig{.fraction = 0.25}, 2 * 3 * kNumel / 4 / 4 * 4, 3);
   expect(SignMajorityConfig(), 2 * 3 * (4 + runs / 4 * 32), 3);
   expect(SignFeedbackConfig(), 3 * runs * 36, 3);

@@ -58,8 +58,8 @@ TEST(StepClock, GathersAndReductionsShareTheWire) {
 
 TEST(StepClock, LatenciesDoNotSlowEachOther) {
   EXPECT_EQ(alone(Script().post(Channel::kGather, 3, 0).post(Channel::kReduce, 3, 0).wait(0).wait(1)).end_s, 3);
-  // Both latencies end at 1. From 1 to 5 each call has half the speed. In this time the reduction sends all of its 2 s
-  // of bytes, and the gather sends 2 s of its 4 s. The rest of the gather ends at second 7.
+  // Both latencies end at 1. Each call has half the speed from 1 to 5. The reduction sends all of its 2 s of bytes in
+  // this time, and the gather sends 2 s of its 4 s. The rest of the gather ends at second 7.
   EXPECT_EQ(alone(Script().post(Channel::kGather, 1, 4).post(Channel::kReduce, 1, 2).wait(0).wait(1)).end_s, 7);
 }
 

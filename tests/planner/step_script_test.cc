@@ -191,7 +191,7 @@ TEST(StepScript, UnitsAreUpdatedInBackwardIfConfigured) {
   const auto first_update = std::ranges::find_if(script.instructions, is("update"));
   EXPECT_NE(std::find_if(first_update, script.instructions.end(), is("backward")), script.instructions.end());
   EXPECT_EQ(std::ranges::count_if(script.instructions, is("update")), 4);
-  EXPECT_EQ(script.shard.calls, 4 + 2 * 4 + 1);  // gathers (one block is gathered twice), reductions, and the agreement
+  EXPECT_EQ(script.shard.calls, 4 + 2 * 4 + 1);  // gather, reduction and notes of each unit; a block's second gather
 }
 
 TEST(StepScript, RanksAgreeOnAUnitsNormsBeforeItIsUpdatedInBackward) {

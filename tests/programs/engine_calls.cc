@@ -25,7 +25,7 @@ TEST(Evaluate, RanksWithDifferentNumbersOfBatchesGetOneMean) {
     if (trainer->engine()) {
       const Engine::Evaluation evaluation = trainer->engine()->evaluate(own, loss_of_batch);
       EXPECT_EQ(evaluation.batches, ranks * (ranks + 1) / 2);
-      // All ranks from i on evaluate batch i.
+      // Rank i and all ranks after it evaluate batch i.
       double expected = 0;
       for (std::int64_t i = 0; i < ranks; ++i) {
         const at::NoGradGuard no_grad;
@@ -138,7 +138,7 @@ TEST(Checks, AcrossHostsCheckFindsAnotherOrderOfUnits) {
   }
 }
 
-// The ranks share the parameters here, so the mistake of the test above does no harm.
+// A forward on one rank alone does no harm if the ranks share the parameters, and if the check is off.
 TEST(Checks, UnitUsedOnOneRankPassesWhereParametersAreShared) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny();
@@ -153,7 +153,7 @@ TEST(Checks, UnitUsedOnOneRankPassesWhereParametersAreShared) {
   });
 }
 
-// Under strategies that gather nothing, only this check finds a guard that some ranks lack.
+// Only this check finds a guard that some ranks lack, if the strategy gathers nothing.
 // Misuse.GatheredOnOneRankAloneEndsInAnError tests the other strategies.
 TEST(Checks, GuardOnSomeRanksIsFoundAtTheStep) {
   on_matrix([](Scene& scene) {

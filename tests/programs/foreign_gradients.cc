@@ -148,7 +148,8 @@ TEST(ForeignGradients, SameEngineGivenTwiceIsRefusedAndHarmless) {
       {linear_units});
 }
 
-/// Returns the gradient of the summed output with respect to `input`, from a backward by hand.
+/// Runs a backward by hand for the sum of the squared outputs. Returns the sum of the magnitudes of the input's
+/// gradient.
 double saliency(Mlp& model, const at::Tensor& input) {
   const at::Tensor x = input.clone().requires_grad_();
   model->forward(x).pow(2).sum().backward();

@@ -14,8 +14,8 @@
 namespace tessera::testing {
 namespace {
 
-/// AdamW divides by the root of the second moment plus eps. LibTorch's eps is 1e-8. A gradient that is nearly zero may
-/// then differ in its last bit, and its parameter differ by a whole step. This eps makes both runs comparable.
+/// AdamW divides by the root of the second moment plus eps. LibTorch's eps is 1e-8. If two runs then differ in the last
+/// bit of a gradient that is nearly zero, the parameter may differ by a whole step. This eps makes the runs comparable.
 constexpr double kEps = 1e-2;
 
 Strategy strategy_of(const Placed& placed, const ProgramOptions& options) {

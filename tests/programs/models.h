@@ -42,8 +42,8 @@ Tiny tiny(const TinyOptions& options = {}, bool deferred = false);
 /// into two microbatches each.
 const Batch& batch_of(std::int64_t step);
 
-/// Returns the loss of this scene's rows of microbatch `index` of `count` of batch `step`. Mlp's loss is the mean
-/// square of its outputs for random inputs.
+/// Divides batch `step` into `count` microbatches. Returns the loss of this scene's rows of microbatch `index`. Mlp's
+/// loss is the mean square of its outputs for random inputs.
 at::Tensor loss_of(Scene& scene, Tiny& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
 at::Tensor loss_of(Scene& scene, Mlp& model, std::int64_t step, std::int64_t index = 0, std::int64_t count = 1);
 

@@ -57,7 +57,7 @@ at::Tensor forward_with_depth(TinyImpl& model, const at::Tensor& tokens, const a
   return at::cross_entropy_loss(at::linear(x, model.head).flatten(0, 1), targets.flatten());
 }
 
-/// Trains so that only the rows of each batch from `begin` on run through the last block.
+/// Trains one step. Only the rows from `begin` on of the global batch run through the last block.
 void train_from_row(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t step, std::int64_t begin,
                     bool always = false) {
   const Batch& batch = batch_of(step);

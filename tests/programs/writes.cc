@@ -192,7 +192,7 @@ TEST(Parameters, ParametersThatCannotTrainAreRefusedWithTheirWayOut) {
 TEST(Parameters, ComplexNumbersMadeOfRealOnesTrain) {
   struct OfComplex : torch::nn::Module {
     OfComplex() {
-      before = register_parameter("before", at::ones({3}));  // views of pairs as complex numbers would not be aligned
+      before = register_parameter("before", at::ones({3}));  // so a complex view of `pairs` would not be aligned
       pairs = register_parameter("pairs", at::linspace(-1, 1, 10).view({5, 2}));
       out = register_module("out", torch::nn::Linear(5, 3));
     }
@@ -325,7 +325,8 @@ TEST(Parameters, PointerWriteUnderAReadingGuardIsNoticed) {
       const at::Tensor weight = model->blocks->ptr<BlockImpl>(1)->up->weight;
       std::memset(weight.mutable_data_ptr(), 0x41, 2 * weight.element_size());
       guard.close();
-      // Ranks that share one copy may have seen only what another rank wrote. They get its error in the next step.
+      // Ranks that share one copy may have seen only what another rank wrote. They get that rank's error
+      // in the next step.
       train(scene, trainer, model, 1, 2);
     };
     expect_refused(write, {{"parameter blocks.1.up.weight of unit blocks.1", "only reads", "Gathered::kWrite"}},

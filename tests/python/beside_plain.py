@@ -106,7 +106,7 @@ def expect_bits(name, first, second):
 
 
 def expect_like_plain(name, make, batches, loss_of, units, training=Training(), strategies=STRATEGIES):
-    """`make()` returns the model, which is the same in each call."""
+    """`make()` returns a new model, which has the same values in each call."""
     wanted = train_plain(make(), batches, loss_of, training)
     first = None
     for title, strategy in strategies.items():

@@ -173,7 +173,7 @@ def leaves(rank, method):
     distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
     tessera.init()
     tessera.barrier()
-    raise Leave(0)  # it ends well, as with sys.exit(0)
+    raise Leave(0)  # the rank ends with success, as with sys.exit(0)
 
 
 def server_ends(rank, method):

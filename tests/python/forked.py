@@ -18,7 +18,7 @@ import sys
 import tempfile
 import traceback
 
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # finds GPUs without CUDA, which a fork could not use again
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # finds GPUs and does not start CUDA, so forks can use it
 
 import torch  # noqa: E402, F401
 from free_port import free_port  # noqa: E402

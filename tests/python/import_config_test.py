@@ -1,6 +1,6 @@
 """Tests configurations of DeepSpeed, Accelerate and FSDP as people write them (import_configs/). Each configuration has
-a file that says what must become of each of its keys (import_configs/*/expected/). Other tests check single keys, the
-choice of files, and the command's use of them."""
+a file that says what must become of each of its keys (import_configs/*/expected/). Other tests check single keys, how
+files are chosen, and what the command does with them."""
 
 import contextlib
 import copy

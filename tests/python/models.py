@@ -71,7 +71,7 @@ class Tied(Classifier):
 
 
 class Unused(Classifier):
-    """Has a module that forward never uses. It does not change, like a parameter whose .grad is None."""
+    """Has a module that forward never uses. The module's parameters get no gradients, and do not change."""
 
     def __init__(self):
         super().__init__()

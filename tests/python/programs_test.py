@@ -1,4 +1,4 @@
-"""Tests that whatever Python programs do around training has the right result, or is a clear error on all ranks."""
+"""Tests what Python programs do around training. Each case has the right result, or a clear error on all ranks."""
 
 import sys
 import unittest

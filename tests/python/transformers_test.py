@@ -8,7 +8,7 @@ import unittest
 
 from launched import LONG, run_forked_files
 
-# All of them train from Python with the bits of one rank. Without --long, one of each kind of attention and loss does.
+# All of these architectures train on several ranks with the bits of one rank. Without --long, only the first three do.
 WITH_DROPOUT = ["gpt2", "bert", "t5", "llama", "mistral", "qwen2", "gemma", "phi", "gpt_neox", "opt", "mixtral", "vit"]
 
 

@@ -57,7 +57,8 @@ int main() {
 
 
 def files_of_torch():
-    """Returns the names in site-packages of torch and of everything that torch requires here."""
+    """Returns the names of the files and folders in site-packages that belong to torch, or to a package that torch
+    requires here."""
     names, taken, wanted = set(), set(), ["torch"]
     while wanted:
         name, extras = re.match(r"([\w.-]+)(?:\[([^\]]*)\])?", wanted.pop()).groups(default="")

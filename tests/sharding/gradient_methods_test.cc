@@ -358,7 +358,8 @@ TEST(TopKMomentum, LargestAccumulatedElementsAreSent) {
   }
 }
 
-// The method compresses momentum. An optimizer that gets its results as gradients has the ranks' compressed momentum.
+// The method compresses momentum. If an optimizer gets the method's results as gradients, it uses the ranks' compressed
+// momentum.
 TEST(OneBitMomentum, SumMovesAsTheMomentumOfAllRanks) {
   constexpr float kMomentum = 0.75f;
   for (const int ranks : {2, 3}) {

@@ -57,7 +57,8 @@ class HandMadeUnits {
   Arena parameters_, gradients_;
 };
 
-/// Returns options for `count` units, each with a matrix and a bias. The first unit is the root, which is smaller.
+/// Returns options for `count` units, each with a matrix and a bias. The first unit is the root. It is smaller than the
+/// other units.
 HandMadeUnits::Options some_units(std::size_t count, ShardingStrategy strategy = ShardingStrategy::kFullShard);
 
 }  // namespace tessera::testing

@@ -101,7 +101,7 @@ TEST(Reducer, UnusedUnitTakesPartWithZeros) {
   for (const ShardingStrategy strategy : {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard}) {
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
       Reduced reduced(mesh, some_units(5, strategy));
-      // Rank r does not use unit r + 1 and the bias of unit 4.
+      // Rank r uses neither unit r + 1 nor the bias of unit 4.
       const auto uses = [](int rank, std::size_t u, std::size_t i) {
         return static_cast<int>(u) != rank + 1 && !(u == 4 && i == 1);
       };
@@ -193,10 +193,10 @@ TEST(Reducer, FirstRoundsOrderIsUsedInTheNext) {
 /// Defines which parameters a rank uses in a step.
 struct Uses {
   std::function<bool(int rank, std::size_t u, std::size_t i)> used;
-  bool ascending = false;  ///< the order in which gradients arrive
+  bool ascending = false;  ///< whether gradients arrive in the order of units, and not in the opposite order
 };
 
-/// Makes a step of one round. Returns the number of buckets that the step needed in addition to the plan.
+/// Makes a step of one round. Returns the number of buckets that the step needed in addition to those of the plan.
 std::int64_t step(Reduced& reduced, const Uses& uses) {
   const std::int64_t before = reduced.reducer.counts().overflow_buckets;
   for (std::size_t k = 0; k < reduced.units.size(); ++k) {
@@ -244,7 +244,8 @@ void on_many_units(const Body& body) {
 }
 
 TEST(Reducer, UnusedUnitsHoldNoBucketOnceKnown) {
-  // The last unit is the first in the order. One or two parameters of other units are unused.
+  // Unit 11 is the last unit, and the first in the order. The cases do not use unit 11, one of its parameters, the last
+  // three units, or one parameter of each unit.
   const std::function<bool(int, std::size_t, std::size_t)> sets[] = {
       [](int, std::size_t u, std::size_t) { return u != 11; },
       [](int, std::size_t u, std::size_t i) { return u != 11 || i == 0; },

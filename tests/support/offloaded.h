@@ -19,7 +19,7 @@ inline constexpr Kept kKept[] = {
     {DType::kF32, MasterKind::kSplitBF16, StateDType::kF32},  {DType::kF32, MasterKind::kSplitBF16, StateDType::k8Bit},
     {DType::kBF16, MasterKind::kSplitBF16, StateDType::kF32}, {DType::kBF16, MasterKind::kSplitBF16, StateDType::kBF16},
     {DType::kBF16, MasterKind::kF32, StateDType::k8Bit},      {DType::kF16, MasterKind::kF32, StateDType::kF32}};
-/// A selection in which each type of parameter, of master and of state occurs once.
+/// A selection in which each type of parameter, of master and of state occurs at least once.
 inline constexpr Kept kOneOfEachKind[] = {kKept[1], kKept[3], kKept[5]};
 /// Returns the types for large sweeps: all of kKept, or one of each kind if tests are short.
 inline std::span<const Kept> sampled_kept() {

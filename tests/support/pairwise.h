@@ -15,11 +15,11 @@
 
 namespace tessera::testing {
 
-// Most faults in a grid of cases (strategies x ranks x dtypes ...) show with one value of one dimension, or with two
-// values of two dimensions. A pairwise sample covers all of these with far fewer points than the product: every two
-// values of two dimensions occur together in one of its points. The pairwise sample of a grid of two dimensions is the
-// grid itself, so the sample is smaller only from three dimensions on. If another test covers the other pairs, a sample
-// may cover only all pairs of the first two dimensions, and each value of the other dimensions.
+// Most faults in a grid of cases (strategies x ranks x dtypes ...) show with one value of one dimension, or with one
+// value each of two dimensions. A pairwise sample finds these faults with far fewer points than the whole grid: every
+// two values of two dimensions occur together in a point of the sample. The pairwise sample of a grid of two dimensions
+// is the grid itself, so the sample is smaller only from three dimensions on. If another test covers the other pairs, a
+// sample may cover only all pairs of the first two dimensions, and each value of the other dimensions.
 
 /// A point of a grid: the index of a value for each dimension.
 using GridPoint = std::vector<std::size_t>;

@@ -35,6 +35,6 @@ def patient(at_rest):
 
 
 def in_time(seconds, at_rest):
-    """Returns whether work that took `seconds` was done in time. If the work exceeded the known limit, the function
-    measures again."""
+    """Returns whether work that took `seconds` was done in time. If the work took longer than `at_rest`, the function
+    measures the reference again."""
     return seconds <= at_rest or seconds <= at_rest * max(slowness(), measure_reference() / REFERENCE_AT_REST)

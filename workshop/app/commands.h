@@ -253,7 +253,7 @@ int run_bench_collectives(const BenchCommand& command);
 /// why. It starts its ranks itself if this process is alone.
 int run_bench_buckets(const BenchCommand& command);
 /// Times a step and its parts under every strategy, and compares them with those of ranks that train alone. This
-/// function and the next three start their ranks themselves if this process is alone.
+/// function and the next four start their ranks themselves if this process is alone.
 int run_bench_step(const BenchCommand& command);
 /// Compares the memory of an Engine under every strategy with the plan.
 int run_bench_memory(const BenchCommand& command);
@@ -266,7 +266,8 @@ int run_bench_times(const BenchCommand& command);
 int run_bench_checkpoint(const BenchCommand& command);
 /// Measures the time that each unit costs the host that launches a GPU's work.
 int run_bench_launches(const BenchCommand& command);
-/// Measures how much of the communication is hidden behind compute. The compute is a timed sleep.
+/// Measures how much of the communication is hidden behind compute. The compute is a timed sleep. The command
+/// starts its ranks itself if this process is alone.
 int run_bench_overlap(const BenchCommand& command);
 /// Times the optimizer's step in every format, on one thread or on the GPU.
 int run_bench_optimizer(const BenchCommand& command);
@@ -303,7 +304,7 @@ int run_checkpoint_export(const CheckpointCommand& command);
 struct FromCommitsCommand {
   std::string commits;                  ///< folder of commits (DurableConfig::dir), with the files of all ranks
   std::string to;                       ///< folder of checkpoints that gets the new one
-  int hosts = 1;                        ///< hosts on which the ranks that committed ran, equally many on each
+  int hosts = 1;                        ///< hosts of the run that committed; each had equally many ranks
   TrainCommand run;                     ///< the options with which the run was started
   std::vector<std::string> words = {};  ///< all words of the command line after the program's name
 };

@@ -5,8 +5,8 @@
 
 namespace tessera::app {
 
-/// The commands of `tessera` that other programs or modules run. Most belong to programs of their own, tessera-train
-/// and tessera-bench. These programs lie beside `tessera`. A build can therefore make only the programs that it needs,
+/// The commands of `tessera` that other programs or modules run. Most of them belong to the programs tessera-train and
+/// tessera-bench. These programs lie beside `tessera`. A build can therefore make only the programs that it needs,
 /// and `tessera launch` starts without LibTorch. Other commands are modules of the Python package.
 struct Part {
   const char* command;           ///< name of the command, such as "train"

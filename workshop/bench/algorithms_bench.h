@@ -20,7 +20,7 @@ struct AlgorithmsBenchOptions {
       bytes;       ///< bytes that each rank gives: its shard of all_gather, or its input of a reduction; powers of two
   int rounds = 5;  ///< number of rounds over all calls
   std::size_t round_bytes = 4 << 20;  ///< each round makes a call `round_bytes / bytes` times
-  int most_calls = 40;                ///< most repeats of a call in a round; at least one is made
+  int most_calls = 40;                ///< largest number of repeats of a call in a round; at least one is made
 };
 
 /// A call with its times in the report.

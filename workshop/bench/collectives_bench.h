@@ -31,7 +31,7 @@ struct CollectivesBenchOptions {
   std::vector<DType> dtypes = {DType::kF32, DType::kBF16};  ///< types of the sums
   int rounds = 7;                                           ///< number of rounds over all cases
   std::size_t round_bytes = 128 << 20;                      ///< each round calls a case `round_bytes / S` times
-  int most_calls = 1000;                                    ///< most calls of a case in a round; at least one is made
+  int most_calls = 1000;                                    ///< a case has 1 to this many calls in a round
 };
 
 /// One measured case. `dtype` is kU8 if the operation only moves bytes. S is `bytes`, which is 0 for the barrier.

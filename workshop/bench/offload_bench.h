@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// The times of an AdamW step whose moments lie on disk, and the low halves of split masters too. There are also the
+/// The times of an AdamW step whose moments and low halves of split masters lie on disk. There are also the
 /// times of the same step with everything in memory, and of moving the same records without a step. All times are means
 /// of three steps in a row, including the beginning and the end of these three.
 struct OffloadedStepTiming {

@@ -31,7 +31,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kLookEveryMs = 1000;  // how often the agent looks for silence and for stopped ranks
+constexpr int kLookEveryMs = 1000;  // time between checks for silence and for stopped ranks
 
 /// The channel is standard input and output. ssh connects them to the launcher. The agent notices that the launcher is
 /// gone when standard input or output ends, or when nothing arrives for a while. It then reads and writes nothing more.

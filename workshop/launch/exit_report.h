@@ -31,8 +31,8 @@ struct RankRecord {
   std::optional<int> code_of_tessera;
 
   bool failed() const { return exit.failed() && !ended_by_launcher; }
-  /// Returns the time at which the rank failed. The time in the rank's error file is more exact, since a rank may take
-  /// long to end after it wrote the file.
+  /// Returns the time at which the rank failed. If the rank has an error file, this is the time at which the file was
+  /// written, since a rank may take long to end afterwards.
   std::chrono::system_clock::time_point failure_time() const;
 };
 

@@ -17,7 +17,8 @@ namespace tessera {
 /// it.
 class Guard {
  public:
-  /// Starts the guard. REQUIRES: no file of the launcher's ranks is open yet (the guard would keep it open).
+  /// Starts the guard. REQUIRES: no rank was started yet. (The guard would inherit the files of ranks, until it closes
+  /// them.)
   static absl::StatusOr<Guard> start(const std::string& error_directory, const std::vector<std::string>& error_files);
 
   Guard(Guard&& other) noexcept;

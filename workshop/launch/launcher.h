@@ -14,7 +14,7 @@ inline constexpr int kMostLaunchedServers = 64, kMostServerStarts = 16;
 /// The numbers of workers that come and go ("sync": {"elastic": true}).
 struct WorkerRange {
   int least = 0;  ///< the smallest number with which the job continues
-  int most = 0;   ///< number that is started; 0: ordinary ranks of one job instead
+  int most = 0;   ///< number of workers that are started; 0: ordinary ranks of one job instead
 };
 
 /// The options by which the ranks of other hosts are started.
@@ -48,13 +48,13 @@ struct LaunchOptions {
   std::vector<std::string> command;  ///< program (looked up in PATH) and its arguments
   int ranks = 1;                     ///< all ranks of the job
   /// Number of parameter servers that are started on this machine, in addition to the ranks (`tessera serve`). If there
-  /// are servers, a rank that fails does not end the other ranks.
+  /// are servers, a rank that fails after it has joined them does not end the other ranks.
   int servers = 0;
   /// Folder in which servers save their shards; empty: shards are not saved. A server that is killed, or fails for a
   /// reason that may not occur again, is then started again and continues, at most kMostServerStarts times.
   std::string servers_state;
   std::string servers_offload;  ///< folder for scratch files with servers' shards; empty: shards are in memory
-  int servers_lose = -1;        ///< the most pushes to each shard that may be lost when a server ends; -1: default
+  int servers_lose = -1;        ///< how many pushes to each shard may be lost when a server ends; -1: default
   /// Workers that come and go, instead of ranks: `ranks` is their number, and each is a job of one rank.
   WorkerRange workers = {};
   std::string join;         ///< HOST:PORT,HOST:PORT: servers of a running job that the workers join; empty: none
@@ -70,7 +70,7 @@ struct LaunchOptions {
   std::string tessera;
   LaunchTimes times = {};
   int port = 0;          ///< rendezvous port; 0: a port that is free on this machine
-  int max_restarts = 0;  ///< the most times that all ranks are started again after a failure that may not occur again
+  int max_restarts = 0;  ///< how often all ranks may be started again, after failures that may not occur again
   RankSwitches switches = {};
   bool prefix = true;  ///< "[rank 2] " before every line
   int stdout_fd = 1;   ///< file descriptor for the ranks' output, line by line
@@ -103,9 +103,9 @@ struct LaunchOptions {
 /// the job at once.
 ///
 /// If `servers` are set, all processes of the job get TESSERA_SERVERS and TESSERA_SERVERS_SECRET, a random text. If a
-/// rank fails, a message names it, and the others continue. A server that ends before the ranks do counts as a failure
-/// as above, unless it starts again (`servers_state`). After the last rank has ended, servers get SIGTERM. The
-/// result is 0 if some rank returned 0 and no server failed.
+/// rank fails after it has joined the servers, a message names it, and the others continue. A server that ends before
+/// the ranks do counts as a failure as above, unless it starts again (`servers_state`). Servers get SIGTERM after the
+/// last rank has ended. The result is 0 if some rank returned 0 and no server failed.
 ///
 /// If `workers` are set, each of them is a job of one rank, as its environment says (rank_environment.h). The launcher
 /// starts `workers.most` workers. If a worker fails, a message names it, and the other workers continue. The worker is

@@ -20,10 +20,11 @@ namespace tessera {
 
 // This file starts all ranks and waits for them, in one loop.
 //
-// `poll_once` waits for signals and for the hosts' reports, and calls the `on_...` functions. `wait_all` starts again
-// after each round what may start again (`start_servers_again`, `follow_workers`), and ends servers that nobody needs
-// any more (`end_servers`). What ends the job raises the urgency: first ranks have a time to end by themselves, then
-// SIGTERM is sent, then SIGKILL (`raise_urgency`). `advance_urgency` raises it further when that time is over.
+// `poll_once` waits for signals and for the hosts' reports, and calls the `on_...` functions. `wait_all` then
+// restarts the servers and workers that may begin anew (`start_servers_again`, `follow_workers`), and ends servers that
+// nobody needs any more (`end_servers`). What ends the job raises the urgency (`raise_urgency`): first ranks have time
+// to end by themselves, then SIGTERM is sent, then SIGKILL. `advance_urgency` raises the urgency further when the time
+// of the present urgency is over.
 
 namespace {
 
@@ -204,8 +205,8 @@ void Supervisor::restart(Rank& worker) {
 }
 
 /// Checks whether a worker that has ended was told to write the results. If the worker failed before it had written
-/// them, it starts again and asks again, or another worker is told to write them. If it then ends with success, the
-/// results are written, or a worker of another launcher is told to write them.
+/// them, it is started again, or another worker is told to write them. If it then ends with success, the results are
+/// written, or a worker of another launcher is told to write them.
 void Supervisor::note_results(const RankRecord& worker) {
   std::ifstream file(job_.results_file(worker.rank));
   const bool was_told = file.is_open();

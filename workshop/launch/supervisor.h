@@ -65,7 +65,7 @@ class Supervisor : private RankListener {
     bool gone = false;      ///< nothing of the rank's process group is left
     bool is_ready = false;  ///< a server has printed its address, and from then on handles signals
     // The state of a server that keeps its shards:
-    bool starts_again = false;  ///< it starts again after nothing of its group is left
+    bool starts_again = false;  ///< it starts again as soon as nothing of its process group is left
     bool is_due = false;        ///< nothing of its process group is left: it starts now
     int starts = 1;
   };

@@ -22,8 +22,8 @@ struct NumberRule {
   bool least_excluded = false;
 };
 
-/// Visits every key of a model file, one after the other. Reading a file, writing a file and the reference page are
-/// each one visitor, so a key that is added to `visit_fields` is added everywhere. `doc` is one sentence for
+/// Visits every key of a model file, one after the other. One visitor reads a file, another writes a file, and a third
+/// makes the reference page, so a key that is added to `visit_fields` is added everywhere. `doc` is one sentence for
 /// docs/models.md.
 class ConfigVisitor {
  public:

@@ -35,7 +35,7 @@ absl::StatusOr<ModelConfig> read_hf_config(const std::filesystem::path& folder);
 absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::string& name = "config.json");
 
 /// Returns the config.json with which `transformers` computes the same as the model. `torch_dtype`: type of the model's
-/// weights, such as "float32". It fails with error 78 if none of the five model types can do so.
+/// weights, such as "float32". It fails with error 78 if none of the five model types computes the same.
 absl::StatusOr<std::string> to_hf_config(const ModelConfig& config, const std::string& torch_dtype);
 
 }  // namespace tessera::models

@@ -52,8 +52,8 @@ at::Tensor frequencies_of(const LlamaConfig& config, const at::TensorOptions& op
 
 bool has_qkv_bias(const LlamaConfig& config) { return config.attention_bias || config.qkv_bias; }
 
-/// Returns [time, time]. It is true if position i (row) sees position j (column), which must be one of the last
-/// `window` positions up to i. It is undefined if the window has all positions.
+/// Returns a mask [time, time]. Element [i, j] is true if position i sees position j, which must be one of the last
+/// `window` positions up to i. The mask is undefined if the window has all positions.
 at::Tensor window_mask(std::int64_t window, std::int64_t time, const at::TensorOptions& options) {
   if (window == 0 || time <= window) return {};
   return at::ones({time, time}, options.dtype(at::kBool)).tril().triu(1 - window);

@@ -13,7 +13,7 @@
 namespace tessera::models {
 
 /// Computes x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, arXiv 1910.07467). The
-/// quotient is fp32, whatever x is.
+/// quotient is computed in fp32, and then rounded to x's dtype.
 class RMSNormImpl : public torch::nn::Module {
  public:
   RMSNormImpl(std::int64_t width, double eps);

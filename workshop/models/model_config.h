@@ -45,7 +45,7 @@ struct LlamaConfig {
   std::int64_t intermediate_size = 0;
   std::int64_t num_hidden_layers = 0;
   std::int64_t num_attention_heads = 0;
-  std::int64_t num_key_value_heads = 0;         ///< it divides num_attention_heads; 0: equal to that
+  std::int64_t num_key_value_heads = 0;         ///< a divisor of num_attention_heads; 0: the same number
   std::int64_t head_dim = 0;                    ///< an even number; 0: hidden_size / num_attention_heads
   std::int64_t max_position_embeddings = 2048;  ///< the longest input; rotary embeddings have no parameters
   double rms_norm_eps = 1e-6;

@@ -35,7 +35,7 @@ class AddedTokens {
   const Token* longest_at(std::string_view text, std::size_t& steps) const;
 
   std::vector<Token> tokens_;  ///< ordered by content
-  bool begins_[256] = {};      ///< [byte]: whether some content begins with it
+  bool begins_[256] = {};      ///< [byte]: whether a token begins with this byte
 };
 
 }  // namespace tessera

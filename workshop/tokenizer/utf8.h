@@ -11,9 +11,9 @@ namespace tessera {
 /// text is not empty. Overlong forms, surrogates and code points above U+10FFFF are no characters.
 std::size_t utf8_length(std::string_view text);
 
-/// Returns `text` itself if it is UTF-8. Otherwise returns a copy in `buffer` in which U+FFFD replaces every longest
-/// part that begins no character. Python's `bytes.decode("utf-8", "replace")` and Rust's `from_utf8_lossy` do the same.
-/// `replaced`: number of replacements.
+/// Returns `text` itself if it is UTF-8. Otherwise returns a copy in `buffer`. U+FFFD there replaces each byte that
+/// begins no character, and each begun character that is not complete. Python's `bytes.decode("utf-8", "replace")` and
+/// Rust's `from_utf8_lossy` do the same. `replaced`: number of replacements.
 std::string_view valid_utf8(std::string_view text, std::string& buffer, std::size_t& replaced);
 
 /// Appends a code point.

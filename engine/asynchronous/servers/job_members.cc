@@ -12,10 +12,10 @@ namespace tessera {
 // This file counts workers, deals steps and holds back pushes, all under one mutex.
 //
 // A function that changes anything calls `note_change`, which wakes all waits. A wait also looks again after
-// kMembersPause, since a connection may end without a notification. Workers that are there are in `members_`. Workers
+// kMembersPause, since a connection may end without a notification. Workers that are present are in `members_`. Workers
 // that are expected back, after the server itself had ended, are in `away_`, until `give_up_late` gives them up. The
-// steps that a worker leaves unmade go to `returned_`, and `deal` takes steps from there first. `image` and `restore`
-// are the form in which all of this is kept.
+// steps that a worker leaves unmade go to `returned_`, and `deal` takes steps from there first. `image` returns all of
+// this as numbers, and `restore` reads such numbers.
 
 namespace {
 
@@ -102,8 +102,9 @@ std::int64_t JobMembers::changes() const {
   return changes_;
 }
 
-/// The image: ten numbers, of which the last counts the steps to deal again; these steps; and then for each worker six
-/// numbers, of which the last counts the steps that it holds, and these steps.
+/// The image has ten numbers, and the last of them is the number of steps to deal again. These steps follow. Then each
+/// worker has six numbers, and the last of them is the number of steps that the worker holds. The worker's steps
+/// follow.
 std::pair<std::vector<std::int64_t>, std::int64_t> JobMembers::image() const {
   const MutexLock lock(mutex_);
   std::vector<std::int64_t> image = {steps_,

@@ -40,14 +40,14 @@ absl::Status worker_gone();
 /// All functions may be called by several threads.
 class JobMembers {
  public:
-  /// A worker of an elastic run asks server 0 for any free number with this value. It joins the other servers under the
-  /// number that it got.
+  /// A worker of an elastic run passes this value to ask server 0 for any free number. It joins the other servers under
+  /// the number that it got.
   static constexpr int kAnyNumber = -1;
   static constexpr int kMostWorkers = 1 << 20;
   using IsGone = std::function<bool()>;  ///< whether the connection of the worker that waits has ended
 
   struct Member {
-    std::int64_t computed = 0, pushed = 0;  ///< steps
+    std::int64_t computed = 0, pushed = 0;  ///< numbers of steps
     std::int64_t taken = 0;                 ///< number of steps dealt to the worker so far
     std::deque<std::int64_t> dealt;         ///< steps dealt to the worker and not pushed yet, in the order in which the
                                             ///< worker makes them

@@ -22,7 +22,7 @@ struct KeepOptions {
   static constexpr std::int64_t kMostLose = 1 << 20;
 
   std::string folder;     ///< folder in which each server has its own folder
-  std::int64_t lose = 0;  ///< the most pushes to each shard that may be lost when the server ends
+  std::int64_t lose = 0;  ///< largest number of pushes to each shard that may be lost when the server ends
 };
 
 /// The files of the shards that a parameter server owns in one run: one file for each shard. Each file is whole at any

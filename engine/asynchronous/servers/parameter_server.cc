@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<ParameterServer>> ParameterServer::start(const st
                                              std::to_string(KeepOptions::kMostLose) + " pushes may be lost, got \"" +
                                              keep->folder + "\" and " + std::to_string(keep->lose) +
                                              ". [T1000] hint: write --state FOLDER --lose 16");
-  // Workers come later, perhaps much later, so folders that cannot be used are errors now.
+  // Workers come later, perhaps much later, so a folder that cannot be used is reported at the start.
   if (keep) TESSERA_RETURN_IF_ERROR(make_folders(keep->folder, kThisServer));
   if (!offload.empty()) TESSERA_RETURN_IF_ERROR(look_at_scratch_directory(offload, kThisServer).status());
   TESSERA_ASSIGN_OR_RETURN(ServerSocket listener, listen_for_workers(address));

@@ -26,7 +26,7 @@ namespace tessera {
 /// push is not applied.
 class ParameterServer {
  public:
-  /// The fewest and the most bytes of a secret.
+  /// The smallest and the largest number of bytes of a secret.
   static constexpr std::size_t kLeastSecret = 16, kMostSecret = 256;
 
   /// Listens at `address` (listen_for_workers), and from now on serves workers that send `secret`. `keep`: where shards

@@ -29,7 +29,7 @@ namespace tessera {
 //
 // `ask` gives a question to a server's courier, and `hear` waits for that server's oldest answer: answers come in the
 // order of questions. `pull_unit` asks for a unit's shards (`ask_for_copies`) and for those of the unit that comes
-// next, and takes the first ones (`take_copies`). `reduced` sends gradients ahead. `push` then tells the servers to
+// next, and takes this unit's shards (`take_copies`). `reduced` sends gradients ahead. `push` then tells the servers to
 // apply them, or sends those that were not sent ahead (`send_push`). `wait_for_slowest` and `wait_for_turn_of_round`
 // bound staleness; they ask server 0. `write_values`, `fetch_states` and `bring_together` serve first values and
 // checkpoints, while no rank pushes.
@@ -158,7 +158,7 @@ void ServedShards::connect(const Strategy& strategy) {
                              .limit = limit_,
                              // A run that records or replays an order must not lose pushes.
                              .may_wait = config_.record_order.empty() && config_.play_order.empty()});
-    // The time for a server begins when that server is asked, since server 0 may have been busy for all that time.
+    // Each server has the whole time, counted from the moment at which it is asked, since server 0 may have used it up.
     join(server, ServerLink::Clock::now() + from_seconds(strategy.comm.init_timeout_s));
   }
 }
@@ -169,8 +169,8 @@ void ServedShards::join(int server, ServerLink::Clock::time_point deadline) {
   const Server& there = servers_[static_cast<std::size_t>(server)];
   const auto busy_until = config_.elastic ? ServerLink::Clock::now() + limit_ : deadline;
   const auto joined = there.courier->start(deadline, busy_until);
-  // If a server refuses a worker with this code, it does so earlier. An example is a server whose folder another server
-  // uses.
+  // A refusal with this code that comes before `busy_until` has another reason. An example is a server whose folder
+  // another server uses.
   if (config_.elastic && exit_code_of(joined.status()) == ExitCode::kUnavailable &&
       ServerLink::Clock::now() > busy_until)
     throw Error(
@@ -259,7 +259,7 @@ void ServedShards::end_results() {
   try {
     settle();
   } catch (const Error&) {
-    // Nobody reads the values that a lost server owes. Server 0 is asked in any case, and tells the run alone.
+    // Nobody needs the values that a lost server has not sent. Only server 0 has to know that the results are written.
   }
   answer_to({.head = {.kind = MessageKind::kEndResults}}, 0, "results");
 }
@@ -512,8 +512,8 @@ void ServedShards::sum_over_replica(LocalStep& told, std::span<char> used) {
 }
 
 /// Sends a unit's gradients. The servers keep them until `push` says whether to apply them. If a replica has several
-/// ranks, its gradients are summed first, when backward is over. Gradients of a GPU are on their way to the host then,
-/// for which backward does not wait.
+/// ranks, its gradients are summed first, when backward is over. Gradients of a GPU are still being copied to the host,
+/// and backward does not wait for these copies. So `push` sends them.
 void ServedShards::reduced(const Unit& unit) {
   if (replica_ || copies_.are_apart()) return;
   const auto number = static_cast<std::size_t>(unit.index);

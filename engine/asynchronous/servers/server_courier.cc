@@ -14,12 +14,12 @@
 
 namespace tessera {
 
-// This file has two sides.
+// Two threads run the code of this file.
 //
 // The worker's thread queues questions (`send`) and waits until they are over (`wait`). The courier's own thread
 // (`run`) moves bytes until the connection is lost (`move_bytes`), joins the server again (`come_back`), and queues
-// again what has no answer (`send_again`). An eventfd wakes it for a new question, and for the end. No question is
-// under way while a connection is made (`enter`, `join`), so `ask_now` simply asks and waits there.
+// again what has no answer (`send_again`). An eventfd wakes this thread for a new question, and for the end. No
+// question is under way while a connection is made (`enter`, `join`), so `ask_now` simply asks and waits there.
 
 namespace {
 

@@ -42,10 +42,10 @@ namespace tessera {
 /// | kHold         |                         |                                        |                    |
 /// | kRelease      |                         |                                        |                    |
 ///
-/// kDone for a pull or copy has the shard's version in `first`, and kDone for a push the version before the push.
-/// kRefused has an exit code in `first` and a text as its payload. kCopy is a pull that is not written into recorded
-/// orders. The life of a worker is a number above 0 that no other worker of its rank has. The number is sent with a
-/// minus sign if the worker was in the run before and has lost its connection.
+/// kDone for a pull or copy has the shard's version in `first`, and kDone for a push has the version before the push
+/// there. kRefused has an exit code in `first` and a text as its payload. kCopy is a pull that is not written into
+/// recorded orders. The life of a worker is a number above 0 that no other worker of its rank has. The number is sent
+/// with a minus sign if the worker was in the run before and has lost its connection.
 ///
 /// The last five kinds of the table are for workers that come and go (JobMembers). kDone for kTake has the step, kOver
 /// or kOwnFirst in `first`. With kOver, `second` is 1 for the worker that finishes. The question kTake has in `turn` a

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: lease, slot, tier, unit.
+// See docs/glossary.md: carrier, lease, slot, tier, unit.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,12 +18,13 @@
 
 namespace tessera {
 
-/// Offloads the sums of a GPU's gradients to pinned memory of its host or to files. Each unit except the root unit has
-/// one record (RecordPlan::gradients). Reductions write sums to slots on the GPU, and updates read them from slots.
-/// TrainingMemory owns it; the thread of the step calls it.
+/// Offloads the sums of a GPU's gradients to pinned memory of its host or to files. Each unit that trains, except the
+/// root unit, has one record (RecordPlan::gradients). Reductions write sums to slots on the GPU, and updates read them
+/// from slots. TrainingMemory owns it; the thread of the step calls it.
 ///
-/// A unit's index is the number of its record. A lease makes FlatGroup::gradient of the unit's groups point to the
-/// unit's slot. A lease of the root unit has no memory and changes nothing. A unit may have several leases at once.
+/// The calls of Carrier take a unit's index as the number of a record. A lease makes FlatGroup::gradient of the unit's
+/// groups point to the unit's slot. A lease of the root unit has no memory and changes nothing. A unit may have several
+/// leases at once.
 ///
 /// 1. A unit has a slot while it has a lease. If the sums were changed, they are copied to the host after the unit's
 ///    last lease, on a separate stream. Later work in the slot waits for that copy; the host waits for nothing.

@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: lease, unit.
+// See docs/glossary.md: carrier, lease, unit.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,13 +15,13 @@
 
 namespace tessera {
 
-/// Offloads the CPU's sums of gradients to disk. Each unit except the root unit has one record (RecordPlan::gradients).
-/// Reductions write sums to the records' own memory. For updates the records are read ahead. TrainingMemory owns it;
-/// the reducer and the step call it, one thread at a time.
+/// Offloads the CPU's sums of gradients to disk. Each unit that trains, except the root unit, has one record
+/// (RecordPlan::gradients). Reductions write sums to the records' own memory. For updates the records are read ahead.
+/// TrainingMemory owns it; the reducer and the step call it, one thread at a time.
 ///
-/// A unit's index is the number of its record. A lease makes FlatGroup::gradient of the unit's groups point to the
-/// unit's sums. A lease of the root unit has no memory and changes nothing. A unit may have several leases at once, and
-/// the last one that ends gives the record back.
+/// The calls of Carrier take a unit's index as the number of a record. A lease makes FlatGroup::gradient of the unit's
+/// groups point to the unit's sums. A lease of the root unit has no memory and changes nothing. A unit may have several
+/// leases at once, and the last one that ends gives the record back.
 class GradientRecords final : public Carrier {
  public:
   /// `files`: one record for each unit that trains, in the order of units, without the root unit, whose sums stay in

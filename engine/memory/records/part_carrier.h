@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: lease, residency, unit.
+// See docs/glossary.md: carrier, lease, residency, unit.
 
 #include <cstdint>
 #include <memory>
@@ -18,10 +18,10 @@ namespace tessera {
 /// (FlatGroup::parameters_below) or from memory. The residency calls it when it gathers a unit, on the thread that runs
 /// forward and backward.
 ///
-/// A unit's index is the number of its record. `announce` begins to bring parts to FlatGroup::part_in_full, which
-/// begins at a page boundary; parts of other units may still be under way. `acquire` waits for one unit's parts. If it
-/// throws, no copy of the unit is under way any more. A lease has no memory, since the gathered buffer belongs to the
-/// residency.
+/// The calls of Carrier take a unit's index as the number of a record. `announce` begins to bring parts to
+/// FlatGroup::part_in_full, which begins at a page boundary; parts of other units may still be under way. `acquire`
+/// waits for one unit's parts. If it throws, no copy of the unit is under way any more. A lease has no memory, since
+/// the gathered buffer belongs to the residency.
 class PartCarrier : public Carrier {
  public:
   /// `units` must outlive this object.

@@ -81,7 +81,7 @@ std::span<std::byte> SlotCarrier::take(std::int64_t record, LeaseUse use) {
   return {memory_of(nth), here_.back().on_host.size()};
 }
 
-/// After this call, all work that is queued waits until the record is in the slot of `use`.
+/// All work that is queued after this call waits until the record is in the slot of `use`.
 void SlotCarrier::arrive(const Here& here, std::int64_t use) {
   if (!ahead_.empty() && ahead_.front().record != here.record) give_up_ahead();
   if (ahead_.empty()) ahead_.push_back(bring(here.record, use, here.on_host));
@@ -161,9 +161,9 @@ std::span<std::byte> SlotCarrier::hold(std::int64_t record, LeaseUse use) {
   return leaving_.emplace_back(records_->acquire(record, use)).bytes();
 }
 
-/// Returns the event for which the copy of `record` to the slot of `use` must wait. It must wait until the slot's
-/// earlier content, and the record's last use, are copied to the host. These copies run in the order in which they were
-/// queued, so waiting for the later one is enough.
+/// Returns the event for which the copy of `record` to the slot of `use` must wait. The copy must wait until the slot's
+/// earlier content, and the result of the record's last use, are copied to the host. These copies run in the order in
+/// which they were queued, so waiting for the later one is enough.
 const DeviceKernels::Mark& SlotCarrier::last_before(std::int64_t use, std::int64_t record) const {
   const std::int64_t last = std::max(use - slots_.count, last_use_[static_cast<std::size_t>(record)]);
   return last < 0 ? *made_ : *back_[slot_of(last)];

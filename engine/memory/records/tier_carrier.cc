@@ -29,7 +29,8 @@ void TierCarrier::announce(std::span<const std::int64_t> order) {
   fetch_ahead();
 }
 
-/// Returns whether `order` is the last part of the announced order, and none of its records was acquired.
+/// Returns whether `order` is the last part of the announced order, and whether none of the records of this part was
+/// acquired or passed over.
 bool TierCarrier::is_rest(std::span<const std::int64_t> order) const {
   if (order.size() > order_.size()) return false;
   const std::size_t begin = order_.size() - order.size();

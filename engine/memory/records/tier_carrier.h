@@ -22,9 +22,9 @@
 
 namespace tessera {
 
-/// Brings offloaded records of a rank's training state, of all its groups, from their tier into memory, and takes them
-/// back. The records are those of masters and optimizer states (RecordLayout), or those of parameters (Chunks).
-/// TrainingMemory and the groups share it. Any thread may call it; a mutex admits one thread at a time. A lease does
+/// Brings the offloaded records of all groups of this rank from their tier into memory, and takes them back. The
+/// records are those of masters and optimizer states (RecordLayout), or those of parameters (Chunks). TrainingMemory
+/// and the groups share it. Any thread may call it; a mutex admits one thread at a time. A lease does
 /// not exclude other leases, so that a carrier to a device can hold several records at once. A call of `visit` excludes
 /// other visits.
 ///
@@ -50,8 +50,8 @@ class TierCarrier final : public Carrier {
   /// it; `body` runs on one thread at a time.
   void visit(std::int64_t record, bool updates, c10::function_ref<void(std::byte*)> body);
 
-  /// Makes this object call `settle` before the host visits a record. With `settle`, `owner` (a DeviceUse) waits for
-  /// the device that uses records. A null `settle` removes the owner's function.
+  /// Makes this object call `settle` before the host visits a record. The function belongs to `owner` (a DeviceUse),
+  /// and waits for the device that uses records. A null `settle` removes the owner's function.
   void before_visits(const void* owner, std::function<void()> settle);
   /// Waits for the device, as a visit does. After that the host may use the memory of records that never move.
   void settle() {
@@ -60,8 +60,8 @@ class TierCarrier final : public Carrier {
   /// Begins to copy a record to `memory`, which is as large as the record (RecordTier::start_copy). The announced order
   /// of records does not change.
   void start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag);
-  /// Waits for the copies of `tag`. No copy of `tag` is under way afterwards, even if this throws (what `acquire`
-  /// throws).
+  /// Waits for the copies of `tag`. Throws what `acquire` throws. No copy of `tag` is under way afterwards, even if the
+  /// function throws.
   void end_copies(std::uint64_t tag);
 
   /// Calls `body` with the tier, at a time when this object has no record in use. REQUIRES: records are durable, and

@@ -28,8 +28,8 @@ class GradientNorm final : public GradientVisitor {
   void begin(const FlatGroup& group) override;
   void visit(const FlatGroup& group, std::span<const float> values) override;
 
-  /// Returns the complete sums of `group`. A job of one rank makes no reduction that would show the gradients, so they
-  /// are read from memory here.
+  /// Returns the complete sums of `group`. A job of one rank makes no reduction that would pass the gradients to this
+  /// object, so this function reads them from memory.
   const NormSums& sums_of(const FlatGroup& group);
 
   /// Forgets the sums. Call it after the optimizer has used the gradients.

@@ -16,8 +16,8 @@ class LearningRates {
  public:
   explicit LearningRates(const OptimizerConfig& optimizer);
 
-  /// Sets the rate of one group. Without a group it sets the common rate, and the rate of each group is again its share
-  /// of the common rate.
+  /// Sets the rate of one group. If `group` is empty, it sets the common rate, and the rate of each group is again its
+  /// share of the common rate.
   void set(double lr, std::optional<std::size_t> group);
   double everybodys() const { return rates_[0]; }
 

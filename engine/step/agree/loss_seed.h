@@ -7,7 +7,7 @@ namespace tessera {
 /// The gradient with which a backward begins. Step::seed_of makes it from the loss scale, and the Engine starts the
 /// backward with it.
 struct LossSeed {
-  at::Tensor seed;    ///< the gradient of the loss, of its sizes, dtype and device
+  at::Tensor seed;    ///< the gradient of the loss, with the sizes, dtype and device of the loss
   at::Tensor factor;  ///< factor for every gradient afterwards (a scalar, fp32); undefined: 1
 };
 

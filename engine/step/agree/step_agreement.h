@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-/// The part of a step's loss that one microbatch adds. Under "reproducible" a rank sends it to the others.
+/// The part of a step's loss that one microbatch adds. If "reproducible" is set, a rank sends it to the others.
 struct MicrobatchLoss {
   double loss = 0.0;    ///< weight * loss, over all losses of the microbatch
   double weight = 0.0;  ///< MicrobatchInfo::weight; 0 where this rank had no batch
@@ -49,7 +49,7 @@ std::uint64_t digest_of_numbers(std::span<const double> rates, std::span<const d
 
 /// The data that one rank has at the end of a step's backward.
 struct LocalStep {
-  double loss = 0.0;    ///< sum of weight * loss over this rank's microbatches, divided by their number in a full step
+  double loss = 0.0;    ///< this rank's sum of weight * loss, divided by a rank's mean number of microbatches a step
   double weight = 0.0;  ///< sum of the weights of this rank's microbatches (MicrobatchInfo::weight)
   std::int64_t tokens = 0, samples = 0;
   std::span<const int> gathered;    ///< units gathered in this step, in order (Residency::gathered)
@@ -80,21 +80,22 @@ struct AgreedStep {
 /// norm is a tree over each parameter's own blocks, and a sum over parameters in order of registration. So it has the
 /// same bits however parameters are put into units and gradients are sharded (optim/grad_norm.h).
 ///
-/// A rank's message is a header, a flag for each trainable parameter, and the norm's sums over this rank's parts. Under
-/// "reproducible" it also has the losses of the rank's microbatches, and with "noise_scale" its OwnGradients. All
-/// messages are as long as the longest. The size is fixed, so everything is allocated once.
+/// A rank's message is a header, a flag for each trainable parameter, and the norm's sums over this rank's parts. If
+/// "reproducible" is set, the message also has the losses of the rank's microbatches. If "noise_scale" is set, it has
+/// the rank's OwnGradients. All messages are as long as the longest. The size is fixed, so everything is allocated
+/// once.
 class StepAgreement {
  public:
   StepAgreement(const StepContext& context, GradientNorm& norm);
 
   /// It is collective. The result is valid until the next call. Throws where ranks gathered units in different orders
-  /// (70), or were given different learning rates or options (64). The message names the first difference. `losses`:
-  /// this rank's microbatches [round], under Strategy::reproducible; the loss and the weight are then sums in the tree
-  /// over all microbatches.
+  /// (70), or were given different learning rates or options (64). The message names the first difference. `losses`
+  /// [round]: the losses of this rank's microbatches if Strategy::reproducible is set, else empty. If it is set, the
+  /// loss and the weight are sums in the tree over all microbatches.
   const AgreedStep& agree(const LocalStep& local, std::span<const MicrobatchLoss> losses);
 
-  /// Says that `losses` belong to the microbatches of `order` from the next step on. The longest run of `order` is as
-  /// long as that of the order before.
+  /// From the next step on, `losses` belong to the microbatches of `order`. REQUIRES: `order` allows no longer run
+  /// than the order before.
   void deal(const MicrobatchOrder& order) { order_ = order; }
 
   /// Returns the seconds spent so far on the exchange of messages.
@@ -115,7 +116,7 @@ class StepAgreement {
   const Reducer& reducer_;
   GradientNorm& norm_;
   const OptimizerConfig& optimizer_;
-  std::vector<int> ranks_with_parts_;  ///< ranks whose gradient parts together make up the whole, each part once
+  std::vector<int> ranks_with_parts_;  ///< ranks whose parts together make up all gradients, each part once
   NormTotals totals_;
   MicrobatchOrder order_;
   const bool has_own_;                                                ///< messages have OwnGradients

@@ -26,7 +26,7 @@ struct StepContext {
   const OwnRules& own_rules;
   const Reducer& reducer;
   Publication* behind;  ///< the CPU's Publisher uses it; null: values are published before the step returns
-  /// World rank of the first rank of `axes.world`: not 0 where replicas train apart, each over axes of its own ranks.
+  /// World rank of the first rank of `axes.world`. It can differ from 0 only if replicas train apart.
   int first_rank = 0;
   /// The number of replicas that train apart; 1 where all ranks make one step.
   int replicas = 1;

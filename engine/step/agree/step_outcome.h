@@ -40,9 +40,9 @@ class StepOutcome {
   /// Waits until the decision is there, and returns it. Warns once if the step was skipped. Throws tessera::Error: the
   /// failure of a group if a call of it failed on the device (MeshAxes::status); 70 if ranks gathered units in
   /// different orders; 64 if ranks were given different rates or options; 65 if a gradient is not finite where units
-  /// are updated in backward; 78 if the loss is negative where spikes are looked for. No rank has updated anything
-  /// after 70 and 64, except where units are updated in backward: there the units before the first difference are
-  /// updated.
+  /// are updated in backward; 78 if the loss is negative where spikes are looked for. If 70 or 64 is thrown, no rank
+  /// has updated anything. Updates in backward are an exception: the units before the first difference are updated if
+  /// 70 is thrown, and all units if 64 is thrown.
   const DeviceDecision& wait();
   /// Returns the seconds for which the device waited for collectives in this step. REQUIRES: wait() has returned.
   double exposed_seconds() const { return exposed_seconds_; }

@@ -12,7 +12,7 @@ namespace tessera {
 /// The rank for which the other ranks waited in a step, and the time for which they waited.
 struct WaitedFor {
   int rank = -1;       ///< world rank of the rank that was busy longest; -1: there is only one rank
-  double seconds = 0;  ///< mean, over the other ranks, of the seconds by which they were busy for less time
+  double seconds = 0;  ///< mean over the other ranks: the seconds by which this rank was busy longer than each of them
 };
 
 /// Returns the rank and the time. `busy_seconds` [rank]: as in StragglerWatch::add; element i is of world rank
@@ -20,10 +20,10 @@ struct WaitedFor {
 WaitedFor waited_for(std::span<const double> busy_seconds, int first_rank = 0);
 
 /// Finds ranks for which the other ranks wait. After each agreement, CpuStep passes to it the times for which the ranks
-/// were busy in the step. Such a time is that of a rank's data, forward and backward: from the end of its last step to
-/// the agreement, without waits in collectives. A rank is slow if its median over a window of steps is much larger than
-/// the median of all ranks' medians: more than 1.5 times as large, and at least 10 ms larger. Where two medians lie in
-/// the middle, the lower one counts. One thread at a time uses it; all memory is allocated at construction.
+/// were busy in the step. A rank is busy from the end of its last step to the agreement, except while it waits in
+/// collectives. A rank is slow if its median over a window of steps is much larger than the median of all ranks'
+/// medians: more than 1.5 times as large, and at least 10 ms larger. If two medians lie in the middle, the lower one
+/// counts. One thread at a time uses it; all memory is allocated at construction.
 class StragglerWatch {
  public:
   static constexpr std::size_t kWindow = 50;  ///< steps

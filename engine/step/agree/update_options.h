@@ -28,15 +28,15 @@ class UpdateOptions {
   explicit UpdateOptions(const OptimizerConfig& optimizer);
 
   static std::span<const OptionKey> keys();
-  /// Returns the name of a number in checkpoints, such as "beta1".
+  /// Returns the name that a number has in checkpoints, such as "beta1".
   static const char* name_of(std::size_t number);
   /// Returns the index (below `kNumbers`) of the number whose name_of is `name`, or nothing if there is none.
   static std::optional<std::size_t> number_named(const std::string& name);
   /// Returns a text that names a place in `all`: "eps of group 1 (blocks)".
   static std::string words_of(const OptimizerConfig& optimizer, std::size_t place);
 
-  /// Sets a number of a group. Without a group it sets the common number. Groups use it unless they have their own
-  /// number, set by hand or in the strategy.
+  /// Sets a number of a group. If `group` is empty, it sets the common number. Groups use the common number unless they
+  /// have their own, set by hand or in the strategy.
   void set(std::size_t number, double value, std::optional<std::size_t> group);
 
   /// Returns the configuration for updates of a group, or of the parameters in no group (FlatParameter::kNoGroup). Its
@@ -65,8 +65,8 @@ class UpdateOptions {
 /// Returns UpdateOptions::all as files keep it: for each row the numbers that were set, by name. The result is empty if
 /// no number of any row was set.
 std::vector<std::map<std::string, double>> options_by_name(std::span<const double> all);
-/// Reads what options_by_name returned into `all`. Returns what is wrong, and changes nothing, where the rows belong to
-/// other groups or a name is unknown.
+/// Writes the numbers of `rows`, which options_by_name returned, to `all`. If the rows belong to other groups, or if a
+/// name is unknown, the function changes nothing and returns a text that says so.
 std::optional<std::string> read_options(const std::vector<std::map<std::string, double>>& rows,
                                         std::vector<double>& all);
 

@@ -168,7 +168,7 @@ std::vector<GroupNumbers> DeviceUpdate::group_numbers() const {
   return numbers;
 }
 
-/// Writes, for each parameter, the index of its group in OptimizerConfig::groups.
+/// Writes, for each parameter, 1 + the index of its group in OptimizerConfig::groups, or 0 if it is in no group.
 void DeviceUpdate::fill_group_of_parameters(StepTables& tables, DeviceTables& memory) const {
   if (context_.strategy.optimizer.groups.empty()) return;
   static_assert(FlatParameter::kNoGroup + 1 == 0);
@@ -239,8 +239,8 @@ UnitRequest DeviceUpdate::request_for(const Unit& unit) const {
 }
 
 /// The host waits for the decision if it makes updates itself, or queues the updates of a program's rule. It also waits
-/// if a skipped step ends at the decision, so that all ranks know here that the step is skipped. In all other cases,
-/// even a skipped step copies records to the device and back, and makes the collectives that publish values.
+/// if a skipped step ends at the decision, so that all ranks know here that the step is skipped. Otherwise even a
+/// skipped step copies records to the device and back, and makes the collectives that publish values.
 void DeviceUpdate::update() {
   if (host_) host_->fetch_parameters();
   if (host_ || own_ || ends_when_skipped()) {
@@ -262,8 +262,8 @@ void DeviceUpdate::begin(std::span<const Group> groups) {
   }
 }
 
-/// If this rank has a gradient that is not finite, the step ends here, as on the CPU. Otherwise the gradient would be
-/// sent to owners, whose rules would use it.
+/// If gradients are sent to owners, and this rank has a gradient that is not finite, the step ends here, as on the CPU.
+/// Otherwise the owners' rules would use this gradient.
 void DeviceUpdate::update(Unit& unit) {
   if (own_ || waits_before_exchange()) {
     const DeviceDecision found = wait_for_decision();
@@ -438,7 +438,7 @@ void DeviceUpdate::launch_update(std::size_t index, const StateView& view) {
               : context_.kernels.update(run_of(g, view), tables_);
 }
 
-/// Under muon the host does not know which matrices are used. The gradients of unused matrices are zeros.
+/// If the rule is muon, the host does not know which matrices are used. The gradients of unused matrices are zeros.
 void DeviceUpdate::exchange(std::span<const Visit> visits) {
   std::optional<MatrixUpdate::OfStep> step;
   if (decided_) step.emplace(MatrixUpdate::OfStep{context_.rates, decided_->rates, steps_, decided_->used});

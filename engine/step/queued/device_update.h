@@ -38,7 +38,7 @@ namespace tessera {
 /// group's gradients. Under lamb and lars it adds up the norms of the group's weights. The second visit updates the
 /// group; under lamb and muon this update is SGD.
 ///
-/// Under lamb and lars ranks agree on each parameter's norms between the passes. The norms determine the parameter's
+/// Under lamb and lars, ranks agree on each parameter's norms between the passes. The norms determine the parameter's
 /// rate (QueuedLayers). Under muon, owners make the directions of matrices orthogonal (MatrixUpdate). They do so for
 /// all matrices, since the host does not know which matrices are used.
 ///
@@ -61,7 +61,7 @@ class DeviceUpdate final : public StepWalk {
     bool is_of_matrices() const { return !group->matrices.empty(); }
   };
 
-  /// Writes the numbers of groups and of their parameters into `tables`, in memory of `table_memory`. The caller writes
+  /// Adds the tables about groups and their parameters to `tables`, in memory of `table_memory`. The caller writes
   /// `used`, `steps` and `decision` of `tables` before the first update. All arguments, and the units' memory, must
   /// outlive this object.
   DeviceUpdate(const QueuedContext& context, const RuleOptimizer& rules, StepTables& tables,

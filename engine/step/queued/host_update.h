@@ -48,8 +48,8 @@ class HostUpdate {
   void expect(bool sums_of_step) { fetches_ = sums_of_step; }
   /// Copies the sum of a unit's gradients, which is on the current stream.
   void fetch(const Unit& unit);
-  /// Begins to copy the parameters that updates read, in the order of updates. It is called when the step is made,
-  /// since a program may write parameters until then.
+  /// Begins to copy the parameters that updates read, from the last group to the first. It is called when the step is
+  /// made, since a program may write parameters until then.
   void fetch_parameters();
 
   /// Begins a pass over all groups. `used` says which trainable parameters take part in this step; only their step

@@ -40,8 +40,8 @@ class QueuedLayers {
 
   /// Agrees on the norms of all units. In backward it agrees only on the norms of `unit`. It is collective. REQUIRES:
   /// the weights have not changed in this step, copied weights are added up, and updates lie where gradients lay
-  /// before. `request` and `tables` belong to the decided step; the second pass uses its constants. Throws
-  /// tessera::Error.
+  /// before. `request` and `tables` belong to the decided step; the second pass uses the constants that this function
+  /// writes to `tables`. Throws tessera::Error.
   void agree(std::optional<std::int32_t> unit, const StepRequest& request, const StepTables& tables);
 
  private:

@@ -96,7 +96,7 @@ std::uint32_t blocks_of(std::int64_t numel) {
   return static_cast<std::uint32_t>((static_cast<std::uint64_t>(numel) + kSquaredBlock - 1) / kSquaredBlock);
 }
 
-/// Returns the most blocks that one launch may have: those of the largest unit.
+/// Returns the largest number of blocks that one launch may have.
 std::size_t most_blocks(const std::vector<std::unique_ptr<Unit>>& units) {
   std::size_t most = 0;
   for (const auto& unit : units) {

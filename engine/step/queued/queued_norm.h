@@ -23,18 +23,19 @@ NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory);
 /// Returns a copy of `tables` for values at `values`; `tables` were made for values at `made_for`.
 NormTables moved(NormTables tables, const float* made_for, const float* values);
 
-/// Queues the norm's sums over this rank's gradients on a GPU. In general it adds up all gradients at once in the step.
-/// If the sums of units have no memory of their own, it adds up each unit when the unit's sum is complete. QueuedStep
-/// owns and calls it.
+/// Queues the norm's sums over this rank's gradients on a GPU. Usually it adds up the squares of all gradients at once
+/// in the step. If the gradients of units have no memory of their own, it adds up those of each unit as soon as the
+/// unit's sum over ranks is complete. QueuedStep owns and calls it.
 class QueuedNorm {
  public:
-  /// `groups`: the trainable groups, in the order of units. `sums`: memory of the device for the sums of squares: as
-  /// many numbers as NormSums::count of all groups' gradient parts. `kernels` must outlive this object.
+  /// `groups`: the trainable groups, in the order of units. `sums`: memory of the device for as many
+  /// sums of squares as NormSums::count says for all groups' gradient parts. `kernels` must outlive this object.
   QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
              c10::Device device);
 
   /// Adds a unit whose sum is complete on the current stream. It is called again if a gradient came later.
-  /// FlatGroup::gradient of its groups says where the sum lies: the groups' sums follow each other (place_gradients).
+  /// FlatGroup::gradient of the unit's groups says where the sum lies: the groups' sums follow each other
+  /// (place_gradients).
   void add(const Unit& unit);
   /// It is called when the sums of all units are on the current stream.
   void finish();

@@ -28,8 +28,8 @@ namespace tessera {
 // `queue` takes a slot, which waits for the step that used it last (`take_slot`). It copies the host's part of this
 // rank's message to the device (`send_host_part`), gathers the messages of all ranks, queues the decision and the
 // update, and queues the copies of the decision and the flags into the slot. The host does not know yet how many of the
-// steps under way are skipped, so `request` has a learning rate for each possible number. `progress` and `resume` wait
-// for all steps first.
+// steps under way are skipped, so `request` has the schedule's ratio for each possible number. `progress` and `resume`
+// wait for all steps first.
 
 namespace {
 
@@ -269,10 +269,10 @@ QueuedStep::InFlight& QueuedStep::take_slot() {
   return slot;
 }
 
-/// Copies the host's part of this rank's message to the device, while backward is still computed. It has counts,
-/// digests, and a flag for each parameter that says whether the parameter got a gradient. It lies behind the first
-/// numbers of the header, which the device adds up. The numbers of groups are sent too (send_numbers), unless units are
-/// updated in backward.
+/// Copies the host's part of this rank's message to the device, while backward is still computed. This part has counts,
+/// digests, and a flag for each parameter that says whether the parameter got a gradient. It lies behind those first
+/// numbers of the header that the device itself adds up. The numbers of groups are sent too (send_numbers), unless
+/// units are updated in backward.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
   header.weight = local.weight;

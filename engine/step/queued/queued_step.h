@@ -88,7 +88,7 @@ class QueuedStep final : public Step {
     std::shared_ptr<StepOutcome> outcome;  ///< outcome of the step that last used this slot
   };
 
-  /// The numbers of the update that a program may change, and the numbers that the device has.
+  /// The update's numbers, which a program may change, and the numbers that the device has.
   struct Numbers {
     explicit Numbers(const OptimizerConfig& optimizer) : rates(optimizer), options(optimizer) {}
 

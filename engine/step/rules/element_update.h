@@ -40,8 +40,8 @@ class ElementUpdate {
   /// `rates` must outlive this object.
   ElementUpdate(const Strategy& strategy, const OwnRules& own_rules, const LearningRates& rates);
 
-  /// Appends the runs of `part` of the group to `runs`. Neighbouring parameters that have taken part in the same number
-  /// of steps form one run, which includes the padding behind them. `used` says which parameters take part in this
+  /// Appends the runs of `part` of the group to `runs`. Neighbouring parameters that are updated with the same numbers
+  /// (UpdateRun) form one run, which includes the padding behind them. `used` says which parameters take part in this
   /// step. It begins with the group's parameters and may have entries of other parameters behind them. `steps` has the
   /// number of steps in which each of the group's parameters has taken part; the function adds this step.
   void find_runs(const FlatGroup& group, Extent part, std::span<const char> used, std::int64_t* steps,

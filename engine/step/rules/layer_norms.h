@@ -37,7 +37,7 @@ class LayerNorms {
  public:
   struct Options {
     bool of_updates = false;  ///< whether norms of updates are added too
-    bool by_unit = false;     ///< units are agreed on one by one, in backward
+    bool by_unit = false;     ///< whether ranks agree on the norms of one unit at a time, in backward
   };
   LayerNorms(const std::vector<std::unique_ptr<Unit>>& units, AxisPlacement optimizer, const MeshAxes& axes,
              Options options);

@@ -28,7 +28,8 @@ class LayerwiseUpdate {
 
   /// Begins the first pass over a group. `measure` is then called for the group's slices in order.
   void begin(const FlatGroup& group) { norms_.begin(group); }
-  /// `config`: FlatParameter::group of the slice's parameters. With lamb it writes directions over the gradients.
+  /// `config`: FlatParameter::group of the slice's parameters. If the rule is lamb, it writes directions over the
+  /// gradients.
   void measure(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config);
 
   /// Agrees on the norms of all units. In backward it agrees only on the norms of `unit`. It is collective. `squares`:

@@ -170,7 +170,8 @@ void MatrixExchange::collect_masters(std::span<const DealtMatrix> of_group, std:
   });
 }
 
-/// `own_masters` points to the next of this rank's own masters, which are not sent.
+/// Joins a whole matrix from the parts of all ranks. `own_masters` points to this rank's own masters of the matrix,
+/// which are not sent. The function moves this pointer behind them.
 WholeMatrix MatrixExchange::join(const DealtMatrix& matrix, Messages& from, const float*& own_masters) {
   std::span<float> rest = work_;
   const auto take = [&](std::int64_t numel) {

@@ -41,7 +41,7 @@ class MatrixExchange {
                  DeviceKernels* kernels);
 
   /// Calls `compute` for the matrices of this rank. It is collective. On a GPU, where work is queued, the host waits
-  /// only in `visit_masters`. Under muon `visit_masters` is not called. Throws tessera::Error.
+  /// only in `visit_masters`. `visit_masters` is not called under muon. Throws tessera::Error.
   void run(const MatrixBatch& batch, VisitMasters visit_masters,
            c10::function_ref<void(const DealtMatrix&, const WholeMatrix&)> compute);
 
@@ -70,7 +70,7 @@ class MatrixExchange {
 
   Held collected_from(const DealtMatrix& matrix, int rank) const;
   Held returned_to(const DealtMatrix& matrix, int rank) const;
-  /// These functions read a matrix from the places where this rank holds it, and write it there.
+  /// These functions read this rank's part of a matrix from the places where this rank holds it, and write it there.
   void read_own(const DealtMatrix& matrix, Held own, float* gradient, float* states) const;
   void write_own(const DealtMatrix& matrix, Held own, const float* result, const float* states) const;
   void collect(const MatrixBatch& batch, VisitMasters visit_masters);

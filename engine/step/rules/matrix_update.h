@@ -51,11 +51,11 @@ class MatrixUpdate {
   };
   /// Exchanges matrices of all ranks, batch by batch. In backward it exchanges only the matrices of `unit`. Results are
   /// written over the gradients. It is collective. `step` is the same on all ranks. Under muon it is null if the host
-  /// does not know it; then no matrix is left out. `visit_masters` is called for each group in order, except under
-  /// muon. Throws tessera::Error, and what a program's rule throws.
+  /// does not know which parameters are used; then no matrix is left out. `visit_masters` is called for each group in
+  /// order, except under muon. Throws tessera::Error, and what a program's rule throws.
   void exchange(std::optional<std::int32_t> unit, const OfStep* step, VisitMasters visit_masters);
 
-  /// Returns the optimizer of Muon for a GPU, whose kernels compute directions and updates.
+  /// Returns the Muon optimizer of a group. A GPU's kernels compute directions and updates with its numbers.
   const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
 
   /// Returns the arguments for the GPU's kernel that applies the results.

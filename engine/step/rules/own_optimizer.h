@@ -12,9 +12,9 @@ namespace tessera {
 
 /// Makes the optimizer of parameters that are updated element by element. If the program defines a rule for elements,
 /// the result is an OwnOptimizer; otherwise make_optimizer of optim makes it. Under adafactor there are no such
-/// parameters; the optimizer then only applies masters that are computed elsewhere. Throws tessera::Error (64) if the
-/// program defines a rule and optimizer.type is neither own nor own_matrix, or if the type is one of these and the
-/// program defines no rule.
+/// parameters; the optimizer then only applies masters that are computed elsewhere. Throws tessera::Error (64) if
+/// optimizer.type (own or own_matrix) asks for a rule that the program does not define, or if the program defines a
+/// rule for which the type does not ask.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const EmaConfig& ema,
                                           const OwnRules& own_rules);
 

@@ -1,7 +1,7 @@
 """Rows of Accelerate, for the file that `accelerate config` writes.
 
-Accelerate's own keys are called "accelerate.num_processes" here, and keys in fsdp_config "fsdp.version". Keys in
-deepspeed_config have the names of DeepSpeed's file.
+The names of Accelerate's own keys begin with "accelerate." here ("accelerate.num_processes"), and those of keys in
+fsdp_config with "fsdp." ("fsdp.version"). Keys in deepspeed_config have the names of DeepSpeed's file.
 """
 
 from tessera.import_config import _deepspeed, _fsdp

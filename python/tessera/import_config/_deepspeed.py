@@ -324,7 +324,7 @@ def _communication_type(key: Key) -> None:
 
 
 def _bf16(section: str) -> list[Row]:
-    # Older versions of DeepSpeed do not read the keys of the last row, and many files have them.
+    # Older versions of DeepSpeed do not read the keys of the last row, but many files have these keys.
     return [*_enables(section, "bf16"), *below(
         f"{section}.",
         ignores("immediate_grad_update", "Tessera reduces each unit's gradients as soon as they are there"),

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from tessera._error import Error
 
-MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 18, 500, 32  # values: about four times the largest file in use
+MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 18, 500, 32  # 500: about four times as many as the largest file in use has
 CONFIG, UNAVAILABLE = 78, 69
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)

@@ -47,7 +47,7 @@ def rule(name: str, doc: str, apply: Rule) -> list[Row]:
 
 
 def ignores(keys: str, why: str) -> list[Row]:
-    """Makes a row for one or several `keys` whose values do not change training."""
+    """Makes a row for each of `keys`. Their values do not change training."""
     return [Row(name, f"ignored: {why}", lambda key: key.ignored(why)) for name in keys.split()]
 
 
@@ -56,8 +56,8 @@ def refuses(keys: str, refusal: str) -> list[Row]:
 
 
 def expects(keys: str, value: Any, why: str, refusal: str) -> list[Row]:
-    """Makes a row for a key that must be `value`, since Tessera knows no other behaviour. `why` describes it. Any other
-    value is refused."""
+    """Makes a row for each of `keys`. A key must be `value`, since Tessera knows no other behaviour. `why` describes
+    this behaviour. Any other value is refused."""
     read = boolean if isinstance(value, bool) else word if isinstance(value, str) else number
     return [Row(name, f"`{dumped(value)}`: ignored, {why}; else refused: {refusal}",
                 lambda key: key.ignored(why) if read(key.value) == value else key.refused(refusal)) for name in keys.split()]

@@ -75,7 +75,7 @@ def _expect_defaults(args: TrainingArguments) -> None:
 
 
 def _add_adamw(optimizer: dict, args: TrainingArguments, model: torch.nn.Module, trainer: Trainer) -> None:
-    """Adds AdamW as the Trainer makes it, with no weight decay for biases and the weights of norms."""
+    """Adds AdamW as the Trainer makes it, with no weight decay for biases and the weights of normalization layers."""
     if args.optim not in ("adamw_torch", "adamw_torch_fused"):
         raise Error(f'TesseraTrainer does not take TrainingArguments.optim="{args.optim.value}". [T0713] hint: leave it out, '
                     'and name the update rule in the strategy: "optimizer": {"type": ...}')

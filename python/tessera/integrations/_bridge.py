@@ -15,7 +15,7 @@ from tessera._job import plain_values, read_strategy
 
 def copy_of(strategy: Strategy) -> dict[str, Any]:
     """Returns the keys that a strategy names, so that other keys can be added. Raises Error with everything that is
-    wrong with the keys, and if ranks would have different numbers of batches.
+    wrong with the keys. Raises Error for "deal" by speed too, since ranks would need different numbers of batches.
     """
     read_strategy(strategy)
     if isinstance(strategy, (str, os.PathLike)):
@@ -65,7 +65,8 @@ def take_step(engine: Engine) -> _native.StepResult:
 
     The last step of an epoch may have fewer microbatches, and a step whose batches were skipped has none. The missing
     microbatches count as zero, as in Lightning and accelerate, which divide each loss by the number of microbatches of
-    a whole step. Their loss depends on no parameter, so a parameter that no microbatch used stays as it is.
+    a whole step. The loss of a missing microbatch depends on no parameter, so a parameter that no microbatch used stays
+    as it is.
     """
     while not engine.step_is_due():
         engine.backward(torch.zeros((), device=engine.device, requires_grad=True))

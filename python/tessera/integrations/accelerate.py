@@ -58,7 +58,7 @@ class Accelerator(accelerate.Accelerator):
     """An Accelerator that shards its model. The other arguments are those of accelerate's Accelerator.
 
     `engine` is the Engine, from the first `prepare` with a model on; `result` is the result of the last step. `prepare`
-    returns the model itself, sharded. It takes one model and one optimizer. A model without an optimizer can be
+    returns the model itself, sharded. `prepare` takes one model and one optimizer. A model without an optimizer can be
     evaluated, and may get its optimizer in a later call. If there is no GPU, `cpu=True` is the default. If the strategy
     has no "units", they are the blocks that the model names in `_no_split_modules`.
     """
@@ -103,7 +103,7 @@ class Accelerator(accelerate.Accelerator):
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepares a model, its optimizer, data loaders and schedulers, and returns them in order. It is collective.
 
-        The model itself is returned, sharded. Raises Error (64) if there already is a model or an optimizer.
+        The model itself is returned, sharded. Raises Error (64) for a second model or a second optimizer.
         """
         self._expect_preparable(args)
         known = len(self._models), len(self._optimizers)
@@ -228,7 +228,7 @@ class Accelerator(accelerate.Accelerator):
                         "the Engine has used up. [T0785] hint: call optimizer.zero_grad() after each optimizer.step()")
 
     def _step(self) -> bool:
-        """Makes the Engine's step, and returns whether it was skipped. If there was no backward before, it does
+        """Makes the Engine's step, and returns whether it was skipped. If there was no backward before, this call does
         nothing, like an optimizer whose parameters have no gradients. `optimizer.step()` calls it.
         """
         engine = self._training("step")

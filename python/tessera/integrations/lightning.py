@@ -5,11 +5,11 @@
 
 `tessera launch` or torchrun starts the ranks, `devices` on each host. The module need not change: configure_optimizers
 says how AdamW, Adam or SGD updates. Schedulers, callbacks and the module may write into the optimizer's groups during
-training (lr, weight_decay, betas, momentum ...). The next step uses the new values, as without Tessera. A change that
-the Engine cannot follow raises an Error at the line that writes it. Parameters may be frozen and unfrozen, with groups
-of their own (BackboneFinetuning). Lightning's callbacks that average weights may write weights. The Trainer decides how
-many microbatches a step has and how gradients are clipped. The strategy, a file or a dict, decides everything else.
-If the Trainer and the strategy both give a value, the two values must be equal.
+training (lr, weight_decay, betas, momentum ...). The next step uses the new values, as without Tessera. If the Engine
+cannot follow a change, the line that makes the change raises an Error. Parameters may be frozen and unfrozen, with
+groups of their own (BackboneFinetuning). Lightning's callbacks that average weights may write weights. The Trainer
+decides how many microbatches a step has and how gradients are clipped. The strategy, a file or a dict, decides
+everything else. If the Trainer and the strategy both give a value, the two values must be equal.
 """
 
 import os
@@ -214,8 +214,7 @@ def _zero_grad(owner: Any, set_to_none: bool = True) -> None:
 
 @contextmanager
 def _in_lightning() -> Iterator[None]:
-    """If an Error that leaves the block mentions the Engine, this adds to the Error's text how a Lightning program gets
-    the Engine."""
+    """Explains how a Lightning program gets the Engine, in each Error that leaves the block and mentions the Engine."""
     try:
         yield
     except Error as error:

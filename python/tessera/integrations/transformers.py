@@ -6,8 +6,8 @@
 
 `tessera launch` or torchrun starts the ranks. TrainingArguments give the number of microbatches in a step, the clipping
 of gradients, and the learning rate. They also give AdamW's numbers, unless the strategy names another update rule. The
-strategy, a file or a dict, decides everything else. A value that both the strategy and TrainingArguments name must be
-equal in both. All ranks call train, evaluate, predict and save_model.
+strategy, a file or a dict, decides everything else. If the strategy and TrainingArguments both give a value, the two
+values must be equal. All ranks call train, evaluate, predict and save_model.
 """
 
 import os
@@ -75,7 +75,8 @@ class TesseraTrainer(Trainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _backward(self, loss: torch.Tensor, **_: Any) -> None:
-        """Runs the Engine's backward with a loss that is multiplied so that the Engine's mean gives the right result.
+        """Runs the Engine's backward. The loss is multiplied, so that the Engine's mean is the sum that the Trainer
+        expects.
 
         The Trainer expects that its losses are added up over the microbatches of a step, but the Engine takes their
         mean. The Trainer divides each loss by num_items_in_batch, the number of labels in the step. If

@@ -75,8 +75,8 @@ def _figures():
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    """Returns at most _MOST_POINTS points. Each point is the mean of `width` neighbouring steps, or of the last
-    steps, if fewer remain."""
+    """Returns at most _MOST_POINTS points. Each point is the mean over equally many neighbouring steps. The last point
+    may have fewer steps."""
     width = math.ceil(len(points) / _MOST_POINTS)
     if width <= 1:
         return list(points)
@@ -197,7 +197,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> st
 
 def _stragglers(run: Run) -> str:
     """Returns the run's table of stragglers. It has a row for each rank that was the slowest in a step; the rank for
-    which others waited longest in all comes first. Returns "" if no such rank is known."""
+    which the others waited longest in total comes first. Returns "" if no such rank is known."""
     waits: dict[int, list[float]] = {}
     for (_, rank), (_, seconds) in zip(run.column("waited_for_rank"), run.column("waited_for_seconds")):
         if math.isfinite(rank) and math.isfinite(seconds):
@@ -212,7 +212,8 @@ def _stragglers(run: Run) -> str:
 
 
 def latency_bars(make: Any, latencies: Sequence[Latency]) -> Any:
-    """Returns a figure with a line of bars for each of the slowest calls: from p50 to p95, to p99, and to the longest."""
+    """Returns a figure with a line of bars for each of the slowest calls: from p50 to p95, to p99, and to the
+    maximum."""
     slowest = sorted(latencies, key=lambda each: -each.p95_seconds)[:_MOST_BARS]
     figure = make(figsize=(12.5, 1 + 0.3 * len(slowest)), layout="constrained")
     axes = figure.add_subplot(xscale="log", xlabel="ms")

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Counts how long calls took, from a nanosecond to nearly five hours. The bounds of its buckets lie 1/16 apart or
-/// closer. Longer calls are in the last bucket. The histogram has a fixed size and allocates nothing. It is not
+/// Counts how long calls took, from a nanosecond to nearly five hours. The times in one bucket differ by at most 1/16.
+/// Still longer calls are in the last bucket. The histogram has a fixed size and allocates nothing. It is not
 /// thread-safe.
 class LatencyHistogram {
  public:

@@ -26,8 +26,9 @@ absl::Status os_error(ExitCode code, const std::filesystem::path& path, const ch
   return make_error(code, fmt::format("metrics file {}: {}: {}", path.string(), what, reason_of_writing(error)));
 }
 
-// Keeps other writers out of the file while a line is written. Another writer would take half a written line for a line
-// that a crash cut short. If a file cannot be locked (a pipe, some network file systems) writers are unguarded.
+// Keeps other writers out of the file while a line is written. Another writer would mistake a line that is half written
+// for a line that a crash cut short. If a file cannot be locked (a pipe, some network file systems) writers are
+// unguarded.
 class FileLock {
  public:
   explicit FileLock(int fd) : fd_(fd), held_(::flock(fd, LOCK_EX) == 0) {}
@@ -81,7 +82,7 @@ int open_for(const std::filesystem::path& path, MetricsWriter::Start start) {
   using enum MetricsWriter::Start;
   if (start == kReplace) ::unlink(path.c_str());  // an error here also makes the next line fail
   if (start != kAppend) return ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  // Reading is needed only to look at the last byte. A device or file that may not be read is accepted too.
+  // Reading is needed only for existing content. A device or file that may not be read is accepted too.
   const int fd = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
   return fd >= 0 || errno != EACCES ? fd : ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
 }

@@ -25,15 +25,15 @@ enum class MetricsFormat {
 /// Returns the format that a name asks for: ".csv" is a table, everything else is lines of JSON.
 MetricsFormat metrics_format_of(const std::filesystem::path& path);
 
-/// Appends metrics to a file. MetricsFile (tessera/metrics_file.h) and `tessera train` use it. Lines of JSON have one
-/// object each, in the order given:
+/// Appends metrics to a file. MetricsFile (tessera/metrics_file.h) and `tessera train` use it. A line of JSON has one
+/// object, whose members are in the order of the metrics:
 ///
 ///     {"step":12,"loss":2.25,"grad_norm":1.5,"overflow":false}
 ///
 ///  1. Each call of `write` hands its bytes to the system at once, in one write. The file therefore holds all that was
 ///     written, even after a crash. Lines of several processes that append to one file do not mix.
-///  2. A line of JSON that a crash or a full disk cut short is ended before the next one begins, so it spoils no other
-///     line. The other formats remove such an incomplete row.
+///  2. A crash or a full disk may cut a line of JSON short. Such a line is ended before the next line begins, so it
+///     spoils no other line. The other formats remove such an incomplete row.
 ///  3. NaN and infinities are written as null, since JSON has no word for them. The key stays, so that a plot shows a
 ///     gap. Doubles are written so that they read back to the same bits. Invalid UTF-8 is replaced by U+FFFD.
 ///

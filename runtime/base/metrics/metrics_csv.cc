@@ -96,7 +96,7 @@ class Csv final : public MetricsForm {
   }
 
   std::vector<std::string> columns_;
-  std::vector<std::string> left_out_;  ///< given columns that the table to which rows are appended does not have
+  std::vector<std::string> left_out_;  ///< columns that were given, but are not in the existing table
 };
 
 }  // namespace

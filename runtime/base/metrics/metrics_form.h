@@ -34,9 +34,9 @@ std::unique_ptr<MetricsForm> json_lines_form();
 
 /// Returns the form of a table (RFC 4180, lines end with "\n") whose first line names `columns`. If `columns` is empty,
 /// the table has the columns of the file to which it is appended, or else those of the first row. A file of an earlier
-/// or later version, which has fewer or more columns than `columns`, keeps its own; it gets no values of the others. A
-/// row may lack columns; their cells are then empty. A metric without a column in the table is an error (64). Numbers
-/// read back to the same bits, "nan" and "inf" among them; flags are true and false.
+/// or later version may have fewer or more columns than `columns`. It keeps its own columns, and values for other
+/// columns are not written. A row may lack columns; their cells are then empty. A metric without a column in the table
+/// is an error (64). Numbers read back to the same bits, "nan" and "inf" among them; flags are true and false.
 std::unique_ptr<MetricsForm> csv_form(std::vector<std::string> columns);
 
 /// Returns the form of an event file of TensorBoard: framed records of Event messages. The metric "step" becomes the

@@ -11,8 +11,8 @@
 namespace tessera {
 namespace {
 
-// A handler is used instead of SIG_IGN because exec resets it, so a program that this process starts has the signal's
-// default.
+// A handler is used instead of SIG_IGN because exec resets handlers, so a program that this process starts has the
+// signal's default.
 void ignore_signal(int) {}
 
 bool ignore_unless_handled(int signal) {

@@ -210,7 +210,7 @@ bool C10dCollectives::codes(const GatherOptions& options, std::size_t bytes) con
   return coding.rounds() ? is_reducible(options.dtype) : means_ == Transfers::Means::kMessages;
 }
 
-// Gathers piece by piece. While one piece is on the wire, the next is packed or rounded, so memory for two pieces
+// Gathers piece by piece. While one piece is on the wire, the next piece is packed or rounded, so memory for two pieces
 // suffices.
 absl::Status C10dCollectives::gather_coded(const CallSignature& call, const WireCoding& coding, const std::byte* shard,
                                            std::byte* full, std::size_t numel) {
@@ -270,7 +270,7 @@ Work C10dCollectives::barrier(std::string_view label) {
 
 std::byte* C10dCollectives::staging(std::size_t bytes) {
   if (staging_.size() < bytes) {
-    staging_ = {};  // this frees the old memory first, so that both never exist together
+    staging_ = {};  // frees the old memory before the new memory is allocated
     staging_.resize(bytes);
   }
   return staging_.data();
@@ -369,7 +369,7 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
 }
 
 // Reduces piece by piece. Each piece has one equal part for each rank (the last piece may be padded). The ranks
-// exchange contributions to a piece, each adds up its own part, and the sums are gathered. While a sum is made and
+// exchange contributions to a piece, each rank adds up its own part, and the sums are gathered. While a sum is made and
 // gathered, the next piece is exchanged. The order of calls is the same on all ranks. Parts of compressed pieces are
 // whole blocks of the codec, so that blocks begin where they do in `scatter`.
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,

@@ -20,12 +20,12 @@ namespace tessera {
 /// all_gather, broadcast, all_to_all and barrier run in the backend's threads until the caller waits for them. The
 /// pieces of reductions with Waits::kLater are sent, added and gathered by a thread of the group
 /// (reducing_in_background). Other reductions, and all reductions of a user's own backend, are done when the call
-/// returns. Dropping a Work waits for it.
+/// returns. Dropping a Work waits for its call.
 ///
 /// `choose`, unless it is null, chooses the algorithm of each call over Gloo or MPI. Calls for which `choose` does not
 /// decide use kDirect. These are compressed reductions, broadcasts (the library's own broadcast is a tree),
-/// all-to-alls, and all calls of a user's own backend. If `choose` wants an all_gather in rounds, a thread of the group
-/// makes it after earlier gathers. Reductions go in pieces of 2 MiB of input.
+/// all-to-alls, and all calls of a user's own backend. An all_gather in rounds, or with a codec, is made by a thread of
+/// the group after earlier gathers. Reductions go in pieces of 2 MiB of input.
 ///
 /// The error of a failed backend says little. If a call fails, every rank therefore writes its last call to `store` and
 /// reads the calls of the other ranks. The message says what each rank was doing, and which ranks do not answer. The

@@ -11,7 +11,7 @@ namespace tessera {
 
 /// A KeyValueStore over any c10d::Store. A c10d::Store serves one request of a client at a time. `get` therefore asks
 /// again and again (every 0.2 to 10 ms): a waiting request would block other threads. c10d's exceptions become statuses
-/// of exit code 75 that say which process served the store, and that it is gone.
+/// of exit code 75. They name the process that served the store, and say that this process is gone.
 class C10dStore : public KeyValueStore {
  public:
   /// `server`: name of the process that serves the store, for messages.

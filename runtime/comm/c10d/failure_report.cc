@@ -16,9 +16,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
-/// The rank that serves the store stays for this time, for ranks that give up a little later than that rank.
+/// The rank that serves the store stays for at most this time. Ranks that give up a little later can then still read
+/// the store.
 constexpr std::chrono::milliseconds kForLateRanks{3000};
-constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 800;  // most answers in a message, and most bytes of an answer
+constexpr std::size_t kMostAnswers = 8, kLongestAnswer = 800;  // limits: answers in a message, bytes of an answer
 
 constexpr const char* kHintOfSilence =
     ". [T0433] hint: a rank that does not answer stands still (state T in `ps`: stopped), computes for longer than the "
@@ -64,7 +65,8 @@ struct FailureReport::Shared {
 
   std::string heard_key(int member) const { return "heard/" + group.key() + "/" + std::to_string(member); }
 
-  /// Waits until the other ranks have read the store, since the store ends with the rank that serves it.
+  /// Says that this rank has read the store. If this rank serves the store, waits until the other ranks have read it
+  /// too, but no longer than kForLateRanks, since the store ends with this rank.
   void let_others_hear(const Answers& answers) const {
     store->set(heard_key(group.rank), "").IgnoreError();
     if (group.world_rank(group.rank) != 0 || server() != "rank 0") return;

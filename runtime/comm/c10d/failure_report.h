@@ -24,9 +24,9 @@ class FailureReport {
 
   /// Says in the store that this rank begins to connect to the other ranks.
   void publish_arrival();
-  /// Returns the error of this rank, which could not connect. The text has `why`, and the ranks that have not arrived.
-  /// If all have arrived, it has the ranks that have published no failure. The exit code is 75. The call takes some
-  /// seconds. The rank that serves the store stays until the other ranks have asked.
+  /// Returns the error of this rank, which could not connect. The text has `why`, and names the ranks that have not
+  /// arrived. If all have arrived, it names the ranks that have published no failure. The exit code is 75. The call
+  /// takes some seconds. The rank that serves the store stays until the other ranks have asked.
   absl::Status explain_arrival(const std::string& why);
 
   /// Says that this rank failed in `call`, or gave up for `reason`. Only the first failure is published.

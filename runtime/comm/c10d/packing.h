@@ -14,7 +14,7 @@ namespace tessera {
 /// numbers. A receiver cannot know that length, so it provides memory for the longest possible message. Gloo accepts a
 /// message that is shorter than its receiver's memory.
 
-/// A group's memory for packed messages. Any thread may call it. It must outlive the buffers that it gave.
+/// A group's memory for packed messages. Any thread may call it. A PackBuffers must outlive the buffers that it gave.
 class PackBuffers {
  public:
   struct Memory {

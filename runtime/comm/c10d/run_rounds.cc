@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kWidened = 1024;  // elements, few enough to stay in the first-level cache
+constexpr std::size_t kWidened = 1024;  // number of elements of `wide`, which stays in the first-level cache
 
 /// The elements of one message.
 struct Part {

@@ -32,8 +32,8 @@ namespace tessera {
 //
 // One thread of the process waits for connections to the watched sockets (Watch::run). `look` then sees from the number
 // of a new descriptor whether many are open (`are_few_open`). If so, it goes over all descriptors, and shuts down the
-// oldest connections over which nothing has come (`shut_down_oldest`). If they come faster than they can be shut down,
-// the kernel drops requests for new ones for a while (`let_in`).
+// oldest connections over which nothing has come (`shut_down_oldest`). If connections come faster than they can be shut
+// down, the kernel drops requests for new connections for a while (`let_in`).
 
 namespace {
 
@@ -145,8 +145,8 @@ class Watch {
       if (ready == 0) in_a_row = 0;
       const int most_ms = found == Found::kFlood ? kBetweenLooksMs : -1;
       if ((ready == 0 ? ::epoll_wait(epoll, &event, 1, most_ms) : ready) < 0 && errno != EINTR) return;
-      // Connections that nobody accepts must not keep this thread busy. They exist if a forked process has a copy of
-      // the socket.
+      // Connections that nobody accepts must not keep this thread busy. Such connections exist if a forked process has
+      // a copy of the socket.
       std::this_thread::sleep_for(in_a_row < kMostInARow ? kTimeToAccept : kLongPause);
       const MutexLock lock(mutex_);
       found = look();

@@ -31,14 +31,14 @@
 // Joins the job's store in three stages, on a thread of its own, because c10d may wait for ever. The three stages: find
 // the address and wait for the listener (or bind it, on rank 0), connect, and call the roll. The roll call checks that
 // each rank is claimed only once, and waits until all ranks have joined. If a stage does not end in time, the error
-// says which one, and names the missing ranks.
+// says for what this rank waited. The error of the roll call names the missing ranks.
 
 namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMostAskedFor = 1024;  // most ranks that an error looks up one by one
+constexpr int kMostAskedFor = 1024;  // largest number of ranks that an error looks up one by one
 /// Time that a rank has after the limit to find out which ranks are missing, and to tell this to the other ranks
 /// (RollCall).
 constexpr std::chrono::milliseconds kTimeToReport{2500};

@@ -16,14 +16,14 @@ namespace tessera {
 /// loopback if `master_addr` is a loopback address, and otherwise on all interfaces. Keys are prefixed with the run's
 /// id and restart count, so this start never reads keys of another job or of an earlier start.
 ///
-/// `transport` is the name of what carries this rank's collectives. Ranks with different transports would wait for each
-/// other in vain, so they end here.
+/// `transport` is the name of the transport that carries this rank's collectives. Ranks with different transports would
+/// wait for each other in vain, so this function returns an error to them.
 ///
 /// `master_addr` may be a name that is not known yet (a host that is starting), an IPv4 or an IPv6 address.
 ///
 /// Errors: 69 if the port is in use, or the store is another job's store; 75 if a name is not known, if a store does
-/// not answer, or if ranks do not come within `init_timeout_s` (the message has their numbers, even if something does
-/// not answer meanwhile); 78 if two processes claim one rank, or ranks have other transports or know other hosts
+/// not answer, or if ranks do not come within `init_timeout_s` (the message has their numbers, if the store answers);
+/// 78 if two processes claim one rank, or if ranks have different transports or know different hosts
 /// (Topology::ranks_of_hosts); 71 if a limit of this process is reached.
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s,
                                                      const std::string& transport = "");

@@ -56,13 +56,14 @@ class Transfers {
   void gather_coded(c10d::Backend& backend, int tag, const WireCoding& coding, const void* shard, RankParts<void> full,
                     std::size_t numel);
   /// Exchanges `bytes` bytes with each other rank: sends rank q its part of `input`. The bytes arrive in rank q's
-  /// `output`, at the offset `bytes` times this rank's number. This rank's own place in `output` may be written or not.
-  /// If collectives carry the data, the parts must lie `bytes` apart. `numbers` has the same meaning as for
-  /// gather_packed.
+  /// `output`, at the offset `bytes` times this rank's number. It is not defined whether this rank's own place in
+  /// `output` is written. If collectives carry the data, the parts must lie `bytes` apart. `numbers` has the same
+  /// meaning as for gather_packed.
   void exchange(c10d::Backend& backend, int tag, RankParts<const void> input, void* output, std::size_t bytes,
                 std::optional<DType> numbers = std::nullopt);
-  /// Sends one message to a rank, or receives one; wait() waits for it. The first message sent between two ranks with a
-  /// tag is the first one received. 0 bytes do nothing. REQUIRES: Means::kMessages.
+  /// `send` sends one message to a rank, and `receive` receives one message from a rank; wait() waits for both.
+  /// Messages from one rank to another with the same tag are received in the order in which they were sent. 0 bytes do
+  /// nothing. REQUIRES: Means::kMessages.
   void send(c10d::Backend& backend, int tag, int to, const void* data, std::size_t bytes);
   void receive(c10d::Backend& backend, int tag, int from, void* data, std::size_t bytes);
   /// Copies `bytes` of rank `root` into `data` of all ranks, by the backend's own collective, also with

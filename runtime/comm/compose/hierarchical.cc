@@ -135,8 +135,8 @@ class HierarchicalCollectives : public Collectives {
     TESSERA_RETURN_IF_ERROR(across_->barrier(label).wait());
     return inside_->barrier(label).wait();
   }
-  /// Returns scratch memory. Its size is the same on every rank of a host at the same call, so it is collective as
-  /// allocate() requires.
+  /// Returns scratch memory. All ranks of a host ask for the same size in the same call, so allocate() is called
+  /// collectively, as it requires.
   absl::StatusOr<std::byte*> scratch(std::size_t bytes) {
     if (!scratch_ || scratch_->bytes() < bytes) {
       scratch_.reset();

@@ -60,8 +60,8 @@ class PeerDevice {
 
   /// Blocks until everything in both queues is done.
   virtual absl::Status drain() = 0;
-  /// Says that the group failed. A peer for which queued work waits may then be gone. The remaining memory is not freed
-  /// then, since freeing it would wait for that work.
+  /// Says that the group failed. A peer for which queued work waits may be gone. The destructor then frees nothing,
+  /// since freeing memory would wait for that work.
   virtual void abandon() = 0;
 
   virtual absl::Status copy(Queue queue, void* to, const void* from, std::size_t bytes) = 0;

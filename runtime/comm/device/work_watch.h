@@ -22,7 +22,7 @@ namespace tessera {
 /// does not hang.
 class WorkWatch {
  public:
-  /// A function that gets the call that failed, and a text that says why. It is called at most once, on the watch's
+  /// A function that gets the failed call, and a text with the reason. It is called at most once, on the watch's
   /// thread. Nothing is watched afterwards.
   using Report = std::function<void(const CallSignature& call, const std::string& why)>;
 

@@ -102,7 +102,7 @@ absl::StatusOr<Mesh> make_nccl_mesh(const Topology& topology, const CommConfig& 
                        });
 }
 
-// Makes a mesh whose ranks share the existing GPUs in turn.
+// Makes a mesh whose ranks share this machine's GPUs: a rank gets the GPU local_rank % number of GPUs.
 absl::StatusOr<Mesh> make_cuda_host_mesh(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm&) {
   TESSERA_ASSIGN_OR_RETURN(const int count, gpu_count());
   const int own = topology.local_rank % count;

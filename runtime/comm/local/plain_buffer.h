@@ -12,8 +12,7 @@ namespace tessera {
 
 /// A CommBuffer of this process's own memory. It is filled with zeros. It is aligned to cache lines, or to pages if it
 /// is at least one page long. A buffer of 2 MiB or more uses huge pages if the kernel grants them. All pages are
-/// present from
-/// the start.
+/// present from the start.
 class PlainBuffer : public CommBuffer {
  public:
   explicit PlainBuffer(std::size_t bytes)

@@ -190,7 +190,7 @@ class Pump {
     abandoned->end("the group has failed");
   }
 
-  /// Marks calls as done whose MPI requests have completed. Returns whether there was such a call.
+  /// Marks as done the calls whose MPI requests have completed. Returns whether there was such a call.
   bool test_all() {
     if (requests_.empty()) return false;
     const int count = static_cast<int>(requests_.size());

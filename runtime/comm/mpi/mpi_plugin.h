@@ -19,8 +19,7 @@ struct MpiPlugin {
 
   /// Makes this rank's side of a group. The first call starts MPI in this process. A call is collective over the group,
   /// and waits without a limit for ranks that do not make it. Any thread may call it. It throws std::invalid_argument
-  /// if
-  /// MPI has no threads (MPI_THREAD_MULTIPLE), counts the job's ranks differently or has ended. It throws
+  /// if MPI has no threads (MPI_THREAD_MULTIPLE), counts the job's ranks differently or has ended. It throws
   /// std::runtime_error if MPI fails.
   c10::intrusive_ptr<c10d::Backend> (*join)(const Group& group);
 };

@@ -34,7 +34,7 @@ class InPool {
   at::cuda::MemPool& pool_;
 };
 
-/// A buffer from the pool. The memory is declared before the pool to which it returns.
+/// A buffer from the pool. The memory is declared behind the pool to which it returns, so it is destroyed first.
 class PooledBuffer : public CommBuffer {
  public:
   PooledBuffer(std::shared_ptr<at::cuda::MemPool> pool, std::unique_ptr<CommBuffer> memory)

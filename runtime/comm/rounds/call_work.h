@@ -18,7 +18,7 @@ struct CallWork {
   double rounds = 0;    ///< number of rounds, which follow each other
   double messages = 0;  ///< number of messages sent, or of messages received if these are more
   double bytes = 0;     ///< number of bytes sent, or of bytes received if these are more
-  double adds = 0;      ///< additions of two elements
+  double adds = 0;      ///< number of additions of two elements
 };
 
 /// Returns the work of a call in which each of `ranks` ranks gives `bytes` of elements of `dtype` (its shard of an

@@ -28,8 +28,8 @@ Rounds halving_reduce_scatter(int rank, int ranks, const StridedSlices& slices);
 
 /// Returns the number of slices for halving_all_reduce: the largest power of two that is not above `ranks`.
 int halving_slices(int ranks);
-/// Makes an all_reduce of halving_slices(ranks) slices. The sums return on the way of the contributions, so there are
-/// twice as many messages, and S (n - 1) more slices of sums.
+/// Makes an all_reduce of halving_slices(ranks) slices. The sums go back the way that the contributions came, so there
+/// are twice as many messages, and S (n - 1) more slices of sums.
 Rounds halving_all_reduce(int rank, int ranks);
 
 }  // namespace tessera

@@ -83,16 +83,16 @@ struct alignas(128) RankBlock {
   std::atomic<std::uint32_t> accessing;             ///< 1 while this rank reads or writes its peers' buffers
   std::atomic<RankState> state;
   std::atomic<std::int64_t> process;  ///< pid, for messages; 0 on threads
-  std::uint32_t exit_code;            ///< exit code of kFailed; valid after state says so
+  std::uint32_t exit_code;            ///< exit code of the failure; valid once `state` is kFailed
   char message[kMessageBytes];
 };
 
 /// Words that change only when a rank sleeps, fails or leaves, so every core normally has a copy of this cache line.
 struct alignas(128) GroupBlock {
   std::uint64_t token;                               ///< proves that a mapping is the right segment
-  alignas(128) std::atomic<std::uint32_t> sleepers;  ///< ranks that sleep on `bell`, or did so when they were killed
+  alignas(128) std::atomic<std::uint32_t> sleepers;  ///< number of ranks that sleep, or slept when they were killed
   std::atomic<std::uint32_t> bell;                   ///< wakes sleepers: the last rank has arrived, or an alarm came
-  std::atomic<std::uint32_t> alarms;                 ///< ranks that failed or left
+  std::atomic<std::uint32_t> alarms;                 ///< number of ranks that failed or left
   std::atomic<std::uint32_t> failed;                 ///< 1 after a failure or `withdraw`: no access to peers may begin
   /// A rank that is about to give up waiting sets `doubt`. No arrival counts by itself then. The ranks vote on every
   /// phase, and the first vote on a phase decides. The vote sets `verdicts[lane]` to 2 * phase, plus 1 if the phase is

@@ -20,7 +20,8 @@ namespace tessera {
 /// other segments from the control segment. No segment has a name, so nothing is left behind, however a rank ends.
 ///
 /// The call is collective over the group. Errors: 75 if ranks do not come within `group.init_timeout_s` (the message
-/// names them), 71 if there is not enough memory, 77 if the processes may not access each other.
+/// names them), 71 if there is not enough memory, 77 if the processes may not access each other,
+/// 69 if they are in different PID namespaces.
 absl::StatusOr<std::shared_ptr<Collectives>> host_collectives(const Group& group, KeyValueStore& store);
 
 }  // namespace tessera

@@ -11,9 +11,8 @@ namespace tessera {
 /// A codec that writes gradients as a few levels. It rounds stochastically, so that the mean of the decoded values is
 /// the encoded value. A run of kMessageRun elements is written as a word with the run's norm (fp32), then a code for
 /// each element, from -levels to levels. The code is the element's value divided by norm / levels, rounded. The last
-/// run of a
-/// message may be shorter. A run with values that are not finite has a norm that is not finite. None of its decoded
-/// values is finite. Any thread may call these functions.
+/// run of a message may be shorter. A run with values that are not finite has a norm that is not finite. None of its
+/// decoded values is finite. Any thread may call these functions.
 inline constexpr std::int64_t kMostLevels = 127;
 
 /// The norm that is stored with each run.

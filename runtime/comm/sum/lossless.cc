@@ -30,8 +30,8 @@ constexpr std::size_t kCodeBits = 3, kEscape = 7;
 constexpr std::size_t kCodeWords = 32;  ///< each word holds the codes of 8 elements that lie kCodeWords apart
 constexpr std::size_t kCodeBytes = kBlock * kCodeBits / 8;
 static_assert(kCodeWords * 8 == kBlock && kCodeBytes == 3 * kCodeWords);
-/// Bytes of a packed block's parts: the head (kind, highest exponent, number of exponents in full), codes, signs and
-/// mantissas.
+/// Bytes of a packed block's parts, without the codes: the head (kind, base exponent, number of exponents in full), the
+/// high parts (Split), and the low halves of fp32.
 constexpr std::size_t kHeadBytes = 3, kHighBytes = kBlock, kLowBytes = 2 * kBlock;
 constexpr std::size_t kNarrowBytes = kHeadBytes + kCodeBytes + kHighBytes;
 

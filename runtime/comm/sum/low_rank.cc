@@ -44,7 +44,7 @@ TESSERA_INLINE void dot(const float* row, const float* right, std::size_t column
   }
 }
 
-/// Adds `row` to each of `Count` columns of `right`, multiplied by one number for each column.
+/// Adds a multiple of `row` to each of `Count` columns of `right`. `left` has the factor for each column.
 template <std::size_t Count>
 TESSERA_INLINE void add_row(const float* row, const float* left, std::size_t stride, float* right,
                             std::size_t columns) {
@@ -60,7 +60,8 @@ TESSERA_INLINE void add_row(const float* row, const float* left, std::size_t str
   }
 }
 
-/// Sets or increases a row by the sum of `Count` columns of `right`, each multiplied by its own number.
+/// Sums `Count` columns of `right`, each multiplied by its own number of `left`. Sets `row` to this sum or, if `adds`,
+/// adds the sum to `row`.
 template <std::size_t Count>
 TESSERA_INLINE void combine(const float* left, std::size_t stride, const float* right, std::size_t columns, bool adds,
                             float* row) {

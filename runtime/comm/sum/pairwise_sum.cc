@@ -14,8 +14,8 @@ namespace tessera {
 namespace {
 
 constexpr int kFused = 8;             // number of sources that are summed in registers
-constexpr std::size_t kBlock = 1024;  // elements of partial sums, few enough for the first-level cache
-constexpr std::size_t kGroup = 64;    // elements between prefetches
+constexpr std::size_t kBlock = 1024;  // number of partial sums in an array; it stays in the first-level cache
+constexpr std::size_t kGroup = 64;    // number of elements between prefetches
 constexpr std::size_t kAhead = 2048;  // bytes to a prefetched element; hardware prefetchers stop at a page's edge
 
 struct BF16 {

@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kWordBits = 32;
-constexpr std::size_t kWords = kMessageRun / kWordBits;  // words of a run's bits
+constexpr std::size_t kWords = kMessageRun / kWordBits;  // number of words with the bits of a run
 /// Number of partial sums in the sum over a run. They are added up at the end.
 constexpr std::size_t kLanes = 16;
 constexpr std::uint32_t kSignBit = 0x80000000u, kInfinity = 0x7f800000u;

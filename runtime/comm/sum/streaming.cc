@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kAhead = 1024;  // in bytes: the hardware's prefetchers stop at the edge of a page
+constexpr std::size_t kAhead = 1024;  // bytes to a prefetched line; hardware prefetchers stop at a page's edge
 
 // Streams whole lines. Every x86-64 processor has SSE2. Four SSE2 stores fill a line's write-combining buffer as well
 // as one wider store would.

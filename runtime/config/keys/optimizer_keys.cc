@@ -44,8 +44,8 @@ Condition with_warmup() {
       }};
 }
 
-/// Holds for schedules whose rise may be counted in samples. The rate of the other schedules begins to fall where it
-/// stops rising, so they count the rise in steps.
+/// Holds for schedules whose rise may be counted in samples. The fall of inverse_sqrt and one_cycle must begin where
+/// the rise ends, so these two schedules count the rise in steps.
 Condition with_rise_over_samples() {
   using enum LrScheduleType;
   return with_schedule("constant, linear, cosine or wsd", {kConstant, kLinear, kCosine, kWsd});

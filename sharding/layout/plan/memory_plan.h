@@ -219,7 +219,7 @@ struct SumPlan {
   /// Number of fp32 elements of the notes that ranks send about a unit with its reduction. Every unit whose reduction
   /// may be under way has that many elements.
   std::int64_t notes_numel = 0;
-  std::int64_t method_work_numel = 0;  ///< elements of the scratch buffer of gradient methods, which all groups share
+  std::int64_t method_work_numel = 0;  ///< number of elements of gradient methods' scratch, which all groups share
   /// Number of fp32 elements that all groups keep from step to step, on both axes. CompressionConfig::restore_skipped
   /// adds a copy of these elements.
   std::int64_t kept_gradient_numel = 0;
@@ -241,7 +241,7 @@ struct FirstPass {
 /// counted in kStaging.
 struct OuterNumel {
   std::int64_t part = 0, states = 0, largest = 0, sent = 0;
-  std::int64_t served = 0;  ///< elements of all shards that parameter servers own
+  std::int64_t served = 0;  ///< number of elements of all shards that parameter servers own
   /// If ranks have common parameters: bytes of the values and states of this rank's shards, or of its states alone if
   /// servers own the shards. They lie in memory of the host: kOptimizer, or kHostRecords if a GPU trains.
   std::int64_t shard_bytes = 0;
@@ -289,8 +289,9 @@ struct RecordPlan {
   std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch, kMostQueueDepth); }
   /// This many records of parameters are read ahead, and this many are written in the background. The same number holds
   /// for records of masters and states. It is OffloadConfig::queue_depth. If the strategy leaves that out, the number
-  /// is kQueueDepth. With updates in backward it is the number of records of a unit, but at least kQueueDepth and at
-  /// most half of kMostQueueDepth. A user who has the memory may set a larger number.
+  /// is kQueueDepth. If units are updated in backward, and no GPU brings offloaded parameters, it is instead the number
+  /// of records of a unit, but at least kQueueDepth and at most half of kMostQueueDepth. A user who has the memory may
+  /// set a larger number.
   std::int64_t queue_depth = kQueueDepth;
   /// Bytes of records of states and tensor states that all passes of a step copy to the GPU; the same number is copied
   /// back. It is 0 on the CPU, and if the host's CPU updates these records.

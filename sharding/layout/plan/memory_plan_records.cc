@@ -45,7 +45,7 @@ std::int64_t MemoryPlan::most_records_of_a_unit() const {
 
 std::int64_t MemoryPlan::chosen_queue_depth() const {
   if (input_.tiers.queue_depth) return *input_.tiers.queue_depth;
-  // If units are brought from a GPU's host, the queue depth is kQueueDepth, even if there is more memory.
+  // If units are brought from a GPU's host, the queue depth is kQueueDepth, even if units are updated in backward.
   const bool gives_way = input_.placement.is_queued && parameters_below();
   if (!input_.update.in_backward || gives_way) return kQueueDepth;
   return std::clamp(most_records_of_a_unit(), kQueueDepth, kMostQueueDepth / 2);

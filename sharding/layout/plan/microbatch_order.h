@@ -26,7 +26,7 @@ struct MadeAgain {
 /// TokenBatches deals samples. The leaves of the tree of "reproducible" have the same order.
 struct MicrobatchOrder {
   int ranks = 1;
-  std::int64_t each = 1;  ///< microbatches of a step for each rank, on average: gradient_accumulation
+  std::int64_t each = 1;  ///< mean number of microbatches of a step for each rank: gradient_accumulation
   /// True: a rank has neighbouring microbatches. Rank r has the microbatches from r * all() / ranks on, or those that
   /// it was dealt. False: in round i the ranks together have the microbatches from i * ranks on.
   bool has_runs = false;

@@ -8,8 +8,7 @@
 
 namespace tessera {
 
-/// The state that a rank keeps for each element that its optimizer updates, and the fraction of this state that is
-/// offloaded.
+/// The state of each element that a rank's optimizer updates, and the fraction of this state that is offloaded.
 struct TieredState {
   std::int64_t master_bytes = 0;  ///< bytes of an element's master that are not in the parameter: 0, 2 (low halves) or
                                   ///< 4
@@ -58,7 +57,7 @@ class RecordLayout : public Chunks {
 
  private:
   TieredState state_;
-  std::int64_t first_master_ = 0, first_state_ = 0;  ///< the first chunks that are offloaded
+  std::int64_t first_master_ = 0, first_state_ = 0;  ///< index of the first offloaded chunk of each kind
 };
 
 }  // namespace tessera

@@ -12,8 +12,8 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kLanes = 16;
-constexpr std::int64_t kBlock = 4096;  // elements of a block; a copied block is still in the nearest cache when it is
-                                       // squared
+constexpr std::int64_t kBlock = 4096;  // number of elements of a block; a copied block is still in the nearest cache
+                                       // when it is squared
 
 /// Adds up squares in lanes: element i goes to lane i mod kLanes, and lanes are added by halves, with every instruction
 /// set.

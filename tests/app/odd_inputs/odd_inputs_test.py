@@ -2,7 +2,7 @@
 
     Usage: python3 odd_inputs_test.py path/to/tessera [--commands path/to/libhostile_commands.so] [--all] [-k PART_OF_A_NAME] [-v]
 
-With --commands, rows of tessera-train that change no variable are started by starter.py.
+If --commands is given, starter.py starts the rows of tessera-train that change no environment variable.
 
 A row is bad if the program crashes or hangs, ends with another exit code, says "internal error", or prints without
 bound. It is also bad if the program does not name the mistake, or changes a file that it must not change. A row is poor
@@ -31,7 +31,7 @@ from free_port import free_port  # noqa: E402
 from patience import patient  # noqa: E402
 
 FEWEST_ROWS, MOST_POOR = 271, 10
-HANGS_AFTER_S = 60  # seconds on an idle machine (tests/support/patience.py); no single row takes 5
+HANGS_AFTER_S = 60  # seconds on an idle machine (tests/support/patience.py); each row takes less than 5 s
 MOST_BYTES = 20_000
 NOBODY = 65534
 FORKED = {"train", "replay", "serve", "sample", "tokenize", "plan", "simulate", "checkpoint"}  # commands of tessera-train

@@ -139,7 +139,7 @@ TEST(SumCounterTest, AnyRunLeavesTheSumsOfItsBlocks) {
 
 TEST(SumCounterTest, NoRunHasMoreBlocksOrPlacesThanTheMostOfItsLength) {
   constexpr std::int64_t kMost = 40;
-  std::vector<int> blocks(kMost + 1), places(kMost + 1);  // [longest run]: most blocks; most places
+  std::vector<int> blocks(kMost + 1), places(kMost + 1);  // [length of a run]: largest number of blocks, and of places
   for (std::int64_t all = 1; all <= 3 * kMost; ++all) {
     for (std::int64_t begin = 0; begin < all; ++begin) {
       for (std::int64_t end = begin + 1; end <= std::min(all, begin + kMost); ++end) {

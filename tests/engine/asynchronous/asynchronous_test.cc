@@ -355,7 +355,7 @@ absl::Status as_process(int rank, int port, double timeout_s, const std::functio
   const Mesh mesh = init(strategy);
   try {
     body(mesh);
-  } catch (const std::exception& error) {  // an operator throws its own error where a pull failed
+  } catch (const std::exception& error) {  // if a pull fails, the operator throws another error
     const absl::Status told = groups_of(mesh).status();
     return told.ok() ? make_error(ExitCode::kInternal, error.what()) : told;
   }

@@ -79,7 +79,7 @@ class CountedShard {
     courier_.wait(ticket);
     return ticket->status;
   }
-  /// Returns how often all elements were pushed to; -1 if they differ. REQUIRES: no push is under way.
+  /// Returns the number of pushes that each element has; -1 if the elements differ. REQUIRES: no push is under way.
   std::int64_t pushes() {
     courier_.forget_staged();
     ServerQuestion question;

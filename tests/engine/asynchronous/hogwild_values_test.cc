@@ -1,5 +1,5 @@
-// Tests HogwildValues without an Engine: ranks that update one copy of parameters at the same time, and the words in
-// which they read and write it.
+// Tests HogwildValues without an Engine: ranks update one copy of parameters at the same time. Also tests the words of
+// memory in which ranks read and write this copy.
 
 #include "engine/asynchronous/hogwild_values.h"
 
@@ -127,7 +127,7 @@ class Rank {
 
 TEST(WildWords, MergedUpdateHasItsOwnBitsWhereNobodyElseWroteAndIsAddedElsewhere) {
   const std::vector<float> before = {0.1F, 1.0F, 3.0F, -0.0F}, after = {0.3F, 1.5F, 3.0F, 0.0F};
-  std::vector<float> shared = {0.1F, 2.0F, 7.0F, -0.0F};  // others have changed the second value and the third
+  std::vector<float> shared = {0.1F, 2.0F, 7.0F, -0.0F};  // other ranks have changed the second and third value
   merge_words(shared.data(), before.data(), after.data(), 4);
   EXPECT_THAT(shared, ElementsAre(0.3F, 2.5F, 7.0F, 0.0F));
   EXPECT_FALSE(std::signbit(shared[3]));
@@ -173,7 +173,7 @@ TEST(HogwildValues, OneRankHasTheBitsOfTheRuleItself) {
 }
 
 // Rank r adds 128^r to every element in each of its steps, so an element's digits in base 128 say how often each rank
-// has written it. A number that nobody wrote, such as one torn between two writers, has digits that are no such counts.
+// has written it. If a number is torn between two writers, its digits are no such counts.
 TEST(HogwildValues, EveryElementThatIsReadWasWrittenBySomebody) {
   constexpr int kRanks = 3, kSteps = 100;
   run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {

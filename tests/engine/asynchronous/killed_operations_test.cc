@@ -70,8 +70,8 @@ class DyingRule final : public ElementwiseOptimizer {
   mutable int calls_ = 0;
 };
 
-/// Expects that each shard that the rank has pulled has the updates of whole pushes: all values are lower by one number
-/// than the first values.
+/// Expects that each shard that the rank has pulled has the updates of whole pushes: all values are lower than
+/// the first values by the same number.
 void require_whole_shards(const Rank& rank, std::int64_t most) {
   for_each_trainable(rank.units(), [&](const FlatGroup& group) {
     const auto* const values = reinterpret_cast<const float*>(group.full);
@@ -103,8 +103,8 @@ void die_in_pull_of(const Rank& rank, int shard) {
   });
 }
 
-/// Trains on ranks that are processes, until rank 2 is killed: in call `call` of its rule (from 1), or, after a step,
-/// in the pull of the shard `pulled`. Expects that the others end and name it.
+/// Trains on ranks that are processes, until rank 2 is killed. This happens in call `call` of its rule (from 1), or in
+/// the pull of the shard `pulled` after a step. Expects that the other ranks end and name rank 2.
 void expect_end_of_all(int call, int pulled) {
   const int port = free_port();
   ForkedRanks ranks(kRanks, [&](int number, KeyValueStore& store) -> absl::Status {
@@ -140,7 +140,7 @@ void expect_end_of_all(int call, int pulled) {
   }
 }
 
-// A rank that is killed while it holds a shard's lock leaves the lock to the next rank, which is told.
+// If a rank is killed while it holds a shard's lock, the next rank gets the lock and learns that its holder has died.
 TEST(KilledOperations, RankKilledInAnyPartOfAPushEndsTheOthers) {
   const int first = tests_are_long() ? 1 : 2, stride = tests_are_long() ? 1 : 7;
   for (int call = first; call <= 2 * kCalls; call += stride) {  // call 2 is in the middle of a shard
@@ -163,7 +163,7 @@ void expect_each_push_once(const std::string& address) {
   CountedShard shard(address);
   const absl::Status joined = shard.join();
   ASSERT_TRUE(joined.ok()) << message_of(joined);
-  if (const absl::Status written = shard.write(); !written.ok()) {  // it died before it had any values on its disk
+  if (const absl::Status written = shard.write(); !written.ok()) {  // the server died with no values on its disk
     EXPECT_THAT(message_of(written), HasSubstr("has nothing of the run any more"));
     return;
   }
@@ -239,7 +239,7 @@ class KillingBridge {
     ::close(entry_.socket);
   }
 
-  /// Returns when the connection ends, at either end, or when the server was killed.
+  /// Returns when either side ends its connection, or when the server was killed.
   void pass_on(ServerLink& worker, ServerLink& server, const std::stop_token& over) {
     while (!over.stop_requested()) {
       std::array<pollfd, 2> ends = {{{worker.socket(), POLLIN, 0}, {server.socket(), POLLIN, 0}}};

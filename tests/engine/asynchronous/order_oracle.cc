@@ -25,13 +25,13 @@ Strategy with_defaults(Strategy strategy) {
   return strategy;
 }
 
-/// Returns a change of a strategy to a rule whose numbers are far from their defaults.
+/// Returns an Adjust that sets the rule of a strategy. The tests' rules have numbers far from the defaults.
 Adjust by_rule(const OptimizerConfig& rule) {
   return [rule](Strategy& s) { s.optimizer = rule; };
 }
 const OptimizerConfig kWithMomentum = {.type = OptimizerType::kSgd, .lr = 0.1, .weight_decay = 0.0, .momentum = 0.9};
 
-/// Returns `adjust` with momentum as the rule before it.
+/// Returns an Adjust that sets SGD with momentum as the rule, and then makes the change `adjust`.
 Adjust by_momentum(const Adjust& adjust) {
   return [adjust](Strategy& s) {
     s.optimizer = kWithMomentum;

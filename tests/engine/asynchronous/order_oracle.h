@@ -72,7 +72,7 @@ class OrderOracle {
   using Key = std::pair<std::string, std::pair<std::size_t, int>>;
   /// The numbers of a rank's step.
   struct Rates {
-    float scale = 1;  ///< the factor of gradients, before their age
+    float scale = 1;  ///< the factor of gradients, apart from the one for their age
     double lr = 0;
     std::int64_t applied = 0;  ///< number of the rank's steps that were not skipped, up to this one
   };

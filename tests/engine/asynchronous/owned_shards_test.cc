@@ -1,5 +1,5 @@
 // Tests the shards that asynchronous ranks own together, without an Engine: after pushes and pulls in any order, values
-// have the same bits as the same work in plain LibTorch on one thread.
+// have the same bits as after the same work in plain LibTorch on one thread.
 
 #include "engine/asynchronous/owned_shards.h"
 

@@ -176,7 +176,7 @@ class RawWorker {
   }
   /// Returns whether the server ends the connection without an answer.
   bool is_dropped() { return !link_->receive_head(kLimit).ok(); }
-  /// Returns the version of the shard and its numbers.
+  /// Returns the version and the numbers of the shard.
   std::pair<std::int64_t, std::vector<float>> shard() {
     const MessageHead head = ask(MessageKind::kCopy);
     std::vector<float> numbers(static_cast<std::size_t>(head.bytes) / sizeof(float));

@@ -69,7 +69,7 @@ TEST(Servers, RandomOrdersEqualPlainLibTorch) {
   std::vector<std::string> recorded(order_options().size());  // [option]: its record, made when it is first used
   const std::uint64_t seeds = tests_are_long() ? 200 : 15;
   for (std::uint64_t seed = 0; seed < seeds; ++seed) {
-    // In the short test, too, the seeds reach from the first options to the last ones.
+    // The seeds of the short test, too, reach from the first options to the last ones.
     const std::size_t number = (seed * 7) % order_options().size();
     const OrderOption& option = order_options()[number];
     SCOPED_TRACE(std::string(option.name) + ", seed " + std::to_string(seed));
@@ -312,7 +312,7 @@ TEST(Servers, KilledRankEndsItsReplicaAndOtherReplicasTrainOn) {
         require(session.engine.steps_applied() == 20, "all steps are those of this replica");
       } catch (const Error& error) {
         return make_error(error.exit_code(), error.message());
-      } catch (const std::exception& error) {  // an operator throws its own error where a pull failed
+      } catch (const std::exception& error) {  // if a pull fails, the operator throws another error
         const absl::Status told = groups_of(mesh).status();
         return told.ok() ? make_error(ExitCode::kInternal, error.what()) : told;
       }
@@ -408,7 +408,7 @@ TEST(Servers, LostServerIsNamedByRanks) {
       error = error_of([&] {
         for (std::size_t i = 1; i < 10'000; ++i) session.train(i);
       });
-      // An operator throws its own error where a pull failed.
+      // If a pull fails in an operator, the operator throws another error than the pull.
       if (const absl::Status told = groups_of(mesh).status(); !told.ok()) error = message_of(told);
     });
   });

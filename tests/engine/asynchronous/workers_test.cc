@@ -89,7 +89,7 @@ void fill(Session& session) {
 }
 
 // Workers that join after the first one get the servers' values, whatever values their programs have set. A save has
-// values and states of one moment, though others may push meanwhile.
+// values and states of one moment, though other workers may push meanwhile.
 TEST(Servers, LaterWorkerBeginsWithTheValuesOfTheServers) {
   at::set_num_threads(1);
   const Servers servers;

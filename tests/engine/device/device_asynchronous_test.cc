@@ -89,7 +89,7 @@ struct Ran {
   Values values;                                         ///< the values after all ranks have pushed
 };
 
-/// Trains steps [begin, end). The last one needs the memory that its plan says.
+/// Trains steps [begin, end). Checks that the last step needs as much memory as its plan says.
 void train_as_planned(Session& session, Ran& result, std::size_t begin, std::size_t end) {
   const auto rank = static_cast<std::size_t>(session.mesh.rank());
   for (std::size_t i = begin; i < end; ++i) {

@@ -96,7 +96,7 @@ std::vector<Told> expect_as_on_the_cpu(int ranks, const Body& body, const std::s
   return wanted;
 }
 
-/// Trains some steps, each of which needs the memory that its plan says.
+/// Trains steps [begin, end). Checks that each step needs as much memory as its plan says.
 std::vector<StepResult> train_as_planned(Session& session, std::size_t begin, std::size_t end) {
   std::vector<StepResult> steps = train(session, begin, end);
   for (const StepResult& step : steps) EXPECT_EQ(step.planned, step.allocated) << "step " << step.step;

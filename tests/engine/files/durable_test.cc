@@ -123,8 +123,8 @@ TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
   }
 }
 
-// Each file operation of a commit fails once. All ranks get the same error. The next run resumes from the previous
-// commit, or from the failed one if that was on all disks.
+// Each file operation of a commit fails once (short tests take every third write). All ranks get the same error. The
+// next run resumes from the previous commit, or from the failed one if that was on all disks.
 TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
   const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
@@ -492,7 +492,7 @@ void flip_a_bit(const fs::path& path, std::streamoff at) {
   file.put(byte);
 }
 
-// One record is damaged in both of its places. The last commit uses one of them.
+// One record is damaged in both of its places. The last commit uses one of these places.
 TEST(Durable, DamagedFileIsAnErrorThatNamesIt) {
   const Placed on_disk(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const TestFolder folder;

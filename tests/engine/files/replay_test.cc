@@ -57,7 +57,7 @@ struct Part {
   std::int64_t all = kAll;  ///< microbatches of a step
 };
 
-/// Returns the loss, masked as attention does: softmax discards the first column of a matrix.
+/// Returns the loss behind a mask like that of attention: softmax discards the first column of a matrix.
 at::Tensor masked(const at::Tensor& loss) {
   at::Tensor mask = at::zeros({2});
   mask[0] = -std::numeric_limits<float>::infinity();
@@ -231,7 +231,7 @@ TEST_F(Hashes, DivergenceOfStepsOfWhichNoneWasRecordedIsAnError) {
   EXPECT_EQ(end_of({}, strategy), "") << "step 1 was compared";
 }
 
-// On two ranks, the runs have 12 and 13 microbatches, and are dealt again after each step.
+// The runs of two ranks have 12 and 13 microbatches, and are dealt again after each step.
 TEST_F(Hashes, StepOfRunsThatRanksDoNotDivideIsMadeAgainOnOneAndOnFive) {
   Strategy strategy = recording(ShardingStrategy::kShardGradients, "hashes");
   strategy.gradient_sync = GradientSync::kLastMicrobatch;
@@ -247,7 +247,7 @@ TEST_F(Hashes, StepOfRunsThatRanksDoNotDivideIsMadeAgainOnOneAndOnFive) {
               HasSubstr("25 microbatches, which 2 ranks cannot share out evenly"));
 }
 
-// Ranks are processes, and each one's main is in tessera::run, as in a program of a user.
+// Ranks are processes, and each of them trains inside of tessera::run, as a user's program does.
 TEST_F(Hashes, ProgramUnderRunMakesAStepOfFourRanksAgainOnOne) {
   at::set_num_threads(1);
   const auto codes_of = [&](int ranks, const Fault& fault) {
@@ -376,7 +376,7 @@ TEST(FindNonfinite, InputsAreThoseBeforeTheOperator) {
     const std::optional<NonfiniteResult> result = watch.end_backward(loss);
     return result ? (result->had_bad_input ? "bad input of " : "finite inputs of ") + result->op : "nothing";
   };
-  // These operators overwrite their own input. For some of them, such as mul_, LibTorch calls mul.out and passes the
+  // These operators overwrite their own input. LibTorch runs some of them, such as mul_, as mul.out, and passes the
   // input a second time, as `out`.
   EXPECT_THAT(result_of([] { at::ones({2}).div_(at::zeros({2})); }), HasSubstr("finite inputs of aten::div"));
   EXPECT_THAT(result_of([] { at::full({2}, 1e38).mul_(1e38); }), HasSubstr("finite inputs of aten::mul"));

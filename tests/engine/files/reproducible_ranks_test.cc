@@ -37,7 +37,7 @@ struct ProcessCase {
   std::string what;
 };
 
-// Gloo joins ranks of several hosts, or all ranks. In the tests of reproducible_test.cc, hosts are only pretended.
+// Gloo joins ranks of several hosts, or all ranks. The tests of reproducible_test.cc only pretend hosts.
 TEST(ReproducibleOverGloo, ProcessesGiveTheBitsAndOptimizerStatesOfOneRank) {
   at::set_num_threads(1);
   constexpr TransportChoice kAuto = TransportChoice::kAuto, kGloo = TransportChoice::kGloo;

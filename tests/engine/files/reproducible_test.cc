@@ -398,7 +398,7 @@ TEST(ReproducibleDeal, MicrobatchesDealtBySpeedGiveTheBitsOfOneRank) {
   }
 }
 
-// The order of the sum depends on how microbatches are dealt if "reproducible" is off, but its value does not.
+// If "reproducible" is off, the deal of microbatches decides the order of additions, and so the rounding of losses.
 TEST(ReproducibleDeal, WithoutReproducibleDealtMicrobatchesGiveTheSameLosses) {
   Strategy even = tiny_strategy(ShardingStrategy::kShardGradients);
   even.gradient_accumulation = 6;

@@ -88,7 +88,7 @@ struct OddInit : Module {
 };
 
 /// One buffer is drawn, read, drawn again and read again, as rejection sampling does. Each reader must get the values
-/// that the buffer had at that time.
+/// that the buffer had when it was read.
 struct DrawsAgain : Module {
   DrawsAgain() {
     const torch::NoGradGuard no_grad;

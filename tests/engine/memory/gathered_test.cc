@@ -39,8 +39,8 @@ TEST(Gathered, GuardGivesPointersAndKeepsWrites) {
   });
 }
 
-// Head and embedding share a flat buffer of exactly twice the bytes of either. Half of the buffer must not look like a
-// load of values in a wider dtype.
+// Head and embedding share a flat buffer, and each of them is exactly one half of it. A write to one half must not look
+// like a load of values in a wider dtype.
 TEST(Gathered, WritesToAParameterOfHalfItsBufferAreKept) {
   on_each_placement(2, [](const Mesh& mesh, const Strategy& strategy) {
     Session session(mesh, strategy, {.vocab = 32, .width = 32});

@@ -29,7 +29,7 @@ Values averages_of(Session& session) {
   return copies_of(*session.model);
 }
 
-/// Makes a step. Only the head gets a gradient in every third step.
+/// Makes a step. Every third step gives a gradient only to the head.
 void train(Session& session, std::size_t i) {
   session.engine.backward(i % 3 == 2 ? session.model->head.square().mean() : session.loss(i));
   session.engine.step();

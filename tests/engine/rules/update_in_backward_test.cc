@@ -151,8 +151,8 @@ TEST(UpdateInBackward, DiskTrafficEqualsThePlan) {
   }
 }
 
-/// If the queue depth is not given, it is the number of records of a unit. If memory has a limit, it is as small as
-/// possible.
+/// If the queue depth is not given, the plan takes the number of records of a unit. If memory has a limit, the plan
+/// takes the smallest depth.
 TEST(UpdateInBackward, ChosenQueueDepthMovesThePlansBytes) {
   for (const std::int64_t limit : {0, 1 << 30}) {
     run_ranks({.ranks = 1}, [&](const Mesh& mesh) {

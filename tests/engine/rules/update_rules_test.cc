@@ -33,8 +33,8 @@ constexpr std::size_t kSteps = 20;
 /// The parameter groups of PyTorch's optimizer. Each has its own share of the rate and its own decay.
 using PlainGroups = std::vector<torch::optim::OptimizerParamGroup>;
 
-/// A rule, and PyTorch's optimizer for it. Optimizers are made without their own defaults. LibTorch 2.15 and later
-/// take a group's option for not given if it has its type's default value, and use the optimizer's value instead.
+/// A rule, and PyTorch's optimizer for it. Optimizers are made without their own defaults. If a
+/// group's option has its type's default value, LibTorch 2.15 and later use the optimizer's value instead.
 struct Rule {
   std::string name;
   OptimizerConfig config;

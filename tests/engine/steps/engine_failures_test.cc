@@ -179,7 +179,7 @@ TEST(EngineFailures, ParametersOutliveTheEngineOrSayWhyNot) {
 TEST(EngineFailures, PlanOverTheLimitIsRefusedWithAStrategyThatFits) {
   Topology topology;
   topology.world_size = topology.local_world_size = 4;
-  const TinyOptions options = {.blocks = 12};  // these are more units than buckets, which SHARD_GRADIENTS needs
+  const TinyOptions options = {.blocks = 12};  // more units than buckets, so SHARD_GRADIENTS needs less memory
   const auto bytes = [&](ShardingStrategy kind) {
     return plan_memory(*make_tiny(options, true), strategy_for(kind), topology).use.total();
   };

@@ -24,7 +24,7 @@ using ::testing::IsEmpty;
 
 constexpr std::int64_t kRows = 24;  // samples of a step, over all ranks
 
-/// Makes one step of the session, whose backward gets the number of samples.
+/// Makes one step of the session. Each backward gets its number of samples.
 StepResult train_samples(Session& session, std::size_t i) {
   const std::int64_t rows = kRows / session.mesh.world_size() / static_cast<std::int64_t>(session.microbatches);
   while (!session.engine.step_is_due()) session.engine.backward(session.loss(i), {.samples = rows});

@@ -223,7 +223,7 @@ class Observer {
 /// The profiler ranges that the observers of all ranks have seen.
 struct Seen {
   std::mutex mutex;
-  std::map<std::string, std::int64_t> begun;  ///< one for each name
+  std::map<std::string, std::int64_t> begun;  ///< [name]: number of ranges that began
   std::int64_t ended = 0, out_of_order = 0;
 };
 Seen seen;

@@ -43,8 +43,8 @@ std::string said(const std::vector<double>& busy) {
   return watch.add(busy);
 }
 
-/// Returns the number of microbatches that each rank computes after `window` steps. A microbatch takes `seconds_of_one`
-/// [rank].
+/// Returns the deal after `window` steps: the number of microbatches of each rank. One microbatch takes a rank
+/// `seconds_of_one` [rank].
 std::vector<std::int64_t> dealt(MicrobatchDealer& dealer, const std::vector<double>& seconds_of_one, int window) {
   std::vector<std::int64_t> counts;
   for (int step = 0; step < window; ++step) {
@@ -136,7 +136,7 @@ TEST(MicrobatchDealer, NoWholeDealEndsBeforeTheOneThatIsChosen) {
   }
 }
 
-// A deal that is less than 3 % better than the one before is not made.
+// The dealer makes a new deal only if this deal is at least 3 % better than the present one.
 TEST(MicrobatchDealer, StepsOfOtherNumbersOfMicrobatchesAreWithinAFewPercentOfTheBestWholeDeal) {
   std::mt19937 random(7);
   for (const std::int64_t all : {10, 25}) {

@@ -397,7 +397,7 @@ TEST(WeightedMeans, RankWithoutABatchFollowsSeveralLosses) {
   });
 }
 
-// There are 11 samples, and each rank takes 4 in a step. The last step is short, and one of three ranks has no samples
+// There are 11 samples, and each rank takes 4 in a step. The last step is short, and one of two ranks has no samples
 // in it.
 TEST(WeightedMeans, ShortLastStepCountsEachTokenOnceOnAnyRanks) {
   const TestFolder folder;

@@ -627,8 +627,8 @@ TEST(Checkpoint, EveryFailedOperationOfASaveIsAnErrorOnAllRanks) {
 constexpr TinyOptions kLarge{.vocab = 40000, .width = 12, .hidden = 31, .blocks = 1};
 
 // Fault F24 (docs/faults.md): each read of a file in a load fails once (only every second read, unless tests are long).
-// Either the error changes nothing, or it says that the load has changed something. In the second case, only another
-// load repairs the state.
+// Either the error changes nothing, or it says that the load has changed something. Only another load repairs the
+// state in the second case.
 TEST(Checkpoint, EveryFailedReadOfALoadIsAnErrorOnAllRanks) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

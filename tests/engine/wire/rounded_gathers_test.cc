@@ -28,7 +28,7 @@ Adjust rounds_gathers(WireForm form, const Adjust& more = nullptr) {
   };
 }
 
-// Every rank computes with the same rounded parameters, even those of its own part.
+// Every rank computes with the same rounded parameters. This holds for the rank's own part of them, too.
 TEST(RoundedGathers, AllRanksComputeWithTheSameRoundedValues) {
   for (const auto& [ranks, hosts] : {std::pair(2, 2), {3, 3}, {4, 2}}) {
     on_hosts(ranks, hosts, [](const Mesh& mesh) {

@@ -1,5 +1,5 @@
-"""rules_test.py runs this program on one rank and on two. Ranks that do not wait for each other train as plain PyTorch
-does that makes their pulls and pushes on one thread.
+"""rules_test.py runs this program on one rank and on two. Ranks that do not wait for each other get the same
+values as a program in plain PyTorch that makes all their pulls and pushes in the same order on one thread.
 
 Usage: asynchronous_ranks.py FOLDER, for recorded orders.
 """
@@ -102,7 +102,8 @@ def expect_a_recorded_run_that_plain_pytorch_plays():
     for step, result in enumerate(recorded, start=1):
         own = ages[rank][step]
         assert result.staleness_max == max(own) and abs(result.staleness_mean - sum(own) / len(own)) < 1e-12, (own, result.staleness_mean)
-        assert result.ages == collections.Counter(str(age) for age in own), (own, result.ages)  # at most 2 ranks * 6 steps
+        # An age is at most 2 ranks * 6 steps.
+        assert result.ages == collections.Counter(str(age) for age in own), (own, result.ages)
         total.update(result.ages)
     assert staleness == total, (staleness, total)
     tessera.barrier()

@@ -182,7 +182,7 @@ def rows(seed, count=6):
 def averaged_gradients():
     plain, net = Branches(), Branches()
     wrapped = DistributedDataParallel(plain, find_unused_parameters=True, broadcast_buffers=False)
-    parallel = tessera.DataParallel(net, bucket_mb=1e-4)  # there are 26 floats, so there are several buckets
+    parallel = tessera.DataParallel(net, bucket_mb=1e-4)  # a bucket holds 26 floats, so there are several
     assert parallel.num_buckets > 2
     optimizers = [torch.optim.AdamW(each.parameters(), 0.05) for each in (plain, net)]
     for step in range(4):
@@ -219,8 +219,8 @@ def averaged_gradients():
 
 
 def accumulated(wrapped, plain, parallel, net):
-    """Runs two backwards, and only the second is averaged. Then runs one backward with a weight while one rank has no
-    batch."""
+    """Runs two backwards, and gradients are averaged after the second. Then runs one backward in which the ranks have
+    different weights, and one backward in which only rank 0 has a batch."""
     for model, owner, root in ((wrapped, wrapped, plain), (net, parallel, net)):
         root.zero_grad()
         with owner.no_sync():

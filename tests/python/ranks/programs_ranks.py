@@ -81,7 +81,7 @@ def state_dicts(strategy):
         net.head.weight.detach().numpy()
         again = pickle.loads(pickle.dumps(net))
         assert torch.equal(again.head.weight, by_hand["head.weight"])
-    # A load restores the saved values, and training continues from them as a new Engine over a copy does.
+    # The saved values can be loaded under the guard. A new Engine over a copy with these values gives the same loss.
     losses = train(engine, net, [7, 8])
     with engine.gathered(write=True):
         net.load_state_dict(by_hand)
@@ -223,8 +223,8 @@ ARRAYS = {
 
 
 def arrays_of_parameters(strategy):
-    """Returns an array over a parameter's values, or an error that names the guard. It never returns another
-    parameter's values."""
+    """Each of the ways in ARRAYS gives an array of the parameter's values, or an error that names the guard. No way
+    gives another parameter's values."""
     net = model()
     engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy})
     train(engine, net, [1, 2])
@@ -274,7 +274,7 @@ class WithScaled(Classifier):
         return super().forward(Scaled.apply(x + 0 * self.head.bias.sum(), self.scale), target)
 
 
-# Ways to get values over a parameter's memory that may be kept.
+# Ways to get an object that shows a parameter's memory. A function may keep such an object.
 KEPT = {
     "numpy": lambda tensor: tensor.numpy()[:],
     "asarray": np.asarray,
@@ -283,7 +283,7 @@ KEPT = {
     "numpy's from_dlpack": np.from_dlpack,
     "a capsule": lambda tensor: torch.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)),
 }
-# Places where a function keeps them for its backward.
+# Places where a function keeps such an object for its backward.
 PLACES = ["attribute", "inside another object", "saved for backward", "global"]
 GLOBAL: list[object] = []
 

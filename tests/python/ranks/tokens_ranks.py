@@ -193,7 +193,7 @@ def steps():
     engine = tessera.Engine(Bigrams(), {})
     expect_error(lambda: engine.take_step(9), 64, "is for workers that come and go")
     assert engine.writes_results() == (rank == 0) and not engine.steps_are_over()
-    engine.note_results_written()  # it does nothing without workers that come and go
+    engine.note_results_written()  # this call does nothing without workers that come and go
     expect_error(lambda: tessera.StepSampler(engine, 1, steps=9, batch_size=2, drop_last=True), 64, "do not fill one step")
     expect_error(lambda: tessera.StepSampler(engine, 9, steps=9, batch_size=0), 64, "do not fill one step")
     engine.close()
@@ -253,8 +253,8 @@ def training():
 
 def made_by_speed(data, backups):
     """Returns the losses and norms of three steps of eight microbatches, rank 0's parameters, and the number of
-    microbatches that were made again. Rank 1 is slow. With `backups`, it stands still in each step until rank 0 has
-    begun the last microbatch that it may make."""
+    microbatches that were made again. Rank 1 is slow. If there are `backups`, rank 1 stands still in each step until
+    rank 0 has begun the last microbatch that rank 0 may make."""
     net, own = Bigrams(), 8 // ranks
     engine = tessera.Engine(net, {"reproducible": True, "gradient_accumulation": own, "strategy": "SHARD_GRADIENTS",
                                   "gradient_sync": "last_microbatch", "units": {"classes": ["Linear"]},

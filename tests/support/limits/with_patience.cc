@@ -1,6 +1,6 @@
 // with_patience SECONDS COMMAND...: runs a command as a test that has a limit of time. The limit is SECONDS on a
 // machine at rest, and grows with the load (patience.h). ctest's own limit does not grow with the load. The command has
-// its own process group, which ends with the command. This program ends with the exit code or signal of the command.
+// its own process group, which is killed at the limit. This program ends with the exit code or signal of the command.
 // The threads of OpenMP sleep while they wait, since other tests need the cores.
 
 #include <signal.h>

@@ -14,7 +14,7 @@ namespace tessera::testing {
 /// Counts the calls of one rank in the groups that have one purpose (WrapGroup's `use`).
 struct Calls {
   std::int64_t calls = 0, bytes = 0;
-  std::int64_t later = 0;  ///< the number of sums that may be made beside compute
+  std::int64_t later = 0;  ///< the number of all-reduces that may run beside compute (Waits::kLater)
   friend bool operator==(const Calls&, const Calls&) = default;
 };
 using CallsOfGroups = std::map<std::string, Calls>;  ///< [use], as in WrapGroup

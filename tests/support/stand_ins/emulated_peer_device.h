@@ -16,7 +16,7 @@
 namespace tessera {
 
 /// Emulates a GPU that ranks on threads share. Work that is queued for compute is done at once, as LibTorch's operators
-/// do on the CPU. Work that is queued beside compute is done as late as possible, which is when compute waits for it.
+/// are on the CPU. Work that is queued beside compute is done as late as possible, which is when compute waits for it.
 /// So if code does not wait for an event, or uses memory again too early, there are wrong values in every run, and not
 /// only in some.
 class EmulatedPeerDevice : public PeerDevice {
@@ -28,7 +28,7 @@ class EmulatedPeerDevice : public PeerDevice {
 
   int allocations = 0;  ///< the number of allocations so far
 
-  int index() const override { return -1; }  // there is no index, since its memory is the host's
+  int index() const override { return -1; }  // there is no index, since the memory is the host's
   absl::StatusOr<std::shared_ptr<std::byte>> allocate(std::size_t bytes) override {
     ++allocations;
     auto buffer = std::make_shared<PlainBuffer>(bytes);

@@ -33,8 +33,8 @@ std::string table_of(const LinkSpeed& speed) {
   return table.to_string();
 }
 
-/// Returns a table with two times for each codec of "compression" and a GB of fp32. They are the time on the wire that
-/// the codec saves, and the time that it costs.
+/// Returns a table with two times for each codec of "compression", both for a GB of fp32. One is the time on the wire
+/// that the codec saves. The other is the time that the codec takes to encode and decode.
 std::string table_of_forms(const LinkSpeed& speed) {
   TextTable table({left_column("compression"), right_column("of fp32's bytes"),
                    right_column("s a GB, written and read"), right_column("s a GB, saved on the wire")});

@@ -217,8 +217,8 @@ absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const
                                          : ". [T0031] hint: the next cheaper strategy that fits is " + cheaper));
 }
 
-/// Returns the modes of "sync" for the ranks of the command. The list is empty if there is no reason for another mode
-/// than synchronous steps: no mode is asked for, all ranks are alike, and they seldom wait for each other.
+/// Returns the modes of "sync" for the ranks of the command. The list is empty if all ranks are alike, no servers are
+/// asked for, and the ranks seldom wait for each other or are too many to simulate.
 std::vector<TriedMode> modes_beside(const PlanCommand& command, const models::ModelConfig& config, const Strategy& like,
                                     const TriedStrategy& best, const TimingFiles& files) {
   constexpr double kMuchWaiting = 0.1;  // share of a step
@@ -246,7 +246,7 @@ void choose_strategy(const PlanCommand& command) {
   const Strategy like = command.like.empty() ? Strategy() : Strategy::from_file(command.like);
   const models::ModelConfig config = value_or_throw(models::read_model_config(command.world.model));
   const TimingFiles files = read_timing(command.timing);
-  TimingFiles without_servers = files;  // the compared strategies have no servers; a mode of modes_beside has
+  TimingFiles without_servers = files;  // the compared strategies have no servers, but modes_beside may
   without_servers.servers = 0;
   const std::vector<TriedStrategy> tried =
       try_strategies(config, like, topology, without_servers, command.accumulations);

@@ -28,8 +28,8 @@ struct TimingFiles {
 TimingFiles read_timing(const TimingOptions& options);
 /// Throws tessera::Error (64) if --servers is given and the strategy has no parameter servers.
 void expect_servers(const TimingFiles& files, const SyncConfig& sync);
-/// Returns the predicted step of ranks that wait for each other. Throws tessera::Error if the measurements are of
-/// another model; 78 if ranks have clocks of their own (mode_cost_of).
+/// Returns the predicted step of ranks that wait for each other. Throws tessera::Error: 65 if the measurements are of
+/// another model; 78 if ranks have clocks of their own (mode_cost_of); 64 as expect_servers does.
 PredictedStep predicted_step(const MemoryPlan& plan, const TimingFiles& files, int ranks_per_host);
 
 /// Returns a text for readers: the seconds of a step and its parts.

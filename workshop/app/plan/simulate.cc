@@ -44,7 +44,7 @@ double synchronous_seconds(PlannedWorld world, const TimingFiles& files, WorldOp
   return simulated(world, files, options).mean_s;
 }
 
-/// Simulates ranks with clocks of their own, prints what comes out, and returns the trace.
+/// Simulates ranks with clocks of their own, prints the results, and returns the trace.
 std::string print_mode(const PlannedWorld& world, const TimingFiles& files, const WorldOptions& options) {
   const SyncConfig& sync = world.strategy.sync;
   const SimulatedMode mode = simulated_mode(world, files, options);
@@ -70,7 +70,7 @@ std::string print_mode(const PlannedWorld& world, const TimingFiles& files, cons
   return found.trace;
 }
 
-/// Simulates ranks that wait for each other in each step, prints what comes out, and returns the trace.
+/// Simulates ranks that wait for each other in each step, prints the results, and returns the trace.
 std::string print_synchronous(const PlannedWorld& world, const TimingFiles& files, const WorldOptions& options) {
   const PredictedStep alike = predicted_step(world.plan, files, world.topology.local_world_size);
   const SimulatedWorld found = simulated(world, files, options);

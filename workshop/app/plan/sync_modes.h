@@ -18,7 +18,7 @@ namespace tessera::app {
 struct TriedMode {
   std::string name;  ///< such as "backups, count 1"
   Strategy strategy;
-  std::string refusal = {};  ///< why these ranks cannot train so; the numbers are then 0. Empty: they can
+  std::string refusal = {};  ///< why these ranks cannot train in this mode (the numbers are 0); empty: they can
   double seconds = 0;        ///< seconds of a step, which has one gradient of each rank (fewer with backups)
   double microbatches = 0;   ///< microbatches of all ranks in a step, without those whose gradients are dropped
   double staleness_mean = 0;

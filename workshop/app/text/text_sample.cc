@@ -20,7 +20,7 @@ char printable(std::int64_t token) {
   return control || token == 127 || token >= kBytes ? '?' : static_cast<char>(token);
 }
 
-/// Returns the bytes that the UTF-8 character at `text[i]` would have; 0 if no character begins there.
+/// Returns the number of bytes of the UTF-8 character at `text[i]`; 0 if there is no whole character.
 std::size_t length_at(const std::string& text, std::size_t i) {
   const auto lead = static_cast<unsigned char>(text[i]);
   std::size_t length = 0;

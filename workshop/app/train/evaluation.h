@@ -21,7 +21,7 @@ struct EvaluationOptions {
   std::vector<std::string> extensions;
   std::shared_ptr<const Tokenizer> tokenizer;  ///< tokenizer of text; null: bytes
   std::int64_t batch = 1;                      ///< samples that a rank takes at once
-  std::int64_t most_batches = 0;               ///< the most batches of a rank; 0: as many as all ranks can fill
+  std::int64_t most_batches = 0;               ///< how many batches a rank may have; 0: as many as all ranks can fill
   std::int64_t seq_len = 0, vocab_size = 0;
   int rank = 0, world_size = 1;
 };

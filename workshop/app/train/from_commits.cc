@@ -15,9 +15,10 @@
 #include "workshop/app/train/replay.h"
 #include "workshop/launch/launcher.h"
 
-// `tessera checkpoint from-commits` starts the run that committed once more, on as many ranks as it had. These ranks go
-// on from their last commit, save it as a checkpoint, and end (TrainCommand::commits). A commit has the form in which
-// its run keeps memory, so no other program can read it; a checkpoint goes on with any number of ranks.
+// `tessera checkpoint from-commits` starts again the run that made the commits, on as many ranks as it had. These ranks
+// go on from their last commit, save it as a checkpoint, and end (TrainCommand::commits). A commit has the form in
+// which its run keeps memory, so no other program can read it. A run can go on from a checkpoint with any number of
+// ranks.
 
 namespace tessera::app {
 namespace {
@@ -34,7 +35,7 @@ struct CommittedRun {
   std::int64_t threads = 0;  ///< threads of a rank; 0: unknown
 };
 
-/// Counts the ranks that have commits in the folder, and reads those of rank 0.
+/// Counts the ranks that have commits in the folder, and reads rank 0's commits.
 absl::StatusOr<CommittedRun> committed_run(const std::string& folder) {
   CommittedRun run{.ranks = CommitLog::ranks_in(folder)};
   const auto none = [&] {

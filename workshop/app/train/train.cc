@@ -45,10 +45,10 @@ constexpr std::int64_t kTracedSteps = 3;
 //
 // `run_train` reads the strategy and joins the ranks. `train_on` prepares everything that may fail on one rank
 // (prepare.h: numbers, data, model without memory, outputs, the first checkpoint). All ranks then agree on what was
-// prepared (agreement.h). Only then does it make the Engine, which gives parameters memory. `train` is the loop:
-// `train_step` runs microbatches until they complete a step. Then a report, an evaluation, a checkpoint and a commit
-// follow, if they are due. Weights, exports, traces and a sample are written at the end. The result of a GPU's step is
-// known one step late (`unknown`).
+// prepared (agreement.h). Only then does `train_on` make the Engine, which gives parameters memory. `train` is the
+// loop: `train_step` runs microbatches until they complete a step. Then a report, an evaluation, a checkpoint and a
+// commit follow, if they are due. Weights, exports, traces and a sample are written at the end. The result of a GPU's
+// step is known one step late (`unknown`).
 
 constexpr std::int64_t kMostTokensToCount = std::int64_t{1} << 30;
 
@@ -74,7 +74,8 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
   std::fflush(stdout);
 }
 
-/// Reads all of the data once, on rank 0 only. It is left out if the other ranks would wait too long.
+/// Returns the entropy of the tokens. Rank 0 alone reads all of the data for it. Returns nothing if there is so much
+/// data that the other ranks would wait too long.
 std::optional<double> entropy_of(const TokenDataset& dataset) {
   if (dataset.num_tokens() > kMostTokensToCount) return std::nullopt;
   const double entropy = value_or_throw(unigram_entropy(dataset));

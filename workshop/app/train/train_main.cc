@@ -25,7 +25,7 @@ namespace {
 constexpr std::int64_t kMostSteps = 1'000'000'000'000;
 constexpr std::int64_t kMostBatch = 1 << 20;
 constexpr std::int64_t kMostTokens = 1 << 27;
-constexpr std::int64_t kMostRanks = 1 << 24;  // the most ranks of a plan, as in runtime/comm/launcher_variables.h
+constexpr std::int64_t kMostRanks = 1 << 24;  // the most ranks that a plan may have (runtime/comm/launcher_variables.h)
 constexpr std::int64_t kMostShards = 65536;
 
 void add_sampling(CLI::App& command, TextSampling& sampling, const std::string& tokens_option) {

@@ -32,8 +32,8 @@ inline bool passes(std::int64_t before, std::int64_t after, std::int64_t every) 
 ///
 /// ", predicted 1.100 s" follows p95 if a step was predicted. The texts of share_text, data_text, flops_text and
 /// straggler_text follow after it, if they were asked for. A line's loss is the mean of the steps since the previous
-/// line. All other values are those of the line's own step. If "noise_scale" was measured since the previous line, a
-/// line of batch_advice follows.
+/// line, and p50 and p95 are quantiles of the last 100 steps. The other values are those of the line's own step. If
+/// "noise_scale" was measured since the previous line, a line of batch_advice follows.
 ///
 /// The metrics file holds a header, then an object for each step and for each evaluation. All carry the run's id:
 ///
@@ -47,7 +47,7 @@ inline bool passes(std::int64_t before, std::int64_t after, std::int64_t every) 
 ///
 /// A table (--metrics NAME.csv) has a row for each step and for each evaluation, with the values of both as columns. An
 /// event file (--tensorboard) has the same numbers under their names, and latencies as
-/// "latency/gather/blocks.3/p50_seconds". A table has no latencies. Neither file has the header.
+/// "latency/gather/blocks.3/p50_seconds". A table has no latencies and no staleness. Neither file has the header.
 ///
 /// If a metrics file can no longer be written, training continues. There is one warning, with the cause, and nothing
 /// more is written to the file. `finish` returns the cause again, for the exit code.

@@ -32,7 +32,7 @@ namespace tessera::app {
 namespace {
 
 constexpr int kStopping[] = {SIGTERM, SIGUSR1};
-/// The item of a checkpoint with the least loss on held-out data so far.
+/// The name of the item, in a checkpoint, that holds the least loss on held-out data so far.
 constexpr const char* kLeastLoss = "least_loss";
 
 std::atomic<int> received_signal{0};
@@ -143,7 +143,7 @@ void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   least_loss_ = loss.get<double>();
 }
 
-/// All ranks give the same answer for the same steps, even ranks that skip some. If one rank meets the others at a
+/// Ranks give the same answer for the same steps, even ranks that skip some steps. If one rank meets the others at a
 /// step, all ranks meet at that step.
 bool TrainingCheckpoints::ranks_meet(const Place& at, bool has_measured) const {
   if (engine_.strategy().sync.type != SyncType::kBackups || has_measured || at.step == at.steps) return true;
@@ -161,7 +161,7 @@ bool TrainingCheckpoints::after_step(const Place& at, const SamplerCursor& data,
   // A loss that is NaN is not less than any other loss.
   const bool is_less = held_out && (!least_loss_ || *held_out < *least_loss_) && *held_out == *held_out;
   const bool is_best = is_less && keeps_best_;
-  if (is_best) end_save(Failure::kIsWarned);  // a save under way of a best checkpoint may fail, and change least_loss_
+  if (is_best) end_save(Failure::kIsWarned);  // if the save of a best checkpoint fails, least_loss_ changes
   if (is_less) least_before_ = std::exchange(least_loss_, held_out);
   if (is_regular || agreed.minutes_are_over || is_last || is_best) {
     const bool saved = save(step, data, is_best, is_last ? Failure::kEndsTraining : Failure::kIsWarned);

@@ -33,8 +33,8 @@ namespace tessera::app {
 /// | PATH     | this checkpoint, or the latest checkpoint of this folder                    |
 ///
 /// Errors: those of find_checkpoint (66, 65) if PATH is no checkpoint, or if the folder has checkpoints but `latest` is
-/// damaged; 64 if an option needs a folder and there is none. `config`: the strategy's settings, changed by the
-/// options.
+/// damaged; 64 if an option needs a folder and there is none; 73 if the folder is a file. `config`: the strategy's
+/// settings, changed by the options.
 absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& options, const CheckpointConfig& config);
 
 /// While such an object exists, SIGTERM and SIGUSR1 ask for an end after the current step. A second signal ends the

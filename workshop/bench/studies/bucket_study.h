@@ -23,7 +23,7 @@ struct BucketStudyOptions {
   int timed_steps = 4;
   std::vector<std::int64_t> reduction_bytes;      ///< bytes of single reductions, which are timed for the fit
   std::int64_t reduction_round_bytes = 32 << 20;  ///< each round reduces a size `reduction_round_bytes / size` times
-  int most_reductions = 40;                       ///< most reductions of a size in a round; at least one is made
+  int most_reductions = 40;                       ///< largest number of reductions of a size in a round; at least one
   int held_out_batches = 40;
   ImageSource images;
   bool small_models = false;

@@ -64,7 +64,7 @@ struct Trained {
   std::unique_ptr<Engine> engine;
 };
 
-/// Writes `bytes` to a new file in the way in which a checkpoint's shard is written: portions of a MiB, then fsync.
+/// Writes `bytes` to a new file through the page cache, in portions of a MiB, and then syncs the file.
 void write_file(const std::filesystem::path& path, const std::vector<std::byte>& bytes) {
   const auto expect = [&](bool worked) {
     if (!worked) throw Error(ExitCode::kIo, path.string() + ": " + std::strerror(errno));
@@ -81,7 +81,8 @@ void write_file(const std::filesystem::path& path, const std::vector<std::byte>&
   expect(::close(file) == 0);
 }
 
-/// A file that is overwritten past the page cache, as a commit does, and then synced. The first round creates the file.
+/// A file that is overwritten past the page cache, as a commit does, and then synced. The first round gives
+/// the file its size.
 class OverwrittenFile {
  public:
   OverwrittenFile(const std::filesystem::path& path, std::size_t bytes)

@@ -45,10 +45,10 @@ struct StepTiming {
 /// must give the same losses, bit for bit; otherwise it throws tessera::Error (70).
 std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options);
 
-/// Returns three kinds of figures. The first are the median, p10 and p90 of the step and its parts. The second are
-/// exposed communication (the step minus the step without communication) and its fraction of the step. The third is
-/// Gustafson's scaled efficiency: the step without communication divided by the step. It fits here, since every rank
-/// brings its own batch, so N ranks do N times the work.
+/// Returns three kinds of figures. The first are the median, p10 and p90 of the step, and the medians of its parts. The
+/// second are exposed communication (the step minus the step without communication) and its fraction of the step. The
+/// third is Gustafson's scaled efficiency: the step without communication divided by the step. It fits here, since
+/// every rank brings its own batch, so N ranks do N times the work.
 BenchTable to_table(const std::vector<StepTiming>& timings);
 
 }  // namespace tessera::app

@@ -56,7 +56,7 @@ BenchTable study_memory(const Mesh& mesh, const models::GPTConfig& config);
 /// parameters among the inputs. It then measures the cost of a unit that is gathered for every operator, which is two
 /// small collectives with the transport `host`. The last rows are whole steps of 4000 such units (200 where `operators`
 /// is below 1000), with several numbers of units gathered ahead. It is collective, and the figures are those of rank 0.
-/// `operators`: their number in a sample.
+/// `operators`: the number of operators in a sample.
 BenchTable study_overhead(const Mesh& mesh, int rounds, int operators);
 
 /// Options of study_overlap.

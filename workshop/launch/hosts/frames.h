@@ -61,8 +61,8 @@ class FieldWriter {
   std::string bytes_;
 };
 
-/// Reads numbers and texts in the order in which they were written. After the end, numbers are 0 and texts are empty,
-/// and `is_ok` is false.
+/// Reads numbers and texts in the order in which they were written. Numbers are 0, texts are empty and `is_ok` is false
+/// after the end.
 class FieldReader {
  public:
   explicit FieldReader(std::string_view bytes) : rest_(bytes) {}

@@ -18,7 +18,7 @@ struct HostSlots {
   bool operator==(const HostSlots&) const = default;
 };
 
-constexpr int kMostSlots = 1024;  ///< most ranks of one host; a larger number is a typing error
+constexpr int kMostSlots = 1024;  ///< largest number of ranks on one host; a larger number is a typing error
 
 /// Reads the text of --hosts: "a:2,b:2". A host without a number has one slot. An IPv6 address stands in brackets:
 /// "[fd00::1]:2". Errors name the column: 64 if a name is empty or has a character that no name may have, if a number

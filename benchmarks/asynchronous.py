@@ -293,7 +293,8 @@ class Study:
         return timeline_of(way, self.clock(clock), self.costs, self.runs.steps(), seed)
 
     def run(self, way, clock, rate, seed):
-        """Returns the run from which a way's losses come. It is the same for all clocks if only the data decides."""
+        """Returns the run from which a way's losses come. It is the same for all clocks if only the data
+        decides the losses."""
         kind = WAYS[way].kind
         timeline = self.timeline(way, clock, seed)
         run = run_of(self.study, way, rate, seed, timeline, f"{way} {'any' if kind == 'met' else clock} {rate:g} {seed}")

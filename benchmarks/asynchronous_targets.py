@@ -449,7 +449,8 @@ def wire_samples(size, units):
         "strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Timed"]}, "sync": {"type": "asynchronous", "owners": "servers"},
         "optimizer": {"type": "sgd", "lr": 1e-6, "momentum": 0.0, "weight_decay": 0.0}})
     link, found = os.environ["GLOO_SOCKET_IFNAME"], {"units": units}
-    # Steps of the same kind follow each other. So what a step leaves under way is not hidden behind another kind.
+    # Steps of the same kind follow each other. If kinds alternated, the transfers that a step leaves under way would
+    # overlap with a step of another kind.
     for kind, seconds in (("moved", 0.0), ("computed", size["compute_s"])):
         for name, layers, backward, step in ((kind, served, engine.backward, engine.step),
                                              (f"{kind}_alone", alone, torch.Tensor.backward, lambda: clear(alone))):

@@ -42,8 +42,8 @@ struct PushRates {
 };
 
 /// The parameters that ranks train together. Each rank makes its own forward and backward. The parameters lie in memory
-/// that all ranks map, or in memory of servers. ReplicaSync owns them, and a LoneStep uses them. The thread that trains
-/// calls all of it.
+/// that all ranks map, or in memory of servers. ReplicaSync owns this object, and a LoneStep uses it. All calls come
+/// from the thread that trains.
 ///
 /// | class          | "sync"'s type | a rank computes with         | an update is                                   |
 /// |----------------|---------------|------------------------------|------------------------------------------------|
@@ -106,8 +106,8 @@ class PushedParameters : public CommonParameters {
   /// Says that this backward has made a unit's gradients, so that they may be sent ahead of `push`. It is called again
   /// if the gradients have changed. The gradients stay in place until the step ends, or until the next backward.
   virtual void reduced(const Unit&) {}
-  /// Returns the number of steps that all workers have pushed, as far as this rank has seen. Returns nothing if each
-  /// rank counts only its own steps.
+  /// Returns the number of steps that all workers together have pushed, as far as this rank has seen. Returns nothing
+  /// if each rank counts only its own steps.
   virtual std::optional<std::int64_t> steps_of_all() const { return std::nullopt; }
 };
 

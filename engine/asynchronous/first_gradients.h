@@ -33,12 +33,12 @@ namespace tessera {
 /// | `miss`   | replaces the last three calls if this rank comes too late                                        |
 ///
 /// Invariants:
-///  1. Shards change only from the offer of the last rank that takes part to the end of the step. All gradients of a
+///  1. Shards change only after all ranks that take part have offered, and before the step ends. All gradients of a
 ///     step were therefore computed with one version of the values: a rank that takes part began to compute after the
 ///     previous step had ended.
 ///  2. Sums are made in the pairwise tree over the ranks that take part, in rank order. A step in which all ranks take
 ///     part has the same bits as an ordinary step, in which all ranks wait for each other.
-///  3. A rank that takes part sees in `done` the Counts after the previous step, from its offer to the end of its step.
+///  3. Between its `offer` and its `end`, a rank that takes part gets the Counts after the previous step from `done`.
 ///
 /// The thread that trains calls all of it. Throws tessera::Error: 75 if a rank for which this rank waits ends, or does
 /// not come within comm.timeout_s; 64 if ranks were given different learning rates or options.

@@ -63,7 +63,7 @@ void place_training_state(FlatGroup& group, TrainingMemory& memory, const Memory
     group.gradient = reinterpret_cast<float*>(memory.gradients.take(group.gradient_part.numel * 4));
   }
   place_masters(group, plan.update().master, memory.masters);
-  const bool are_on_host = plan.update().outer.has_common_parameters();  // OwnedShards has the states
+  const bool are_on_host = plan.update().outer.has_common_parameters();  // CommonParameters has the states
   for (FlatGroup::State& state : group.state) state.is_on_host = are_on_host;
   if (are_on_host) return;
   const StateFormats& states = group.records.state().states;
@@ -193,7 +193,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
   // OuterSteps allocates its own memory, so those bytes are subtracted here. If ranks have common parameters,
-  // OwnedShards holds the states, so none are allocated here.
+  // CommonParameters has the states, so none are allocated here.
   const OuterNumel& outer = plan.passes().outer;
   const std::int64_t scratch =
       use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.passes().weight_copy_bytes - 4 * outer.staging();

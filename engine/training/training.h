@@ -53,7 +53,7 @@ struct Footprint {
 struct ValuesInUse {
   bool loaded = false;        ///< whether parameters have their values and places
   bool half_loaded = false;   ///< whether a load failed after it had begun to write
-  bool are_averages = false;  ///< whether parameters and their averages are exchanged
+  bool are_averages = false;  ///< whether parameters and their averages have swapped their values
   int open_guards = 0;        ///< number of living Gathered guards
   int open_writes = 0;        ///< number of living Gathered(kWrite) guards
   std::optional<ParameterChecks> checks;

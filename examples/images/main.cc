@@ -65,7 +65,7 @@ tessera::models::ResNet model_of(const Options& options, const PictureData& data
   return tessera::models::ResNet(config);
 }
 
-/// Samples of a rank's microbatch.
+/// Returns the number of samples in a rank's microbatch.
 std::size_t microbatch_of(const Options& options, const tessera::Mesh& mesh) {
   const std::int64_t parts = mesh.world_size() * options.microbatches;
   if (options.batch % parts != 0)

@@ -22,10 +22,11 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 ///
 /// `function` must compute the same both times: it must not depend on state that it changes. Backward throws c10::Error
 /// if the second run saves fewer tensors than the first run, or a tensor of another shape, type or device. It also
-/// throws if a saved tensor requires gradients in only one of the two runs, or if it was written in place after it was
-/// saved, as backward does without checkpoint. Values that the function reads and does not save (such as a bias) are
-/// not checked. Code behind the last operator that needs a backward runs only once. The second run ends with an
-/// exception that is not a std::exception.
+/// throws if a saved tensor requires gradients in only one of the two runs. Like a backward without checkpoint, it
+/// throws if a saved tensor was written in place after it was saved. Values that the function reads and does not save
+/// (such as a bias) are not checked. Code behind the last operator that needs a backward runs only once: an exception
+/// ends the second run there. It is not a std::exception, so a handler of std::exception in `function` does not catch
+/// it.
 ///
 /// Backward may run several times (retain_graph); each time runs `function` again.
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs);

@@ -39,8 +39,9 @@ enum class BatchScaling {
   kSquareRoot,  ///< "square_root": lr x sqrt(global batch / base_batch_size) (arXiv 1404.5997)
 };
 
-/// The mesh: replicate x shard = world size. 0 means that Tessera chooses. It sets replicate to the number of hosts if
-/// the strategy is HYBRID_SHARD or the placement is given by axes (PlacementConfig), and to 1 otherwise.
+/// The mesh: replicate x shard = world size. 0 means that Tessera chooses. If only one of the two numbers is given, the
+/// other follows from the world size. If neither is given, replicate is the number of hosts if the strategy is
+/// HYBRID_SHARD or the placement is given by axes (PlacementConfig), and 1 otherwise.
 struct MeshConfig {
   std::int64_t replicate = 0;  ///< number of replicas; 0: Tessera chooses it
   std::int64_t shard = 0;      ///< number of ranks that hold one copy of the state together; 0: Tessera chooses it

@@ -11,7 +11,7 @@ namespace tessera {
 /// The format of a data set. kAuto recognises the format:
 /// | format   | path                                      | recognised by                                        |
 /// |----------|-------------------------------------------|------------------------------------------------------|
-/// | text     | a file, or a directory of files           | a directory; or a file that is nothing else          |
+/// | text     | a file, or a directory of files           | a directory, or a file of no other format            |
 /// | llmc     | `x.bin` of llm.c                          | its magic number                                     |
 /// | megatron | `x.idx`, `x.bin`, or the prefix `x`       | the magic number of `x.idx`                          |
 ///

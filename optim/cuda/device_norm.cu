@@ -12,7 +12,7 @@ constexpr unsigned kLanes = 16;  // number of lanes over which a block's sum run
 constexpr unsigned kNormThreads = 512;
 constexpr unsigned kAtOnce = kNormThreads / kLanes;  // number of blocks that a thread block handles at once
 
-/// Reads values at the addresses in the nodes.
+/// Reads values at the addresses in the nodes, moved by NormTables::shift.
 struct ValuesInPlace {
   const float* block;
   __device__ ValuesInPlace(const NormTables& t, const float* at) : block(at + t.shift) {}

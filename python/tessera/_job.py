@@ -91,8 +91,8 @@ def _join(strategy: _native.Strategy) -> None:
 
 
 def expect_one_truth() -> None:
-    """Raises Error (78) if torch.distributed now gives this process another rank than the job that the process
-    joined."""
+    """Raises Error (78) if torch.distributed now gives this process another rank or world size than the job that the
+    process joined."""
     if _truths.has_group() and _native.is_joined() and not _native.is_forked():
         _truths.expect_unchanged((_native.rank({}), _native.world_size({})), _native.launcher({}))
 

@@ -117,8 +117,8 @@ absl::StatusOr<std::string> read_text(const std::filesystem::path& path, const s
                                   path.string(), format_bytes(static_cast<std::int64_t>(most_bytes)), kind));
   };
   if (!is_pipe && static_cast<std::size_t>(info.st_size) > most_bytes) return refuse_as_too_large();
-  // Reading one byte more than the known size proves that the file has ended: a pipe's size is unknown, and a file may
-  // grow.
+  // There is room for one byte more than the known size, so that a read can find the end of the file: a pipe's size is
+  // unknown, and a file may grow.
   std::string text((is_pipe ? std::min(kFirstBytes, most_bytes) : static_cast<std::size_t>(info.st_size)) + 1, '\0');
   std::size_t done = 0;
   while (done <= most_bytes) {

@@ -37,7 +37,8 @@ std::string number_ranges(const std::vector<int>& numbers, std::size_t max_range
 std::size_t text_width(std::string_view text);
 
 /// Returns the smallest number of insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`,
-/// where upper and lower case are equal (optimal string alignment). Time and memory are |a| x |b|.
+/// where upper and lower case are equal (optimal string alignment). It takes time proportional to |a| x |b|, and memory
+/// proportional to |b|.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
 /// Returns the candidate nearest to `word`, or "" if none is near enough to be a misspelling. The edit distance of a

@@ -249,7 +249,7 @@ void MeshGroups::tell_others(const absl::Status& reason) const {
 
 void MeshGroups::leave() {
   if (topology_.world_size == 1) return;
-  // Ranks that find no other cause learn from the store that this rank has ended.
+  // If a call of another rank fails, and that rank finds no other cause, the store tells it that this rank has ended.
   ask_in_time(store_,
               [key = key_of_ended_rank(topology_.rank)](KeyValueStore& store) { store.set(key, "").IgnoreError(); });
   std::vector<std::shared_ptr<Collectives>> groups;

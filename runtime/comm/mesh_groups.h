@@ -57,8 +57,8 @@ struct MeshAxes {
   absl::Status status() const;
 };
 
-/// Groups of the axes along which a GPU's ranks sum gradients, for the memory of their hosts. A group is null for an
-/// axis of one rank, and for an axis that was not asked for. These groups compress (Collectives::compressed_part).
+/// Groups over which ranks with GPUs compress their messages (Collectives::compressed_part), in the memory of their
+/// hosts. A group is null for an axis of one rank, and for an axis that was not asked for.
 struct HostAxes {
   std::shared_ptr<Collectives> reduce, replicate;
 };

@@ -20,7 +20,7 @@ std::string key_of_report(int rank);
 /// Watches the process of the next rank (NextRank), and in worlds of at most 64 ranks also that of rank 0. A rank that
 /// is gone is published in the store. A rank that has ended well has sent a report that says how many calls it has
 /// begun. The report is published too, and from then on the rank behind that rank is watched. CallWatch has one
-/// RankWatch. CallWatch's thread makes all calls, unless a function says otherwise.
+/// RankWatch. Only CallWatch's thread calls a RankWatch's functions, except where a function says otherwise.
 class RankWatch {
  public:
   /// A process that ends well may end while other processes are in their last call with it. The other ranks have this

@@ -21,8 +21,8 @@ namespace {
 /// are summed by an ordinary all-reduce of fp32. The other elements are kept as the residual.
 ///
 /// The buffer is cut into as many pieces as elements are sent; the lengths of the pieces differ by at most one. One
-/// element of each piece is drawn. If the drawn element lies in a gap, it is sent as zero. The mean wait of an element
-/// is numel / count reductions.
+/// element of each piece is drawn. If the drawn element belongs to no parameter (Layout::gaps), zero is sent. The mean
+/// wait of an element is numel / count reductions.
 class RandomK final : public GradientMethod {
  public:
   /// Sends `count` elements of a flat buffer of `numel`. `kept` has the shape [numel], and `work` [2 count].

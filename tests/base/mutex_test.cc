@@ -56,7 +56,7 @@ TEST(CondVar, UnnotifiedWaitEndsAtTheDeadlineHoldingTheMutex) {
     ++counter.count;
   }
   EXPECT_GE(std::chrono::steady_clock::now(), deadline);
-  const MutexLock lock(counter.mutex);  // the wait released the mutex too
+  const MutexLock lock(counter.mutex);  // the mutex is free again
   EXPECT_EQ(counter.count, 1);
 }
 

@@ -18,7 +18,7 @@ enum class Joined {
   kHosts,     ///< "hosts": two hosts, with memory inside each and Gloo between them
   kGloo,      ///< "gloo": Gloo joins all of them
   kCudaHost,  ///< "cuda_host": they share an emulated GPU
-  kNccl,      ///< "nccl": each rank has an emulated GPU, and a late c10d backend joins them
+  kNccl,      ///< "nccl": each rank has an emulated GPU, and a LateBackend joins them
 };
 
 /// One of the configurations of configurations.json. Each says which model is trained, on which ranks, and under which

@@ -158,8 +158,8 @@ class CppTexts:
     # ------------------------------------------------------------------------------------------------------------------- one error
 
     def texts_before(self, source, i, text, steps=0):
-        """Returns the whole text of the error whose hint is token i. It consists of the texts of the functions that use
-        `text`, and then `text` itself."""
+        """Returns the texts that the error with the hint in token i may have, one for each place that gives its
+        beginning. `text`: the part of the text that is known so far."""
         low, _, call = source.expression(i)
         holder = self.holder(source, i)
         if source.is_sign(low - 1, "+="):

@@ -33,7 +33,7 @@ namespace tessera {
 /// Steps announce the records that they will use, so that these are read ahead.
 class TierCarrier final : public Carrier {
  public:
-  /// `tier` holds the records. `durable`: the same tier where its records are durable, else null.
+  /// `tier` holds the records. `durable`: the same tier if its records are durable, else null.
   explicit TierCarrier(std::unique_ptr<RecordTier> tier, DurableTier* durable = nullptr)
       : tier_(std::move(tier)), durable_(durable) {}
 

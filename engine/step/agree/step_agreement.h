@@ -94,8 +94,8 @@ class StepAgreement {
   /// loss and the weight are sums in the tree over all microbatches.
   const AgreedStep& agree(const LocalStep& local, std::span<const MicrobatchLoss> losses);
 
-  /// From the next step on, `losses` belong to the microbatches of `order`. REQUIRES: `order` allows no longer run
-  /// than the order before.
+  /// From the next step on, `losses` belong to the microbatches of `order`. REQUIRES: the longest run that `order`
+  /// allows is at most as long as that of the order before.
   void deal(const MicrobatchOrder& order) { order_ = order; }
 
   /// Returns the seconds spent so far on the exchange of messages.

@@ -22,7 +22,7 @@ class OwnDeviceUpdate {
   /// `groups`, `parameters`: numbers of trainable groups and trainable parameters.
   OwnDeviceUpdate(const QueuedContext& context, std::size_t groups, std::size_t parameters);
 
-  /// Returns the slice as RuleOptimizer takes it.
+  /// Returns the slice without the rule's own states, as OwnOptimizer::bare() takes it.
   OptimizerSlice without_states(const OptimizerSlice& slice) const { return optimizer_of({}).without_states(slice); }
 
   /// Begins the step of a group. `index`: its number among trainable groups. `first`: the number of its first parameter

@@ -128,8 +128,8 @@ class HierarchicalCollectives : public Collectives {
           inside_->all_to_all(label, input + host * host_bytes, parcels + host * host_bytes, bytes).wait());
     return across_->all_to_all(label, parcels, output, host_bytes).wait();
   }
-  /// Makes three barriers. After the first, all ranks of this host are here, and after the second, all ranks at this
-  /// rank's place in their hosts are. Therefore all ranks are here after the third.
+  /// Makes three barriers. After the first, all ranks of this host are here. After the second, the ranks that have this
+  /// rank's place on other hosts are here, too. Therefore all ranks are here after the third.
   absl::Status meet(std::string_view label) {
     TESSERA_RETURN_IF_ERROR(inside_->barrier(label).wait());
     TESSERA_RETURN_IF_ERROR(across_->barrier(label).wait());

@@ -217,7 +217,7 @@ absl::Status SharedMemoryCollectives::in_one_round(const CallDescriptor& call, s
   return absl::OkStatus();
 }
 
-// Returns a round. REQUIRES: the round is loaded before a barrier, and the barrier before that one is over.
+// Returns a round. REQUIRES: the last barrier is over, and the round is loaded before the next one.
 SharedMemoryCollectives::Round SharedMemoryCollectives::round_of(std::size_t number, std::size_t total,
                                                                  std::size_t window) const {
   const std::size_t begin = number * window;

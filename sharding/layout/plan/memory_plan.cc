@@ -142,7 +142,7 @@ void MemoryPlan::plan_gradients() {
   const bool last = input_.wire.sync == GradientSync::kLastMicrobatch, once = input_.wire.accumulation == 1 || last;
   const bool replicated = !(axes.shard && input_.placement.mesh.shard_size > 1) &&
                           !(axes.replicate && input_.placement.mesh.replicate_size > 1);
-  const bool has_place = !gradients_below();  // offloaded sums have another place, which peers can read
+  const bool has_place = !gradients_below();  // offloaded sums lie in records instead
   if (has_place && (world == 1 || (replicated && input_.wire.reduce == DType::kF32 && once))) {
     sums_.bucket_mode = BucketMode::kInPlace;
   } else if ((input_.wire.accumulation > 1 || input_.wire.reproducible) && last) {
@@ -319,8 +319,8 @@ void MemoryPlan::plan_lag() {
 }
 
 // A step reads and writes its states side by side. If three streams lie a multiple of 128 MiB apart, give or take a
-// page, the step takes 2.8 times as long on processors of AMD's family 25. Another 8 KiB between the streams avoid
-// that. Large pieces therefore have a length that is an odd multiple of kApart.
+// page, the step takes 2.8 times as long on processors of AMD's family 25. 8 KiB more between the streams are enough to
+// avoid that. Large pieces therefore have a length that is an odd multiple of kApart, which is twice as much.
 constexpr std::int64_t kLargePiece = std::int64_t{32} << 20, kApart = 16 << 10;
 
 StatePiece state_piece(StateDType dtype, std::int64_t numel) {

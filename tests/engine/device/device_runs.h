@@ -60,9 +60,9 @@ void expect_same_on_gpus(const ThreadRanks& ranks, const Trained& on_cpu, const 
 void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,
                          const std::string& what);
 
-/// Trains with rates from a schedule, or with rates that the program sets, first for all groups and then for the last
-/// group. The run shows averages, unfreezes a unit, freezes another unit and saves. Some steps later it loads the
-/// checkpoint in the same Engine.
+/// Trains with rates from a schedule, or with rates that the program sets. The program first sets the rate of all
+/// groups, and then that of the last group. The run reads averages, unfreezes a unit, freezes another unit and saves.
+/// Some steps later it loads the checkpoint in the same Engine.
 Told led_through_everything(const Mesh& mesh, const Strategy& strategy, const std::string& folder,
                             const OwnRules& own_rules = {});
 

@@ -168,7 +168,7 @@ class EmulatedKernels : public DeviceKernels {
   }
 
   std::shared_ptr<std::byte> pinned_memory(std::size_t bytes) override { return pinned().take(bytes); }
-  /// A copy that happens as late as possible: when computation, or this thread, waits for it.
+  /// A mark that passes as late as possible: only when this thread waits for it. Marks of copies inherit from it.
   struct LateMark : Mark {
     bool passed() override { return done; }
     void wait() override { done = true; }

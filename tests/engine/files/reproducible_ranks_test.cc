@@ -59,7 +59,7 @@ TEST(ReproducibleOverGloo, ProcessesGiveTheBitsAndOptimizerStatesOfOneRank) {
   for (const JoinedWorld& joined : worlds) {
     const World& world = joined.world;
     std::vector<ProcessCase> cases;
-    // Other pairs of values occur together on pretended hosts.
+    // This grid has all pairs of a world and a rule. reproducible_test.cc has the other pairs, on pretended hosts.
     for (const auto& each : pairwise_where<2>(exists, worlds, kRules, placements, kDTypes, kBothSyncs)) {
       const auto& [other, rule, placed, dtype, sync] = each;
       if (text_of(other.world) != text_of(world) || other.transport != joined.transport) continue;

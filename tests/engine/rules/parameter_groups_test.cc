@@ -29,7 +29,8 @@ using ::testing::HasSubstr;
 constexpr std::size_t kSteps = 20;
 constexpr TinyOptions kTied{.tied_head = true};
 
-/// Returns two groups: vectors without decay, and blocks at a tenth of the rate. The others are a third group.
+/// Returns two groups: vectors without decay, and matrices of blocks at a tenth of the rate. All other parameters are
+/// the third kind.
 std::vector<ParameterGroup> three_kinds() {
   ParameterGroup vectors{.name = "vectors", .max_dim = 1, .weight_decay = 0};
   ParameterGroup blocks{.name = "blocks", .match = {"blocks.*.up.weight", "blocks.*.down.weight"}, .lr_ratio = 0.1};

@@ -100,7 +100,7 @@ class OldNames final : public StoreBackend {
 };
 
 #if TESSERA_TORCH_HAS_SINGLE_NAMES
-/// Overrides the names of LibTorch since 2.14 alone.
+/// Overrides only the functions that have new names in LibTorch 2.14 and later.
 class NewNames final : public StoreBackend {
  public:
   using StoreBackend::StoreBackend;

@@ -246,7 +246,7 @@ void choose_strategy(const PlanCommand& command) {
   const Strategy like = command.like.empty() ? Strategy() : Strategy::from_file(command.like);
   const models::ModelConfig config = value_or_throw(models::read_model_config(command.world.model));
   const TimingFiles files = read_timing(command.timing);
-  TimingFiles without_servers = files;  // the compared strategies have no servers, but modes_beside may
+  TimingFiles without_servers = files;  // the compared strategies have no servers, but modes_beside may try some
   without_servers.servers = 0;
   const std::vector<TriedStrategy> tried =
       try_strategies(config, like, topology, without_servers, command.accumulations);

@@ -26,8 +26,7 @@ DType dtype_of(c10::ScalarType type, const std::string& who) {
       throw Error(ExitCode::kConfig,
                   who + " has dtype " + c10::toString(type) +
                       ", and complex numbers are not sharded. [T1086] hint: keep real numbers x with a last "
-                      "dimension of 2 instead, and take complex(x.select(-1, 0), x.select(-1, 1)) "
-                      "in forward");
+                      "dimension of 2 instead, and take complex(x.select(-1, 0), x.select(-1, 1)) in forward");
     default:
       throw Error(ExitCode::kConfig, who + " has dtype " + c10::toString(type) +
                                          ", which cannot be sharded. [T0626] hint: make it a buffer, or another dtype");

@@ -181,13 +181,18 @@ Unit* unit_of(c10::StorageImpl& storage) {
   return data.get_deleter() == &leave ? static_cast<Unit*>(data.get_context()) : nullptr;
 }
 
-bool is_lent(const at::TensorBase& tensor) {
+FlatGroup* flat_group_of(const at::TensorBase& tensor) {
   const Unit* const unit = unit_of(tensor);
-  if (!unit) return false;
+  if (!unit) return nullptr;
   for (const auto& group : unit->groups) {
-    if (group->storage.get() == tensor.storage().unsafeGetStorageImpl()) return unit->lends(*group);
+    if (group->storage.get() == tensor.storage().unsafeGetStorageImpl()) return group.get();
   }
-  return false;
+  return nullptr;
+}
+
+bool is_lent(const at::TensorBase& tensor) {
+  const FlatGroup* const group = flat_group_of(tensor);
+  return group && group->unit->lends(*group);
 }
 
 bool is_in_place(const FlatGroup& group, std::size_t i) {

@@ -274,6 +274,8 @@ void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const V
 /// It only compares a pointer, without a look-up or a lock.
 Unit* unit_of(const at::TensorBase& tensor);
 Unit* unit_of(c10::StorageImpl& storage);
+/// Returns that unit's group in whose storage `tensor` lies; null if there is none. REQUIRES: the unit's Engine lives.
+FlatGroup* flat_group_of(const at::TensorBase& tensor);
 /// Returns whether the memory of `tensor` is lent to a running operator or autograd function (Unit::lends). REQUIRES:
 /// the unit's Engine lives.
 bool is_lent(const at::TensorBase& tensor);

@@ -54,17 +54,14 @@ struct MemoryOf {
 
 /// Returns the parameter in whose memory `alias` begins, or null (share_version_with_aliases).
 const c10::TensorImpl* owner_of(const at::TensorBase& alias) {
-  const Unit* const unit = unit_of(alias);
-  if (!unit) return nullptr;
+  const FlatGroup* const group = flat_group_of(alias);
+  if (!group) return nullptr;
+  const std::int64_t element =
+      alias.storage_offset() * static_cast<std::int64_t>(alias.element_size()) / group->element_bytes();
   const c10::TensorImpl* owner = nullptr;
-  for (const auto& group : unit->groups) {
-    if (group->storage.get() != alias.storage().unsafeGetStorageImpl()) continue;
-    const std::int64_t element =
-        alias.storage_offset() * static_cast<std::int64_t>(alias.element_size()) / group->element_bytes();
-    for (std::size_t i = 0; i < group->parameters.size(); ++i) {
-      if (owner && group->layout.extent(i).offset > element) break;
-      owner = group->parameters[i].tensor.unsafeGetTensorImpl();
-    }
+  for (std::size_t i = 0; i < group->parameters.size(); ++i) {
+    if (owner && group->layout.extent(i).offset > element) break;
+    owner = group->parameters[i].tensor.unsafeGetTensorImpl();
   }
   return owner;
 }

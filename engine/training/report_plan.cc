@@ -92,8 +92,7 @@ std::string words_of_unscaled_loss(const std::vector<std::unique_ptr<Unit>>& uni
   if (name.empty()) return "";
   return "parameter " + name +
          " is fp16 in the module, and stays so, but the loss is not scaled, so small gradients vanish. [T1085] hint: "
-         "set "
-         "\"mixed_precision\": {\"param\": \"fp16\"}, which scales the loss; or leave the module in fp32 and set "
+         "set \"mixed_precision\": {\"param\": \"fp16\"}, which scales the loss; or leave the module in fp32 and set "
          "\"bf16\"";
 }
 

@@ -1,8 +1,7 @@
-#include <stdlib.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/commit_log.h"
@@ -13,7 +12,6 @@
 #include "workshop/app/commands.h"
 #include "workshop/app/exit_code_after.h"
 #include "workshop/app/train/replay.h"
-#include "workshop/launch/launcher.h"
 
 // `tessera checkpoint from-commits` starts again the run that made the commits, on as many ranks as it had. These ranks
 // go on from their last commit, save it as a checkpoint, and end (TrainCommand::commits). A commit has the form in
@@ -76,7 +74,7 @@ absl::StatusOr<int> convert(const FromCommitsCommand& command) {
   if (!topology.ok() || topology->launcher != "single") return run_train(as_converted(command));
   TESSERA_ASSIGN_OR_RETURN(const CommittedRun run, committed_run(command.commits));
   // The checkpoint names the processor of the run that committed, which is also the one that these ranks must have.
-  if (run.threads > 0) ::setenv("OMP_NUM_THREADS", std::to_string(run.threads).c_str(), /*overwrite=*/0);
+  keep_threads(run.threads);
   if (run.ranks % command.hosts != 0)
     return refused(ExitCode::kUsage, "--hosts " + std::to_string(command.hosts) + " does not divide the " +
                                          std::to_string(run.ranks) +
@@ -86,10 +84,7 @@ absl::StatusOr<int> convert(const FromCommitsCommand& command) {
   // Ranks of several hosts keep memory in another form than ranks that share a host.
   if (command.hosts > 1)
     launching.pretended_hosts.assign(static_cast<std::size_t>(command.hosts), run.ranks / command.hosts);
-  launching.prefix = false;
-  launching.command = {"/proc/self/exe"};
-  launching.command.insert(launching.command.end(), command.words.begin(), command.words.end());
-  return launch(launching);
+  return launch_again(std::move(launching), command.words);
 }
 
 }  // namespace

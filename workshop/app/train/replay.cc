@@ -22,7 +22,6 @@
 #include "runtime/config/strategy_file.h"
 #include "workshop/app/commands.h"
 #include "workshop/app/exit_code_after.h"
-#include "workshop/launch/launcher.h"
 
 // `tessera replay` finds the data that the run stored about the step: checkpoint, hashes, and the numbers of
 // microbatches and threads. Then it runs the `tessera train` command of that run again, without outputs and with
@@ -206,21 +205,27 @@ TrainCommand without_outputs(TrainCommand run) {
   return run;
 }
 
+void keep_threads(std::int64_t threads) {
+  if (threads > 0) ::setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), /*overwrite=*/0);
+}
+
+int launch_again(LaunchOptions launching, const std::vector<std::string>& words) {
+  launching.prefix = false;
+  launching.command = {"/proc/self/exe"};
+  launching.command.insert(launching.command.end(), words.begin(), words.end());
+  return launch(launching);
+}
+
 int run_replay(const ReplayCommand& command) {
   const absl::StatusOr<ReplayedRun> run = replayed_run(command);
   if (!run.ok()) return exit_code_after(run.status());
   ::setenv("TESSERA_REPLAY", run->request.to_json().c_str(), /*overwrite=*/1);
-  // LibTorch's operators may give other bits if the number of threads differs. If the caller has set a number of
-  // threads, that number is used.
-  if (run->threads > 0) ::setenv("OMP_NUM_THREADS", std::to_string(run->threads).c_str(), /*overwrite=*/0);
+  keep_threads(run->threads);
   const absl::StatusOr<Topology> topology = resolve_topology();  // run_train reports errors of the topology
   if (command.ranks > 1 && topology.ok() && topology->launcher == "single") {
     LaunchOptions launching;
     launching.ranks = command.ranks;
-    launching.prefix = false;
-    launching.command = {"/proc/self/exe"};
-    launching.command.insert(launching.command.end(), command.words.begin(), command.words.end());
-    return launch(launching);
+    return launch_again(std::move(launching), command.words);
   }
   if (topology.ok() && topology->rank == 0) log_info(run->text);
   return run_train(run->train);

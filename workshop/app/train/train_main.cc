@@ -279,8 +279,8 @@ int save_commits(FromCommitsCommand& from, std::vector<std::string> words) {
   if (words.empty())
     return refuse(
         "checkpoint from-commits: nothing says how the run was started. [T1092] hint: give the arguments of its "
-        "tessera train "
-        "behind \"--\", as in tessera checkpoint from-commits runs/a/commits --to runs/a/checkpoints -- --model m.json "
+        "tessera train behind \"--\", as in tessera checkpoint from-commits runs/a/commits --to runs/a/checkpoints -- "
+        "--model m.json "
         "--strategy s.json ...");
   if (const auto code = read_run(from.run, std::move(words))) return *code;
   return run_from_commits(from);

@@ -15,6 +15,7 @@
 #include "engine/memory/training_memory.h"
 #include "optim/device_kernels.h"
 #include "runtime/base/log.h"
+#include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "tessera/error.h"
 #include "tessera/span.h"
@@ -36,8 +37,8 @@ constexpr const char* kKept = "kept";
 
 /// Returns a text for users that names the run to which the files belong.
 std::string about_run(const MeshPosition& mesh, std::size_t units) {
-  return c10::str(mesh.world_size(), mesh.world_size() == 1 ? " rank" : " ranks", ", mesh ", mesh.replicate_size, " x ",
-                  mesh.shard_size, ", ", units, " units");
+  return c10::str(counted(mesh.world_size(), "rank"), ", mesh ", mesh.replicate_size, " x ", mesh.shard_size, ", ",
+                  units, " units");
 }
 
 /// Returns the canonical text of a folder's path. Names of files contain a hash of this text, so it must not depend on

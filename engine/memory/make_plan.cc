@@ -11,6 +11,7 @@
 #include "optim/master_assigner.h"
 #include "optim/muon_optimizer.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/config/optimizer_rows.h"
 #include "runtime/config/placement_rows.h"
@@ -87,9 +88,9 @@ void expect_one_replica(const PlanScene& scene) {
 void expect_enough_ranks(const PlanScene& scene) {
   const std::int64_t ranks = scene.mesh.world_size();
   if (scene.sync.type != SyncType::kBackups || scene.sync.backups < ranks) return;
-  throw Error(ExitCode::kConfig, c10::str("/sync/count: a step would wait for none of ", ranks,
-                                          ranks == 1 ? " rank" : " ranks", ", since ", scene.sync.backups,
-                                          " are backups. [T0899] hint: give a count below the number of ranks"));
+  throw Error(ExitCode::kConfig,
+              c10::str("/sync/count: a step would wait for none of ", counted(ranks, "rank"), ", since ",
+                       scene.sync.backups, " are backups. [T0899] hint: give a count below the number of ranks"));
 }
 
 /// Throws if the number of ranks is no multiple of the number of ranks of a replica (sync.replica_ranks).

@@ -106,9 +106,8 @@ void Training::set_option(const std::string* group, const std::string& name, std
   const OptimizerConfig& config = job.strategy.optimizer;
   const OptionKey& key = key_named(name, job.strategy);
   const StrategyKey& row = row_of(key);
-  expect(numbers.size() == key.count, "set_option: ", name, " wants ", key.count,
-         key.count == 1 ? " number" : " numbers", ", got ", numbers.size(),
-         ". [T0271] hint: give as many as the strategy's key has");
+  expect(numbers.size() == key.count, "set_option: ", name, " wants ", counted(key.count, "number"), ", got ",
+         numbers.size(), ". [T0271] hint: give as many as the strategy's key has");
   for (const double number : numbers) {
     expect(is_allowed(row, number), "set_option: ", name, " must be ",
            row.field.kind == ValueKind::kBoolean ? std::string("0 or 1") : describe_range(row.range), ", got ", number,

@@ -47,10 +47,9 @@ bool holds_other(const WeightsNode& node) {
 }
 
 std::string what_of(const WeightsNode& node) {
-  const std::size_t entries = node.entries.size();
   if (node.kind == WeightsNode::Kind::kOther) return node.what;
   return std::string(node.kind == WeightsNode::Kind::kList ? "a list" : "a dictionary") + " of " +
-         std::to_string(entries) + (entries == 1 ? " entry" : " entries");
+         counted(node.entries.size(), "entry", "entries");
 }
 
 std::string below(const std::string& path, const std::string& name, char separator) {
@@ -188,9 +187,8 @@ std::string first_name(const WeightsNode& node) {
 void list_sets(const WeightsNode& node, const std::string& path, std::vector<std::string>& lines) {
   if (!holds_tensor(node)) return;
   if (is_one_set(node)) {
-    const std::size_t count = tensors_in(node);
-    lines.push_back("\n  " + in_quotes(path) + ": " + std::to_string(count) + (count == 1 ? " tensor" : " tensors") +
-                    ", such as " + in_quotes(first_name(node)));
+    lines.push_back("\n  " + in_quotes(path) + ": " + counted(tensors_in(node), "tensor") + ", such as " +
+                    in_quotes(first_name(node)));
     return;
   }
   for (const WeightsNode& entry : node.entries) list_sets(entry, below(path, entry.name, '/'), lines);

@@ -62,10 +62,6 @@ struct Container {
   const std::vector<std::pair<std::string, Value>>& items() const { return state ? state->entries : entries; }
 };
 
-std::string counted(std::size_t count, const char* one, const char* more) {
-  return std::to_string(count) + " " + (count == 1 ? one : more);
-}
-
 std::string describe(const Value& value) {
   switch (value.kind) {
     case Value::kNone:

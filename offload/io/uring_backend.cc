@@ -14,6 +14,7 @@
 #include "offload/io/io_backend.h"
 #include "runtime/base/bytes.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text.h"
 
 namespace tessera {
 namespace {
@@ -92,8 +93,7 @@ class UringBackend final : public IoBackend {
   }
 
   std::string describe() const override {
-    return fmt::format("io_uring ({}; {} and {} registered)", setup_->text,
-                       files_.size() == 1 ? "1 file" : fmt::format("{} files", files_.size()),
+    return fmt::format("io_uring ({}; {} and {} registered)", setup_->text, counted(files_.size(), "file"),
                        format_bytes(static_cast<std::int64_t>(registered_bytes_)));
   }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -18,6 +19,14 @@ std::string joined_numbers(const std::vector<int>& numbers, std::string_view sep
 
 /// Joins alternatives: "a, b or c".
 std::string either(const std::vector<std::string>& words);
+
+/// Returns a number with its word: "1 rank", "2 ranks". `more`: the word of other numbers than 1, unless it is `one`
+/// with an s.
+std::string counted(std::integral auto count, std::string_view one, std::string_view more = {}) {
+  std::string text = std::to_string(count) + " ";
+  text += count == 1 || more.empty() ? one : more;
+  return count == 1 || !more.empty() ? text : text + "s";
+}
 
 /// Returns the text in double quotes, as JSON writes it. Control characters are escaped, and invalid UTF-8 is replaced.
 /// The text is cut to `max_length` characters ("..." marks the cut). The result is safe to print, whatever bytes a file

@@ -8,6 +8,7 @@
 
 #include "runtime/base/errno_hint.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text.h"
 #include "runtime/data/mapped_file.h"
 #include "runtime/data/text_files.h"
 #include "runtime/data/token_dataset.h"
@@ -47,8 +48,7 @@ class TextDataset : public TokenDataset {
   }
 
   std::string describe() const override {
-    return fmt::format("{}: text, {} bytes in {} file{}", name_, num_tokens(), files_.size(),
-                       files_.size() == 1 ? "" : "s");
+    return fmt::format("{}: text, {} bytes in {}", name_, num_tokens(), counted(files_.size(), "file"));
   }
 
  private:

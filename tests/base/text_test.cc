@@ -16,6 +16,14 @@ TEST(QuotedText, EscapesControlCharactersAndNeverCutsOne) {
   EXPECT_EQ(quoted_text("\xC3\xA9\xC3\xA9\xC3\xA9", 2), "\"\xC3\xA9\xC3\xA9...\"") << "never cut inside a character";
 }
 
+TEST(Counted, TakesTheWordOfTheNumber) {
+  EXPECT_EQ(counted(0, "rank"), "0 ranks");
+  EXPECT_EQ(counted(1, "rank"), "1 rank");
+  EXPECT_EQ(counted(std::size_t{2}, "rank"), "2 ranks");
+  EXPECT_EQ(counted(1, "entry", "entries"), "1 entry");
+  EXPECT_EQ(counted(2, "entry", "entries"), "2 entries");
+}
+
 TEST(TextWidth, CountsCharacters) {
   EXPECT_EQ(text_width(""), 0u);
   EXPECT_EQ(text_width("abc"), 3u);

@@ -113,8 +113,7 @@ absl::StatusOr<int> show(const CheckpointCommand& command) {
   print("optimizer states: " + states_text(manifest) + "\n");
   if (manifest.progress.loss_scale) print(c10::str("loss scale ", manifest.progress.loss_scale->scale, "\n"));
   if (const auto& processor = manifest.processor) {
-    const std::string threads =
-        c10::str(processor->threads, processor->threads == 1 ? " thread" : " threads", " a rank");
+    const std::string threads = counted(processor->threads, "thread") + " a rank";
     print(c10::str("processor: ", processor->gpu.empty() ? threads : processor->gpu, ", LibTorch's operators for ",
                    processor->libtorch, ", Tessera's for ", processor->tessera, "\n"));
   }
@@ -247,8 +246,8 @@ absl::StatusOr<int> reshard(const CheckpointCommand& command) {
   TESSERA_ASSIGN_OR_RETURN(const std::string path,
                            reshard_checkpoint(*checkpoint, command.to, command.files, "tessera checkpoint reshard"));
   TESSERA_ASSIGN_OR_RETURN(const auto written, open_at(path));
-  print(c10::str(path, ": ", format_bytes(bytes_of(written->manifest())), " in ", command.files,
-                 command.files == 1 ? " file\n" : " files\n"));
+  print(
+      c10::str(path, ": ", format_bytes(bytes_of(written->manifest())), " in ", counted(command.files, "file"), "\n"));
   return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "runtime/base/bytes.h"
+#include "runtime/base/text.h"
 #include "runtime/base/text_table.h"
 #include "sharding/layout/plan/memory_plan.h"
 
@@ -91,7 +92,7 @@ std::string MemoryPlan::to_table() const {
   if (use_.limited() < use_.total()) add("of the GPU", use_.limited(), "the total without host_records");
   std::string text = table.to_string();
   if (const int waiting = sums_.waiting_sums; waiting > 0) {
-    text += "reproducible: " + std::to_string(waiting) + (waiting == 1 ? " sum" : " sums") + " of each unit's " +
+    text += "reproducible: " + counted(waiting, "sum") + " of each unit's " +
             (keeps_gradients() ? "whole gradients wait" : "part of the gradients wait") +
             " for others of the step's tree in scratch, " + exact_bytes(waiting_bytes()) + "\n";
   }
@@ -129,9 +130,8 @@ std::string MemoryPlan::to_table() const {
   }
   if (sums_.block_sums > 0) {
     text += "reproducible: a rank's microbatches need not be a whole subtree, so each rank sends " +
-            std::to_string(sums_.block_sums) + (sums_.block_sums == 1 ? " sum" : " sums") + " of each gradient, " +
-            exact_bytes(block_bytes_of_step()) + " a step, through " + format_bytes(4 * block_exchange_numel()) +
-            " of scratch\n";
+            counted(sums_.block_sums, "sum") + " of each gradient, " + exact_bytes(block_bytes_of_step()) +
+            " a step, through " + format_bytes(4 * block_exchange_numel()) + " of scratch\n";
   }
   if (records_.streamed_bytes > 0) {
     text += "through the GPU: a step copies " + exact_bytes(records_.streamed_bytes) + " of " +

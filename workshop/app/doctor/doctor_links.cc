@@ -2,6 +2,7 @@
 #include <string>
 
 #include "runtime/base/bytes.h"
+#include "runtime/base/text.h"
 #include "runtime/base/text_table.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
@@ -48,8 +49,8 @@ std::string table_of_forms(const LinkSpeed& speed) {
 
 std::string text_of(const LinkSpeed& speed) {
   const Links& links = speed.links;
-  std::string text = links.transport + ", " + std::to_string(links.ranks) + " ranks on " + std::to_string(links.hosts) +
-                     (links.hosts == 1 ? " host\n" : " hosts\n") + table_of(speed) + "a message of few bytes takes " +
+  std::string text = links.transport + ", " + std::to_string(links.ranks) + " ranks on " +
+                     counted(links.hosts, "host") + "\n" + table_of(speed) + "a message of few bytes takes " +
                      number_text(1e6 * links.small.alpha_s, "%.0f") + " us";
   if (links.reduces_in_background)
     text += "; a GB on the wire takes " + number_text(1e9 * links.cpu_s_per_byte, "%.2f") +

@@ -8,6 +8,7 @@
 #include "checkpoint/files/regular_file.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/base/text.h"
 #include "runtime/data/text_files.h"
 #include "workshop/app/output_files.h"
 
@@ -51,9 +52,8 @@ class TokenizedText final : public TokenDataset {
     return files_[file].string() + " at token " + std::to_string(position - begin);
   }
   std::string describe() const override {
-    return name_ + ": text, " + std::to_string(bytes_) + " bytes in " + std::to_string(files_.size()) +
-           (files_.size() == 1 ? " file, " : " files, ") + std::to_string(tokens_.size()) +
-           " tokens of a vocabulary of " + std::to_string(vocab_size_);
+    return name_ + ": text, " + std::to_string(bytes_) + " bytes in " + counted(files_.size(), "file") + ", " +
+           std::to_string(tokens_.size()) + " tokens of a vocabulary of " + std::to_string(vocab_size_);
   }
 
  private:

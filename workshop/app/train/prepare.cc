@@ -9,6 +9,7 @@
 #include "engine/job/same_start.h"
 #include "engine/loop/token_stream.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/config/strategy_file.h"
 #include "runtime/config/transport_rows.h"
@@ -145,10 +146,6 @@ absl::StatusOr<Evaluation> open_evaluation(const TrainCommand& command, const Me
 }
 
 }  // namespace
-
-std::string counted(std::int64_t count, const std::string& word) {
-  return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
-}
 
 std::int64_t microbatches_of_step(const Strategy& strategy, int ranks) {
   return strategy.deal.microbatches > 0 ? strategy.deal.microbatches : ranks * strategy.gradient_accumulation;

@@ -36,9 +36,6 @@ struct Prepared {
   std::int64_t seq_len = 0;
 };
 
-/// Returns a number with a word, such as "1 rank" or "2 ranks".
-std::string counted(std::int64_t count, const std::string& word);
-
 /// Returns the path from which the model is read.
 const std::string& model_of(const TrainCommand& command);
 

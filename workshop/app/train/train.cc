@@ -11,6 +11,7 @@
 #include "engine/replay/replay_request.h"
 #include "engine/step_profiler.h"
 #include "runtime/base/log.h"
+#include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/config/placement_rows.h"
@@ -59,7 +60,7 @@ void print_start(const TrainCommand& command, const Prepared& run, const Engine&
   const std::string param(name_of(strategy.mixed_precision.param)), reduce(name_of(strategy.mixed_precision.reduce));
   const std::string global = std::to_string(command.batch * microbatches_of_step(strategy, mesh.world_size()));
   std::string text = "model   " + model_of(command) + ": " + std::to_string(models::parameter_count(run.config)) +
-                     " parameters in " + counted(static_cast<std::int64_t>(engine.unit_names().size()), "unit") + ", " +
+                     " parameters in " + counted(engine.unit_names().size(), "unit") + ", " +
                      name_of_placement(strategy) + " over " + counted(mesh.world_size(), "rank") + " of " +
                      counted(threads, "thread") + "\n";
   text += "dtypes  parameters " + param + ", gradients on the wire " + reduce + ", master weights fp32, " +

@@ -47,8 +47,7 @@ WeightFormat weight_format(std::string_view optimizer, const OptimizerSlice& sli
 }
 
 bool is_decoupled(OptimizerType type) {
-  return type == OptimizerType::kAdamW || type == OptimizerType::kMuon || type == OptimizerType::kOwnMatrix ||
-         type == OptimizerType::kLamb;
+  return type == OptimizerType::kAdamW || type == OptimizerType::kLamb || has(type, optimizer_traits::kMatrices);
 }
 
 /// One state of a rule: its index, its name, and its code.

@@ -92,9 +92,9 @@ std::vector<StrategyKey> parameter_group_keys() {
     return field;
   };
   StrategyField types = of_kind(ValueKind::kChoice);
-  types.choices = {{"adamw", "the group's matrices are updated by adamw"},
-                   {"muon", "by muon, embeddings too"},
-                   {"own_matrix", "by the program's rule, embeddings too"}};
+  for (const OptimizerRow& row : optimizer_rows()) {
+    if (row.type == OptimizerType::kAdamW || has(row.type, kMatrices)) types.choices.push_back({row.word, row.text});
+  }
   return {
       {.pointer = member("name"),
        .field = of_kind(ValueKind::kName),

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tessera/checkpoint.h"
+#include "tessera/error.h"
 #include "tests/support/offloaded.h"
 #include "tests/support/stand_ins/own_muon.h"
 #include "tests/support/test_folder.h"

@@ -30,9 +30,10 @@ LEFT_OUT = shutil.ignore_patterns(".*", "build", "results", "pictures", "__pycac
 # row.
 TABLE = "runtime/comm/job/process_mesh.cc"
 # The largest number of files in each section's patch, not counting tests. A header and its source count as one.
-MOST_FILES = {"A method of compression": 3, "An update rule": 3, "An update rule with norms": 3, "A transport": 4}
+MOST_FILES = {"A method of compression": 3, "An update rule": 3, "An update rule with norms": 3,
+              "An update rule of matrices": 4, "A transport": 4}
 # Folders whose sources include LibTorch, and a target that has the flags for them.
-TARGETS = {"runtime/comm/c10d/": "tessera_comm_c10d", "runtime/comm/job/": "tessera_comm_torch"}
+TARGETS = {"runtime/comm/c10d/": "tessera_comm_c10d", "runtime/comm/job/": "tessera_comm_torch", "engine/step/rules/": "tessera_step"}
 
 
 def sections():

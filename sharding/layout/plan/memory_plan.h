@@ -1,8 +1,7 @@
 #pragma once
 
-// See docs/glossary.md: dealt, placement, slot, tier, unit.
+// See docs/glossary.md: slot, tier, unit.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -10,297 +9,16 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/even_spread.h"
-#include "runtime/base/state_dtype.h"
 #include "sharding/compress/method_layout.h"
 #include "sharding/layout/chunks.h"
-#include "sharding/layout/matrix_deal.h"
-#include "sharding/layout/placement.h"
 #include "sharding/layout/plan/microbatch_order.h"
-#include "sharding/layout/plan/record_layout.h"
-#include "sharding/layout/plan/record_traffic.h"
+#include "sharding/layout/plan/plan_input.h"
+#include "sharding/layout/plan/plan_parts.h"
 #include "sharding/layout/plan/step_program.h"
-#include "sharding/layout/shapes.h"
-#include "tessera/dtype.h"
 #include "tessera/memory.h"
 #include "tessera/strategy.h"
 
 namespace tessera {
-
-/// The memory in which gradients wait for their reduction.
-enum class BucketMode {
-  kInPlace,      ///< the gradient buffer itself: for replicated fp32 gradients that are reduced once in each step, or
-                 ///< for one rank
-  kAccumulator,  ///< fp32 buffers of full size, one for each unit: for unsharded accumulation over microbatches
-  kShared,       ///< a few bucket slots, which units use one after another
-};
-
-/// A second copy of sharded parameters (Strategy::secondary), on these ranks.
-struct SecondaryCopy {
-  int ranks = 0;  ///< number of neighbours on the shard axis that hold one copy together; 0: there is no second copy
-  SecondaryForm form = SecondaryForm::kPlain;
-  bool is_rounded() const { return ranks > 0 && form == SecondaryForm::kInt8; }
-};
-
-/// The placement of parameters, gradients and optimizer state. It has the axes of the mesh over which they are cut, the
-/// device, and the number of units that are gathered at once.
-struct PlannedPlacement : Placement {
-  using Placement::operator=;  ///< takes the cuts of a strategy (placement_of) and does not change the ranks
-  MeshPosition mesh;
-  /// Whether a GPU trains. Reductions then run during backward: each may take as long as a unit's backward, whatever
-  /// memory that costs.
-  bool is_queued = false;
-  std::int64_t prefetch = 1;
-  /// Number of replicas that train by themselves, if there are outer steps; `mesh` is in this case the mesh of one
-  /// replica.
-  int replicas = 1;
-  SecondaryCopy secondary = {};
-};
-
-/// The state that is offloaded, or is copied to checkpoints or commits. OffloadConfig::paths are left out, since no
-/// size depends on them.
-struct PlannedTiers : OffloadConfig {
-  using OffloadConfig::operator=;   ///< takes the tiers of a strategy and does not change the rest
-  bool copies_checkpoints = false;  ///< CheckpointConfig::async
-  bool is_durable = false;          ///< whether DurableConfig asks for commits
-};
-
-/// The way in which the gradients of a step's microbatches are summed, and the form in which values are sent between
-/// ranks.
-struct PlannedWire {
-  DType reduce = DType::kF32;
-  std::int64_t accumulation = 1;  ///< MicrobatchOrder::each
-  GradientSync sync = GradientSync::kEachMicrobatch;
-  bool reproducible = false;  ///< Strategy::reproducible
-  /// Largest number of microbatches of a step that a rank may be dealt (MicrobatchOrder::longest); 0: each rank has
-  /// `accumulation`.
-  std::int64_t longest_run = 0;
-  std::int64_t backups = 0, microbatches = 0;  ///< MicrobatchOrder::backups and total
-  /// number of units that get gradients at the same time: 2 if units may cut modules (units.bucket_cap_mb), else 1
-  int filling_buckets = 1;
-  /// Whether reductions over a network, on some axis, run in the background while ranks compute
-  /// (Collectives::reduces_in_background).
-  bool reduces_in_background = false;
-  std::optional<std::int64_t> reductions_ahead;  ///< Strategy::reductions_ahead
-  CompressionConfig compression = {};
-  /// compression.gathers, if parameters are sent over a network: on the shard axis, and for updated parameters on the
-  /// replicate axis. The form may be lossy only for units in slots, since parameters that stay in memory are updated
-  /// there.
-  WireForm gathers = WireForm::kPlain, replica_gathers = WireForm::kPlain;
-  /// Collectives::compressed_part of the group of each axis; 0 also if `compression` does not affect the axis.
-  int compressed_shard_part = 0, compressed_replicate_part = 0;
-};
-
-/// The optimizer's states for each element, and the work of an update after it has the sums.
-struct PlannedUpdate {
-  MasterKind master = MasterKind::kSplitBF16;
-  StateFormats states = {StateDType::kF32, StateDType::kF32};  ///< formats of the optimizer's states
-  /// formats of states in groups that are updated as matrices
-  StateFormats matrix_states = {};
-  MatrixWork matrix_work = {};
-  bool in_backward = false;  ///< whether a unit is updated as soon as its gradients are summed (optimizer.in_backward)
-  /// `twice`: whether an update goes over all state twice (lamb, lars). The first pass then only reads parameters. It
-  /// also only reads states, unless `first_pass_moves_states` is true.
-  bool twice = false, first_pass_moves_states = false;
-  /// CheckConfig::values: whether all values are checked after each step. No size depends on it, but
-  /// MemoryPlan::publishes_behind does.
-  bool checks_values = false;
-  SyncConfig outer = {};  ///< outer steps of replicas, or the settings of asynchronous ranks
-};
-
-/// All inputs on which the memory of a rank depends, and nothing else. The engine fills it from the strategy and the
-/// module. A function that needs only one member takes that member.
-struct PlanInput {
-  std::vector<UnitShape> units;  ///< the root unit comes first
-  PlannedPlacement placement;
-  PlannedTiers tiers;
-  PlannedWire wire;
-  PlannedUpdate update;
-};
-
-/// Returns the fraction of a state, 0 to 1, that is certainly offloaded. It is 0 for tier "auto", which is not decided
-/// yet.
-inline double share_below(const OffloadedState& state) {
-  return state.tier == Tier::kNvme || state.tier == Tier::kHost ? state.fraction : 0.0;
-}
-
-/// Memory of one optimizer state of `numel` elements: its numbers, then its scales; both end at the end of a cache
-/// line. Some processors are slow if pieces begin at distances that are multiples of 128 MiB. The length of large
-/// pieces is chosen to avoid this.
-struct StatePiece {
-  std::int64_t data_bytes = 0, scale_bytes = 0;
-  std::int64_t bytes() const { return data_bytes + scale_bytes; }
-};
-/// Returns the piece for `numel` elements in the format `dtype`.
-StatePiece state_piece(StateDType dtype, std::int64_t numel);
-
-/// The number of fp32 elements that error feedback keeps for a group on each axis: those that this rank compresses,
-/// filled up to whole cache lines.
-struct FeedbackNumel {
-  std::int64_t shard = 0, replicate = 0;
-};
-
-/// The records (I/O blocks) of one kind of state, for all groups of a rank.
-struct RecordPool {
-  std::int64_t records = 0;       ///< number of records; 0 if all state is in memory
-  std::int64_t record_bytes = 0;  ///< size of the largest record
-  std::int64_t cached = 0;        ///< number of records that stay in memory, in the cache
-  std::int64_t cached_first = 0;  ///< this many records, from the first on, are cached before the others
-  /// Number of pieces of memory for records that are not cached. They hold the records in use, those that are read
-  /// ahead, and those that are written in the background. After a step they hold the records that were used last, and
-  /// the next step begins with these.
-  std::int64_t slots = 0;
-  /// Largest number of slots in use at the same time. On the CPU it is one. For tensor states it is the number of
-  /// records of a batch. On a GPU it is the number of records that may be under way.
-  std::int64_t held = 1;
-  /// Number of pieces of a GPU's memory to which records are copied from its host's memory, and from which they are
-  /// copied back. There is one piece for each record in use. It is 0 on the CPU.
-  std::int64_t device_slots = 0;
-  /// Bytes of all records, if they lie in pinned memory of the GPU's host (tier "host"). These records have no slots
-  /// there.
-  std::int64_t pinned_bytes = 0;
-  /// Returns the records that stay in memory.
-  EvenSpread cache() const { return {records, cached, cached_first}; }
-  /// Returns the bytes of memory of this process; if a GPU trains, this is memory of its host.
-  std::int64_t memory_bytes() const { return (cached + slots) * record_bytes + pinned_bytes; }
-  std::int64_t device_bytes() const { return device_slots * record_bytes; }
-};
-
-/// The slots of units, and the pieces of memory through which offloaded parameters are copied to slots.
-struct SlotPlan {
-  /// Number of slots that sharded units share. The root unit has a separate slot, since it is used first and last in
-  /// both directions. There are no slots if nothing is gathered, or units are gathered in parameter memory
-  /// (Placement::keep_gathered). If Placement::shared, the ranks of the shard axis share the slots.
-  std::int64_t shared_slots = 0;
-  std::int64_t slot_bytes = 0;  ///< bytes of a shared slot
-  /// Bytes of records of parameters that a step copies to a GPU for gathers, from the second step on. Records in files
-  /// are copied through pieces of host memory; there is one piece for the parts of each unit that may be under way.
-  std::int64_t uploaded_bytes = 0;
-  std::int64_t upload_piece_bytes = 0;  ///< bytes of a piece
-  std::int64_t upload_pieces() const { return upload_piece_bytes > 0 ? shared_slots + 1 : 0; }
-};
-
-/// The buffers in which gradients are summed, and the time for which a unit's reduction is under way.
-struct SumPlan {
-  BucketMode bucket_mode = BucketMode::kShared;
-  std::int64_t shared_buckets = 0;  ///< number of buckets that units share; the root unit has one more
-  std::int64_t bucket_bytes = 0;    ///< bytes of a shared bucket
-  /// `reduction_lag`: the number of units after which a rank does its share of a unit's reduction (Work::advance).
-  /// `end_lag`: the number of units, from the start of the reduction, after which the rank waits for its end; with 0 it
-  /// waits directly after the start.
-  ///
-  /// - CPU, one host: `end_lag` is twice `reduction_lag`, so that a rank may be that many units ahead of another rank
-  ///   before it waits. If a lag of one unit costs two buckets, the lag is the longest whose buckets fit into 8 MiB,
-  ///   and 3 at most.
-  /// - Network: the end is one unit later, or as late as transports allow if that costs no memory.
-  /// - GPU: the share is done at the start, and the end is one unit later. Sums over the replicate axis begin one unit
-  ///   later and end after one more unit. The same is true for sums that the host makes (MemoryPlan::SlotsOnHost).
-  std::int64_t reduction_lag = 0, end_lag = 0;
-  std::int64_t units_under_way() const { return end_lag + 1; }
-  /// Number of fp32 elements of scratch for one unit's reduction; every unit whose reduction may be under way has
-  /// separate scratch.
-  std::int64_t scratch_numel = 0;
-  /// Under "reproducible": the number of a unit's sums that may wait for other sums of the tree at one time, on the
-  /// rank with the most (SumCounter). If MemoryPlan::keeps_gradients() is true, they are sums of whole gradients.
-  /// Otherwise they are sums of this rank's part, and the last place is that of the total.
-  int waiting_sums = 0;
-  /// The number of partial sums that a rank sends for each gradient, if its microbatches are not a subtree of the tree
-  /// over a step's microbatches (cuts_subtrees). Otherwise it is 0. All ranks send as many sums as the rank that has
-  /// the most (blocks_of).
-  int block_sums = 0;
-  /// Sums of blocks are exchanged in pieces, through extra memory (BlockSums). This is the number of fp32 elements of a
-  /// piece that one rank joins at a time.
-  std::int64_t block_piece_numel = 0;
-  /// Number of places that units share for their sums if units are updated in backward. Sums have no memory of their
-  /// own in this case. The root unit has one more place. A unit takes its place when its reduction starts (with
-  /// BucketMode::kInPlace, when its first gradient arrives), and gives it back when it is updated.
-  std::int64_t shared_sums = 0;
-  std::int64_t sum_bytes = 0;  ///< bytes of one of these shared places
-  /// Number of fp32 elements of the notes that ranks send about a unit with its reduction. Every unit whose reduction
-  /// may be under way has that many elements.
-  std::int64_t notes_numel = 0;
-  std::int64_t method_work_numel = 0;  ///< number of elements of gradient methods' scratch, which all groups share
-  /// Number of fp32 elements that all groups keep from step to step, on both axes. CompressionConfig::restore_skipped
-  /// adds a copy of these elements.
-  std::int64_t kept_gradient_numel = 0;
-};
-
-/// State that an update reads twice in groups of matrices. The first pass comes before the new matrices are known.
-/// Muon's first pass reads momenta and computes directions from them. The first pass of rules of whole tensors reads
-/// masters; offloaded masters lie in records of parameters, or of masters and states.
-struct FirstPass {
-  bool parameters = false, states = false;
-};
-
-/// Numbers of elements for outer steps and asynchronous steps (SyncConfig). `part`: this rank's part of all masters.
-/// `states`: with outer steps, outer weights and momentum, each with as many elements as `part`. With asynchronous
-/// steps, the values that ranks pull and, with an adaptive lambda, the means of squares (DelayCompensationConfig). A
-/// rank of Hogwild that keeps all states itself also has the states of the other ranks' parts here
-/// (MemoryCategory::kOptimizer). `largest`: the largest group, whole, while it is sent over the replicate axis. `sent`:
-/// with streaming_diloco, this rank's part of the outer gradients of the largest fragment. `largest` and `sent` are
-/// counted in kStaging.
-struct OuterNumel {
-  std::int64_t part = 0, states = 0, largest = 0, sent = 0;
-  std::int64_t served = 0;  ///< number of elements of all shards that parameter servers own
-  /// If ranks have common parameters: bytes of the values and states of this rank's shards, or of its states alone if
-  /// servers own the shards. They lie in memory of the host: kOptimizer, or kHostRecords if a GPU trains.
-  std::int64_t shard_bytes = 0;
-  std::int64_t copied_bytes = 0;  ///< bytes of the copies of a GPU's values and gradients (HostCopies; kHostRecords)
-  std::int64_t staging() const { return largest + sent; }
-};
-
-/// The memory with which the passes of an update work, and the part of an update that a GPU's host makes.
-struct PassPlan {
-  /// The parameters that are updated as whole matrices. The memory for their exchange (MemoryPlan::matrix_bytes) has
-  /// first the buffers for messages, and then scratch.
-  MatrixDeal matrices;
-  FirstPass first_pass;
-  OuterNumel outer;
-  /// Bytes for an fp32 copy of the weights of the largest group with offloaded weights. A GPU needs this copy for rules
-  /// that use norms of weights; otherwise it is 0.
-  std::int64_t weight_copy_bytes = 0;
-  bool steps_on_host = false;  ///< whether the host's CPU updates a GPU's records where they lie (OffloadedStep::kCpu)
-  HostStepBytes host_step;     ///< bytes that a step copies for the updates by that CPU
-  /// Bytes of pinned host memory for copies of gradients and parameters, for groups with records. Groups whose
-  /// gradients or parameters lie in host memory anyway are not counted.
-  std::int64_t host_copies_bytes = 0;
-};
-
-/// The records of all state that is offloaded, or that commits write.
-struct RecordPlan {
-  RecordPool states;  ///< records of masters and states
-  /// Records of parameters. Records of trainable groups come first, then those of frozen groups, both in unit order.
-  RecordPool parameters;
-  /// Records of tensor states. The records of one batch (MatrixBatch) are in use at once, while those of another batch
-  /// are read ahead or written behind.
-  RecordPool tensor_states;
-  /// Records of sums of gradients, one for each unit that trains, in whole pages. The root unit's sums stay in memory,
-  /// since they would need a separate slot there anyway.
-  RecordPool gradients;
-  /// Records of the memory that a commit (DurableConfig) writes: this rank's parts of parameters, masters and states,
-  /// then residuals, and then cached and pinned records. Together they have `image_bytes` bytes.
-  RecordPool image;
-  std::int64_t image_bytes = 0;  ///< bytes of that memory
-  /// Number of groups that keep their tensor states in memory. These are the first groups with tensor states, in unit
-  /// order. Each other group with tensor states has a record (OffloadConfig::moments gives the fraction).
-  std::int64_t tensor_states_in_memory = 0;
-  std::int64_t tensor_states_of_a_batch = 0;  ///< largest number of records of tensor states that a batch has
-  /// Returns the number of records of tensor states that are read ahead, or written behind.
-  std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch, kMostQueueDepth); }
-  /// This many records of parameters are read ahead, and this many are written in the background. The same number holds
-  /// for records of masters and states. It is OffloadConfig::queue_depth. If the strategy leaves that out, the number
-  /// is kQueueDepth. If units are updated in backward, and no GPU brings offloaded parameters, it is instead the number
-  /// of records of a unit, but at least kQueueDepth and at most half of kMostQueueDepth. A user who has the memory may
-  /// set a larger number.
-  std::int64_t queue_depth = kQueueDepth;
-  /// Bytes of records of states and tensor states that all passes of a step copy to the GPU; the same number is copied
-  /// back. It is 0 on the CPU, and if the host's CPU updates these records.
-  std::int64_t streamed_bytes = 0;
-  /// Bytes that a step copies between a GPU's slots (RecordPool::device_slots) and records of gradients; zeros on the
-  /// CPU.
-  HostStepBytes gradient_copies;
-  DiskUse disk;  ///< bytes of the files, and bytes that steps read from and write to them
-};
 
 /// The exact memory plan of one rank. It is the same for all ranks, since shards have equal sizes. The engine allocates
 /// exactly these sizes, and compares the allocated sizes with them. The plan is immutable after construction, and any
@@ -481,6 +199,8 @@ class MemoryPlan {
   std::int64_t image_queue_depth() const { return input_.tiers.queue_depth.value_or(kQueueDepth); }
   /// Returns the number of records in files, of all kinds; records of tier "host" are not counted.
   std::int64_t records_on_disk() const;
+  /// Returns the pools of the records that lie in files.
+  std::vector<const RecordPool*> pools_in_files() const;
 
   /// Returns whether updated values are published asynchronously after the update, so that the next forward waits for
   /// them. That is so on the CPU if ranks hold whole parameters that other ranks of the shard axis update, and if there
@@ -491,13 +211,12 @@ class MemoryPlan {
   /// Returns the inputs that decide the order of this plan's steps (step_programs).
   StepInput step_input(bool gathers_in_background) const;
 
-  /// Returns a table with a row for each category: its bytes and its content. The last rows compare the total with 16
-  /// bytes for each parameter.
+  /// Returns a table with a row for each category: its bytes and its content. Lines below it say what a step copies,
+  /// reads and writes, and what waits in scratch, where the strategy asks for such things.
   std::string to_table() const;
 
  private:
   using Steps = std::span<const StepProgram>;  ///< the programs that step_programs returns
-  std::vector<const RecordPool*> pools_in_files() const;
   void plan_parameters();
   void plan_gradients();
   void plan_tree();

@@ -69,6 +69,125 @@ std::string text_of_common_values(const MemoryPlan& plan) {
   return text;
 }
 
+/// Returns a text about sums that wait, a second copy of the parameters, and gradients that come too late.
+std::string text_of_sums(const MemoryPlan& plan) {
+  std::string text;
+  if (const int waiting = plan.sums().waiting_sums; waiting > 0) {
+    text += "reproducible: " + counted(waiting, "sum") + " of each unit's " +
+            (plan.keeps_gradients() ? "whole gradients wait" : "part of the gradients wait") +
+            " for others of the step's tree in scratch, " + exact_bytes(plan.waiting_bytes()) + "\n";
+  }
+  if (plan.has_secondary()) {
+    const std::int64_t bytes = plan.secondary_bytes();
+    text += "secondary: " + exact_bytes(bytes) + " of the parameters are this rank's part of a second copy" +
+            (plan.placement().secondary.is_rounded() ? " in int8" : "") + ", which " +
+            std::to_string(plan.placement().secondary.ranks) + " neighbouring ranks hold together\n";
+  }
+  if (plan.update().outer.type == SyncType::kBackups) {
+    const std::int64_t ranks = plan.placement().mesh.world_size();
+    text += "backups: a step sums the gradients of the first " + std::to_string(ranks - plan.update().outer.backups) +
+            " of " + std::to_string(ranks) + " ranks, which read them where they lie\n";
+  }
+  return text;
+}
+
+/// Returns a text about parameter servers, or nothing if there are none.
+std::string text_of_servers(const MemoryPlan& plan) {
+  const MemoryPlan::ServedBytes served = plan.served_bytes();
+  if (served.shards == 0) return "";
+  std::string text = "servers: the shards of all parameter servers have " + exact_bytes(served.shards) +
+                     "; a rank sends them " + format_bytes(served.sent) + " a step, and receives " +
+                     format_bytes(served.received);
+  // The gradients of a replica of several ranks are sent with their push.
+  if (plan.update().outer.asynchronous.replica_ranks == 1)
+    text += "; for each rank they have room for " + format_bytes(4 * plan.passes().outer.served) +
+            " of gradients that wait for its push";
+  return text + "\n";
+}
+
+/// Returns a text about microbatches that are not each rank's own equal share.
+std::string text_of_microbatches(const MemoryPlan& plan) {
+  std::string text;
+  if (plan.wire().longest_run > 0) {
+    text += "deal: a rank computes at most " + std::to_string(plan.wire().longest_run) + " of a step's " +
+            std::to_string(plan.order().all()) + " microbatches, by its speed\n";
+  }
+  if (plan.wire().backups > 0 && plan.sums().waiting_sums > 0) {
+    const std::int64_t others = plan.order().ranks - 1,
+                       bytes = plan.wire().backups * plan.waiting_bytes() / plan.sums().waiting_sums;
+    text += "backups: the other ranks make up to " + std::to_string(others * plan.wire().backups) +
+            " microbatches of a slow rank again, up to " + std::to_string(plan.wire().backups) +
+            " each, and the step waits for so many less; their gradients are " + exact_bytes(bytes) +
+            " of those that wait\n";
+  }
+  if (plan.sums().block_sums > 0) {
+    text += "reproducible: a rank's microbatches need not be a whole subtree, so each rank sends " +
+            counted(plan.sums().block_sums, "sum") + " of each gradient, " + exact_bytes(plan.block_bytes_of_step()) +
+            " a step, through " + format_bytes(4 * plan.block_exchange_numel()) + " of scratch\n";
+  }
+  return text;
+}
+
+/// Returns a text about what a step copies between a GPU and its host.
+std::string text_of_copies(const MemoryPlan& plan) {
+  std::string text;
+  if (plan.records().streamed_bytes > 0) {
+    text += "through the GPU: a step copies " + exact_bytes(plan.records().streamed_bytes) + " of " +
+            std::to_string(plan.records().states.records + plan.records().tensor_states.records) +
+            " records of at most " +
+            format_bytes(std::max(plan.records().states.record_bytes, plan.records().tensor_states.record_bytes)) +
+            " there, and as much back\n";
+    if (plan.records().states.pinned_bytes > 0 && plan.tiers().step == OffloadedStep::kAuto &&
+        plan.can_step_on_host()) {
+      text +=
+          "offload.step auto: what is measured when the Engine is made may give the update to the CPU of the host, "
+          "which needs less memory of the GPU and more of the host\n";
+    }
+  }
+  if (plan.passes().steps_on_host) {
+    text += "by the CPU of the host: a step copies " + exact_bytes(plan.passes().host_step.to_host) +
+            " there, updates " + std::to_string(plan.records().states.records) + " records of at most " +
+            format_bytes(plan.records().states.record_bytes) + ", and copies " +
+            exact_bytes(plan.passes().host_step.to_gpu) + " back\n";
+  }
+  if (plan.slots().uploaded_bytes > 0) {
+    text += "to the GPU: a step copies " + exact_bytes(plan.slots().uploaded_bytes) +
+            " of parameters there for gathers, and updates them where they lie, in " +
+            std::to_string(plan.records().parameters.records) + " records of at most " +
+            format_bytes(plan.records().parameters.record_bytes) + " on the host\n";
+  }
+  if (plan.records().gradient_copies.to_host > 0) {
+    text += "gradients: a step copies " + exact_bytes(plan.records().gradient_copies.to_host) +
+            " of sums to the host, and " + exact_bytes(plan.records().gradient_copies.to_gpu) + " back to the GPU\n";
+  }
+  return text;
+}
+
+/// Returns a text about records on disk, and about activations.
+std::string text_of_tiers(const MemoryPlan& plan) {
+  std::string text;
+  const std::int64_t records = plan.records_on_disk();
+  if (records > 0) {
+    std::int64_t largest = 0;
+    for (const RecordPool* pool : plan.pools_in_files()) largest = std::max(largest, pool->record_bytes);
+    text += "on disk: " + exact_bytes(plan.records().disk.bytes) + " in " + std::to_string(records) +
+            " records of at most " + format_bytes(largest) + "; a step reads " +
+            format_bytes(plan.records().disk.read_in_two_steps / 2) + " and writes " +
+            format_bytes(plan.records().disk.written_in_two_steps / 2) + "\n";
+  }
+  if (plan.tiers().is_durable) {
+    text += "durable: " + format_bytes(plan.records().disk.durable_bytes) + " more on disk; a commit writes at most " +
+            format_bytes(plan.records().disk.written_in_commit) + " from memory\n";
+  }
+  if (plan.tiers().activations != Tier::kMemory) {
+    const bool on_disk = plan.tiers().activations == Tier::kNvme;
+    text += std::string("activations: tensors of at least ") + format_bytes(plan.tiers().activations_min_bytes) +
+            " that forward saves go to " + (on_disk ? "the disk" : "pinned memory of the host") +
+            "; how many bytes, the log says after the first step\n";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string name_of(MemoryCategory category) {
@@ -90,95 +209,8 @@ std::string MemoryPlan::to_table() const {
   table.add_rule();
   add("total", use_.total(), "without activations and the module's buffers");
   if (use_.limited() < use_.total()) add("of the GPU", use_.limited(), "the total without host_records");
-  std::string text = table.to_string();
-  if (const int waiting = sums_.waiting_sums; waiting > 0) {
-    text += "reproducible: " + counted(waiting, "sum") + " of each unit's " +
-            (keeps_gradients() ? "whole gradients wait" : "part of the gradients wait") +
-            " for others of the step's tree in scratch, " + exact_bytes(waiting_bytes()) + "\n";
-  }
-  if (has_secondary()) {
-    const std::int64_t bytes = secondary_bytes();
-    text += "secondary: " + exact_bytes(bytes) + " of the parameters are this rank's part of a second copy" +
-            (input_.placement.secondary.is_rounded() ? " in int8" : "") + ", which " +
-            std::to_string(input_.placement.secondary.ranks) + " neighbouring ranks hold together\n";
-  }
-  if (input_.update.outer.type == SyncType::kBackups) {
-    const std::int64_t ranks = input_.placement.mesh.world_size();
-    text += "backups: a step sums the gradients of the first " + std::to_string(ranks - input_.update.outer.backups) +
-            " of " + std::to_string(ranks) + " ranks, which read them where they lie\n";
-  }
-  text += text_of_common_values(*this);
-  if (const ServedBytes served = served_bytes(); served.shards > 0) {
-    text += "servers: the shards of all parameter servers have " + exact_bytes(served.shards) + "; a rank sends them " +
-            format_bytes(served.sent) + " a step, and receives " + format_bytes(served.received);
-    // The gradients of a replica of several ranks are sent with their push.
-    if (input_.update.outer.asynchronous.replica_ranks == 1)
-      text += "; for each rank they have room for " + format_bytes(4 * passes_.outer.served) +
-              " of gradients that wait for its push";
-    text += "\n";
-  }
-  if (input_.wire.longest_run > 0) {
-    text += "deal: a rank computes at most " + std::to_string(input_.wire.longest_run) + " of a step's " +
-            std::to_string(order().all()) + " microbatches, by its speed\n";
-  }
-  if (input_.wire.backups > 0 && sums_.waiting_sums > 0) {
-    const std::int64_t others = order().ranks - 1, bytes = input_.wire.backups * waiting_bytes() / sums_.waiting_sums;
-    text += "backups: the other ranks make up to " + std::to_string(others * input_.wire.backups) +
-            " microbatches of a slow rank again, up to " + std::to_string(input_.wire.backups) +
-            " each, and the step waits for so many less; their gradients are " + exact_bytes(bytes) +
-            " of those that wait\n";
-  }
-  if (sums_.block_sums > 0) {
-    text += "reproducible: a rank's microbatches need not be a whole subtree, so each rank sends " +
-            counted(sums_.block_sums, "sum") + " of each gradient, " + exact_bytes(block_bytes_of_step()) +
-            " a step, through " + format_bytes(4 * block_exchange_numel()) + " of scratch\n";
-  }
-  if (records_.streamed_bytes > 0) {
-    text += "through the GPU: a step copies " + exact_bytes(records_.streamed_bytes) + " of " +
-            std::to_string(records_.states.records + records_.tensor_states.records) + " records of at most " +
-            format_bytes(std::max(records_.states.record_bytes, records_.tensor_states.record_bytes)) +
-            " there, and as much back\n";
-    if (records_.states.pinned_bytes > 0 && input_.tiers.step == OffloadedStep::kAuto && can_step_on_host()) {
-      text +=
-          "offload.step auto: what is measured when the Engine is made may give the update to the CPU of the host, "
-          "which needs less memory of the GPU and more of the host\n";
-    }
-  }
-  if (passes_.steps_on_host) {
-    text += "by the CPU of the host: a step copies " + exact_bytes(passes_.host_step.to_host) + " there, updates " +
-            std::to_string(records_.states.records) + " records of at most " +
-            format_bytes(records_.states.record_bytes) + ", and copies " + exact_bytes(passes_.host_step.to_gpu) +
-            " back\n";
-  }
-  if (slots_.uploaded_bytes > 0) {
-    text += "to the GPU: a step copies " + exact_bytes(slots_.uploaded_bytes) +
-            " of parameters there for gathers, and updates them where they lie, in " +
-            std::to_string(records_.parameters.records) + " records of at most " +
-            format_bytes(records_.parameters.record_bytes) + " on the host\n";
-  }
-  if (records_.gradient_copies.to_host > 0) {
-    text += "gradients: a step copies " + exact_bytes(records_.gradient_copies.to_host) + " of sums to the host, and " +
-            exact_bytes(records_.gradient_copies.to_gpu) + " back to the GPU\n";
-  }
-  const std::int64_t records = records_on_disk();
-  if (records > 0) {
-    std::int64_t largest = 0;
-    for (const RecordPool* pool : pools_in_files()) largest = std::max(largest, pool->record_bytes);
-    text += "on disk: " + exact_bytes(records_.disk.bytes) + " in " + std::to_string(records) + " records of at most " +
-            format_bytes(largest) + "; a step reads " + format_bytes(records_.disk.read_in_two_steps / 2) +
-            " and writes " + format_bytes(records_.disk.written_in_two_steps / 2) + "\n";
-  }
-  if (input_.tiers.is_durable) {
-    text += "durable: " + format_bytes(records_.disk.durable_bytes) + " more on disk; a commit writes at most " +
-            format_bytes(records_.disk.written_in_commit) + " from memory\n";
-  }
-  if (input_.tiers.activations != Tier::kMemory) {
-    const bool on_disk = input_.tiers.activations == Tier::kNvme;
-    text += std::string("activations: tensors of at least ") + format_bytes(input_.tiers.activations_min_bytes) +
-            " that forward saves go to " + (on_disk ? "the disk" : "pinned memory of the host") +
-            "; how many bytes, the log says after the first step\n";
-  }
-  return text;
+  return table.to_string() + text_of_sums(*this) + text_of_common_values(*this) + text_of_servers(*this) +
+         text_of_microbatches(*this) + text_of_copies(*this) + text_of_tiers(*this);
 }
 
 }  // namespace tessera

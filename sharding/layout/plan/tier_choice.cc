@@ -3,6 +3,8 @@
 #include <initializer_list>
 #include <utility>
 
+#include "sharding/layout/plan/memory_plan.h"
+
 namespace tessera {
 namespace {
 

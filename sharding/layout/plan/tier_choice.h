@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "sharding/layout/plan/memory_plan.h"
+#include "sharding/layout/plan/plan_input.h"
 
 namespace tessera {
 

@@ -8,7 +8,6 @@
 #include "checkpoint/files/damage.h"
 #include "checkpoint/files/hash.h"
 #include "runtime/base/status.h"
-#include "runtime/base/text.h"
 
 namespace tessera {
 

@@ -7,7 +7,6 @@
 #include "runtime/config/optimizer_rows.h"
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_keys.h"
-#include "runtime/config/strategy_names.h"
 #include "runtime/config/transport_rows.h"
 
 namespace tessera {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "runtime/config/strategy_keys.h"
-#include "runtime/config/strategy_names.h"
 
 // Checks of the settings that "reproducible" excludes: all those that make a step's numbers depend on the number of
 // ranks. Combinations that depend on the mesh and the device are refused when the Engine plans

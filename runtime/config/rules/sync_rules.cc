@@ -8,7 +8,6 @@
 #include "runtime/config/optimizer_rows.h"
 #include "runtime/config/placement_rows.h"
 #include "runtime/config/strategy_keys.h"
-#include "runtime/config/strategy_names.h"
 
 namespace tessera {
 namespace {

@@ -87,7 +87,7 @@ struct SavedLosses {
   std::int64_t spikes_in_a_row = 0;
 };
 
-/// The state of the estimate of gradient noise (NoiseScale::State of optim/noise_scale.h, with these names).
+/// The state of the estimate of gradient noise (NoiseState of optim/arithmetic/noise_rule.h, with these names).
 struct SavedNoiseScale {
   double square = 0.0, variance = 0.0, weight = 0.0, batch = 0.0;
 };

@@ -5,12 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "optim/arithmetic/loss_scale_rule.h"
-#include "optim/arithmetic/noise_rule.h"
 #include "optim/arithmetic/norm_tree.h"
-#include "optim/arithmetic/scaled_lr.h"
-#include "optim/arithmetic/spike_rule.h"
 #include "optim/arithmetic/step_arguments.h"
+#include "optim/arithmetic/step_decision.h"
 #include "optim/rules/rules.h"
 
 namespace tessera {
@@ -36,65 +33,18 @@ struct StepMessageHeader {
   double own_weights = 0.0, own_weight_squares = 0.0;
 };
 
-/// The contribution of one microbatch to a step's loss, under "reproducible". The device writes it.
-struct MicrobatchLossThere {
-  double loss = 0.0;    ///< sum of weight * loss over all losses of the microbatch
-  double weight = 0.0;  ///< MicrobatchInfo::weight
-};
-
-/// The steps that a run has made so far.
-struct StepsSoFar {
-  std::int64_t applied, skipped;
-  std::int64_t samples;  ///< samples of the applied steps, over all replicas
-};
-
-/// The device's decision about a step, and the state from earlier steps that it needs. Before the first step all fields
-/// are zero, except the scaler.
-struct DeviceDecision {
-  double loss;       ///< mean over ranks and microbatches (weighted_mean.h), added in rank order
-  double weight;     ///< sum of weights, added in rank order
-  double grad_norm;  ///< norm of the mean gradient, before clipping
-  double lr;
-  std::int64_t tokens, samples;  ///< sums over all ranks
-  OwnGradients own;              ///< sums over ranks in rank order
-  float gradient_scale;          ///< clip / (weight * loss scale)
-  float loss_scale;              ///< scale that this step's backward used
-  std::int32_t is_overflow;      ///< a gradient is infinite or NaN
-  std::int32_t gathers_differ;   ///< ranks gathered units in different orders
-  std::int32_t numbers_differ;   ///< the first rank whose rates or options differ from those of rank 0; 0: none
-  SpikeVerdict spike;            ///< the verdict on the loss
-  std::int32_t is_skipped;       ///< whether an overflow, a difference, a spike or a negative loss stops the step
-  /// If units are updated in backward: number, from 1, of the unit whose gradients on this rank are not all finite; 0
-  /// if there is none.
-  std::int32_t not_finite_unit;
-  StepsSoFar so_far;       ///< counts of steps, this step included
-  LossScalerState scaler;  ///< state after this step; its scale is that of the next backward
-  SpikeState spikes;       ///< state after this step
-  NoiseState noise;        ///< state after this step
-};
-
 /// Returns whether the step that is being applied is the run's first (average_start).
-TESSERA_ALWAYS_INLINE bool is_first_of_run(const DeviceDecision& decision, bool updates_in_backward) {
+TESSERA_ALWAYS_INLINE bool is_first_of_run(const StepDecision& decision, bool updates_in_backward) {
   // A step with updates in backward is not counted yet.
   return decision.so_far.applied == (updates_in_backward ? 0 : 1);
 }
 
 /// The part of a step that the host knows beforehand. Kernels get it by value.
-struct StepRequest {
+struct StepRequest : DecisionRule {
   StepRule rule = StepRule::kAdam;
   RuleNumbers numbers;             ///< numbers for parameters in no group
   RuleNumbers of_matrices;         ///< muon only: numbers of SGD, for parameters that are matrices
-  double microbatches = 1.0;       ///< number of ranks times number of a rank's microbatches in a step
-  double max_norm = 0.0;           ///< gradient_clipping; 0: no clipping
   double trust_coefficient = 0.0;  ///< only lars reads it (trust_ratio.h)
-  LossScaleRule loss_scale;
-  SpikeRule spikes;
-  double noise_smoothing = 0.0;  ///< NoiseScaleConfig::smoothing
-  double base_lr = 0.0;          ///< the argument of scaled_lr (scaled_lr.h)
-  BatchScale batch_scale;
-  SampleWarmUp warm_up;       ///< the argument of warm_up_ratio
-  std::int64_t replicas = 1;  ///< number of replicas that train separately; each is assumed to have as many samples as
-                              ///< this one
   /// The schedule's ratios: first the ratio if `known_skipped` steps were skipped so far, then the ratio if one more
   /// step was skipped, and so on.
   double lr_ratios[kMostStepsInFlight + 1] = {};
@@ -135,7 +85,7 @@ struct GroupNumbers {
 struct StepMessages {
   const std::byte* of_all = nullptr;  ///< device memory, `bytes` for each rank; written for each step
   std::size_t bytes = 0, sums_offset = 0;
-  std::size_t losses_offset = 0;  ///< offset of the MicrobatchLossThere, if StepTables::rounds is not 0
+  std::size_t losses_offset = 0;  ///< offset of the MicrobatchLoss, if StepTables::rounds is not 0
 };
 
 /// The squared norms of gradients, and the data with which they are added up from messages (NormTotals). All pointers
@@ -175,9 +125,9 @@ struct StepTables {
   std::uint8_t* is_uniform = nullptr;
   RuleConstants* constants = nullptr;  ///< one entry for each parameter
   // These tables keep their values from step to step.
-  std::int64_t* steps = nullptr;       ///< [parameters]: number of applied steps
-  DeviceDecision* decision = nullptr;  ///< [1]
-  double* losses = nullptr;            ///< [SpikeRule::window]: the losses of the window, as a ring
+  std::int64_t* steps = nullptr;     ///< [parameters]: number of applied steps
+  StepDecision* decision = nullptr;  ///< [1]
+  double* losses = nullptr;          ///< [SpikeRule::window]: the losses of the window, as a ring
 };
 
 /// The norms that are exchanged together during a step of lamb or lars. They belong to all parameters, or in backward

@@ -119,7 +119,7 @@ CommitParts parts_of(const Training& training) {
                  {"losses", {progress.losses.losses, progress.losses.spikes_in_a_row}},
                  {"updates", updates_of(training.units, progress)}};
   for (const double rate : progress.rates) engine["rates"].push_back(rate == rate ? json(rate) : json(nullptr));
-  if (const NoiseScale::State& noise = progress.noise; job.strategy.noise_scale.every > 0)
+  if (const NoiseState& noise = progress.noise; job.strategy.noise_scale.every > 0)
     engine["noise_scale"] = json::array({noise.square, noise.variance, noise.weight, noise.batch});
   CommitParts parts;
   for (const auto& buffer : whole_tensors(*job.module, job.strategy.units))

@@ -8,9 +8,10 @@
 
 #include "engine/step/agree/step_outcome.h"
 #include "engine/step/agreed_numbers.h"
-#include "optim/arithmetic/clip.h"
 #include "optim/arithmetic/weighted_mean.h"
+#include "optim/loss_scale.h"
 #include "optim/lr_schedule.h"
+#include "optim/step_decision.h"
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
 
@@ -39,15 +40,13 @@ CpuStep::CpuStep(const StepContext& context, GradientNorm& norm)
       speaks_(context.axes.world->rank() == 0),
       first_rank_(context.first_rank),
       norm_(norm),
-      microbatches_(static_cast<double>(microbatch_order(strategy_, context.axes.world->size()).all())),
-      each_(microbatches_ / static_cast<double>(context.axes.world->size())),
+      rule_(decision_rule(strategy_, microbatch_order(strategy_, context.axes.world->size()).all(), context.replicas)),
+      each_(rule_.microbatches / static_cast<double>(context.axes.world->size())),
       scales_loss_(strategy_.mixed_precision.param == DType::kF16),
       agreement_(context, norm),
       stragglers_(static_cast<std::size_t>(context.axes.world->size()), first_rank_),
-      update_(context),
-      scaler_(strategy_.mixed_precision.loss_scale),
-      noise_(strategy_.noise_scale.smoothing),
-      replicas_(context.replicas) {
+      update_(context) {
+  latest_.scaler = first_loss_scale(strategy_.mixed_precision.loss_scale);
   if (strategy_.on_spike.action != SpikeAction::kNone) spikes_.emplace(strategy_.on_spike);
   if (!strategy_.reproducible) return;
   const MicrobatchOrder order = microbatch_order(strategy_, context.axes.world->size());
@@ -87,21 +86,10 @@ void CpuStep::forget_losses() {
   std::fill(losses_.of_rounds.begin(), losses_.of_rounds.end(), MicrobatchLoss());
 }
 
-double CpuStep::scheduled_lr(std::int64_t samples) const {
-  return lr_at(strategy_.lr_schedule, update_.learning_rates().everybodys(), done_.applied, samples * replicas_,
-               done_.samples);
-}
+double CpuStep::lr_ratio() const { return lr_ratio_at(strategy_.lr_schedule, applied()); }
 
 double CpuStep::lr(std::optional<std::size_t> group) const {
-  const LrScheduleConfig& schedule = strategy_.lr_schedule;
-  const double ratio =
-      lr_ratio_at(schedule, done_.applied) * warm_up_ratio(sample_warm_up(schedule), done_.samples, done_.batch);
-  const double everybodys = update_.learning_rates().everybodys() * ratio;
-  return update_.learning_rates().of(everybodys, group.value_or(FlatParameter::kNoGroup));
-}
-
-Update::Rates CpuStep::rates(double gradient_scale, double lr) const {
-  return update_rates(strategy_, gradient_scale, lr, done_.applied);
+  return next_lr(strategy_, latest_, rule_.replicas, update_.learning_rates(), group);
 }
 
 void CpuStep::read_ahead() { update_.read_ahead(); }
@@ -116,7 +104,9 @@ void CpuStep::update(Unit& unit, const UnitAgreement& agreed) {
   for (const auto& group : unit.groups) {
     if (group->trainable && !norm_.sums_of(*group).finite()) throw_not_finite(*group);
   }
-  update_.apply(unit, rates(mean_factor(agreed.weight, 1.0), scheduled_lr(agreed.samples)), agreed.used);
+  const double lr = lr_at(strategy_.lr_schedule, update_.learning_rates().everybodys(), applied(),
+                          agreed.samples * rule_.replicas, samples_seen());
+  update_.apply(unit, update_rates(strategy_, mean_factor(agreed.weight, 1.0), lr, applied()), agreed.used);
 }
 
 void CpuStep::run(const LocalStep& local, StepResult& result) {
@@ -134,45 +124,33 @@ void CpuStep::run(const LocalStep& local, StepResult& result) {
   result.waited_for_seconds = waited.seconds;
   const std::string slow = stragglers_.add(agreed.busy_seconds);
   if (speaks_ && !slow.empty()) log_warning("step " + std::to_string(result.step) + ": " + slow);
-  result.loss_scale = loss_scale();
-  const double mean = tell_agreed(agreed, microbatches_, result);
-  result.spike = !result.overflow && is_spike(result);
-  done_.batch = agreed.samples * replicas_;
-  result.lr = scheduled_lr(agreed.samples);
-  measure_noise(agreed, result);
+  decide(agreed, result.step);
+  tell(latest_, result);
   if (strategy_.optimizer.in_backward) {
     update_.finish();
-    count_step();
   } else if (result.overflow) {
     warn_of_overflow(result.step, result.loss_scale, not_finite(agreed));
   } else if (!result.spike) {
-    const double clip = clip_factor(result.grad_norm, strategy_.gradient_clipping);
-    update_.apply(rates(mean * clip, result.lr), agreed.used, agreed.squares);
-    count_step();
+    const std::int64_t before = applied() - 1;  // this step is counted already
+    update_.apply(update_rates(strategy_, latest_.gradient_scale, result.lr, before), agreed.used, agreed.squares);
   }
-  if (scales_loss_ && !result.spike) scaler_.update(result.overflow);
   if (recorder_) recorder_->end_step(result);
 }
 
-/// A step that is skipped does not measure noise.
-void CpuStep::measure_noise(const AgreedStep& agreed, StepResult& result) {
-  if (agreed.own.weights > 0 && !result.overflow && !result.spike) {
-    const double batch = agreed.samples > 0 ? static_cast<double>(agreed.samples) : agreed.weight;
-    noise_.add({agreed.own, agreed.sum_of_squares, agreed.weight, batch, result.loss_scale});
-  }
-  result.noise_scale = noise_.scale();
-  result.noise_batch = noise_.batch();
-  result.noise_square = noise_.square();
-  result.noise_variance = noise_.variance();
-}
-
-bool CpuStep::is_spike(const StepResult& result) {
-  if (!spikes_) return false;
-  const SpikeVerdict verdict = spikes_->add(result.loss);
-  if (speaks_ || verdict == SpikeVerdict::kNegative) {
-    report_spike(strategy_.on_spike, verdict, result.step, result.loss, spikes_->median());
-  }
-  return verdict == SpikeVerdict::kSpike;
+void CpuStep::decide(const AgreedStep& agreed, std::int64_t step) {
+  static_cast<AgreedSums&>(latest_) = agreed;
+  latest_.own = agreed.own;
+  const StepFacts facts{.sum_of_squares = agreed.sum_of_squares,
+                        .is_finite = agreed.finite,
+                        .loss_scale = static_cast<float>(loss_scale()),
+                        .lr_ratio = lr_ratio(),
+                        .median = spikes_ ? spikes_->median() : 0};
+  rule_.base_lr = update_.learning_rates().everybodys();
+  rule_.warm_up = sample_warm_up(strategy_.lr_schedule);
+  tessera::decide(rule_, facts, spikes_ ? spikes_->losses().data() : nullptr, latest_);
+  if (spikes_) spikes_->state() = latest_.spikes;
+  if (speaks_ || latest_.spike == SpikeVerdict::kNegative)
+    report_spike(strategy_.on_spike, latest_.spike, step, latest_.loss, facts.median);
 }
 
 std::string CpuStep::not_finite(const AgreedStep& agreed) const {
@@ -189,26 +167,18 @@ std::string CpuStep::not_finite(const AgreedStep& agreed) const {
 }
 
 StepProgress CpuStep::progress() const {
-  const std::span<const double> rates = update_.learning_rates().all();
-  const std::span<const double> options = update_.options().all();
-  StepProgress progress{
-      done_.applied, scaler_.state(), {}, {rates.begin(), rates.end()}, {options.begin(), options.end()}};
+  StepProgress progress = progress_of(latest_, update_.learning_rates(), update_.options());
   update_.write_counts(progress.updates);
   if (spikes_) progress.losses = spikes_->history();
-  progress.noise = noise_.state();
-  progress.samples = done_.samples;
   return progress;
 }
 
 void CpuStep::resume(const StepProgress& progress) {
-  done_.applied = progress.applied;
-  done_.samples = progress.samples;
-  scaler_.restore(progress.scaler);
+  tessera::resume(progress, strategy_, latest_, update_.learning_rates(), update_.options());
   update_.read_counts(progress.updates);
-  if (spikes_) spikes_->restore(progress.losses);
-  if (strategy_.noise_scale.every > 0) noise_.restore(progress.noise);
-  if (!progress.rates.empty()) update_.learning_rates().restore(progress.rates);
-  if (!progress.options.empty()) update_.options().restore(progress.options);
+  if (!spikes_) return;
+  spikes_->restore(progress.losses);
+  latest_.spikes = spikes_->state();
 }
 
 double CpuStep::communication_seconds() const {

@@ -9,7 +9,7 @@
 #include "engine/step/agree/straggler_watch.h"
 #include "engine/step/step.h"
 #include "engine/step/update.h"
-#include "optim/loss_scaler.h"
+#include "optim/arithmetic/step_decision.h"
 
 namespace tessera {
 
@@ -34,20 +34,14 @@ class CpuStep final : public Step {
   void pass_over_loss() override;
   void forget_losses() override;
   const std::vector<char>* known_used() const override { return agreed_.used; }
-  double loss_scale() const override { return scales_loss_ ? scaler_.scale() : 1.0; }
-  std::int64_t applied() const override { return done_.applied; }
-  std::int64_t samples_seen() const override { return done_.samples; }
+  double loss_scale() const override { return scales_loss_ ? latest_.scaler.scale : 1.0; }
+  std::int64_t applied() const override { return latest_.so_far.applied; }
+  std::int64_t samples_seen() const override { return latest_.so_far.samples; }
   StepProgress progress() const override;
   void resume(const StepProgress& progress) override;
   double communication_seconds() const override;
 
  private:
-  /// Counts of the steps that were made.
-  struct Done {
-    std::int64_t applied = 0;
-    std::int64_t samples = 0;  ///< samples_seen
-    std::int64_t batch = 0;    ///< samples of the latest step, over all replicas
-  };
   /// Parts of the latest AgreedStep, which `StepAgreement` owns.
   struct Agreed {
     const std::vector<char>* used = nullptr;
@@ -59,16 +53,11 @@ class CpuStep final : public Step {
     std::vector<MicrobatchLoss> of_rounds;  ///< [round]; empty unless Strategy::reproducible is set
   };
 
-  /// Returns the rate of a step with `samples` samples of this replica.
-  double scheduled_lr(std::int64_t samples) const;
-  /// Counts a step that was applied.
-  void count_step() { ++done_.applied, done_.samples += done_.batch; }
-  Update::Rates rates(double gradient_scale, double lr) const;
+  /// Returns the schedule's ratio for the next step.
+  double lr_ratio() const;
 
-  /// Returns whether a step without an overflow is to be skipped because of its loss.
-  bool is_spike(const StepResult& result);
-  /// Writes what is known of the gradients' noise after this step.
-  void measure_noise(const AgreedStep& agreed, StepResult& result);
+  /// Decides the step, and writes the decision into `latest_`. Warns of a spike. Throws as `run` does.
+  void decide(const AgreedStep& agreed, std::int64_t step);
   /// Returns a text that names the parameters whose gradients are not finite.
   std::string not_finite(const AgreedStep& agreed) const;
 
@@ -77,16 +66,14 @@ class CpuStep final : public Step {
   const bool speaks_;     ///< whether this rank logs for all ranks
   const int first_rank_;  ///< StepContext::first_rank
   GradientNorm& norm_;
-  const double microbatches_, each_;  ///< microbatches of a step: on all ranks, and on one rank on average
+  DecisionRule rule_;  ///< its rate and warm-up are those of the latest step
+  const double each_;  ///< microbatches of a step on one rank, on average
   const bool scales_loss_;
   StepAgreement agreement_;
   StragglerWatch stragglers_;
   Update update_;
-  LossScaler scaler_;
-  std::optional<LossSpikes> spikes_;  ///< empty without Strategy::on_spike
-  NoiseScale noise_;
-  const std::int64_t replicas_;  ///< StepContext::replicas
-  Done done_;
+  std::optional<LossSpikes> spikes_;  ///< the window of losses; empty without Strategy::on_spike
+  StepDecision latest_;               ///< decision of the latest step
   Agreed agreed_;
   Losses losses_;
   std::unique_ptr<StepRecorder> recorder_;  ///< null if no hashes are wanted

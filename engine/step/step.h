@@ -15,7 +15,7 @@
 #include "engine/step/agree/step_agreement.h"
 #include "engine/step/agree/update_options.h"
 #include "optim/arithmetic/loss_scale_rule.h"
-#include "optim/noise_scale.h"
+#include "optim/arithmetic/noise_rule.h"
 #include "sharding/reduce/pack/gradient_squares.h"
 #include "sharding/unit_agreement.h"
 #include "tessera/engine.h"
@@ -30,7 +30,7 @@ struct StepProgress {
   std::vector<double> rates;                               ///< rates set by hand: the common rate, then those of groups
   std::vector<double> options;                             ///< UpdateOptions::all
   SpikeHistory losses = {};                                ///< empty without Strategy::on_spike
-  NoiseScale::State noise = {};                            ///< zeros without Strategy::noise_scale
+  NoiseState noise = {};                                   ///< zeros without Strategy::noise_scale
   std::int64_t samples = 0;                                ///< Engine::samples_seen
 };
 

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// The part of a LossScaler that a checkpoint keeps.
+/// The state of the loss scale, which checkpoints keep.
 struct LossScalerState {
   float scale = 1.0f;
   std::int64_t finite_steps = 0;    ///< number of finite steps since the latest overflow or growth of the scale
@@ -20,8 +20,7 @@ struct LossScaleRule {
   bool dynamic = false;
 };
 
-/// Updates the loss scale after a step, as LossScaler (loss_scaler.h) does. If a GPU trains, the device calls this
-/// function, with the same bits.
+/// Updates the loss scale after a step (loss_scale.h). CPU and GPU call it, with the same bits.
 TESSERA_ALWAYS_INLINE void next_loss_scale(const LossScaleRule& rule, LossScalerState& state, bool overflow) {
   if (!rule.dynamic) return;
   if (overflow) {

@@ -14,9 +14,7 @@
 #include <algorithm>
 
 #include "optim/arithmetic/average_element.h"
-#include "optim/arithmetic/clip.h"
 #include "optim/arithmetic/scaled_gradient.h"
-#include "optim/arithmetic/scaled_lr.h"
 #include "optim/arithmetic/weighted_mean.h"
 #include "optim/cuda/device_step.h"
 #include "optim/cuda/parameter_numbers.cuh"
@@ -50,9 +48,9 @@ __device__ const std::uint8_t* flags_of(const StepTables& t, int rank) {
 /// Writes the loss and the weight of the step: sums over all microbatches in the pairwise tree (SumCounter), as
 /// sum_of_losses computes them on the CPU. Sums are kept on a stack. Two sums over the same number of microbatches are
 /// added to one sum.
-__device__ void add_up_losses(const StepTables& t, DeviceDecision& d) {
+__device__ void add_up_losses(const StepTables& t, StepDecision& d) {
   constexpr int kMostWaiting = 64;
-  MicrobatchLossThere sums[kMostWaiting];
+  MicrobatchLoss sums[kMostWaiting];
   int waiting = 0;
   const auto join = [&] {
     --waiting;
@@ -62,7 +60,7 @@ __device__ void add_up_losses(const StepTables& t, DeviceDecision& d) {
   const std::int64_t all = std::int64_t{t.ranks} * t.rounds;
   for (std::int64_t i = 0; i < all; ++i) {
     const std::byte* const message = t.messages.of_all + t.messages.bytes * static_cast<std::size_t>(i / t.rounds);
-    sums[waiting++] = reinterpret_cast<const MicrobatchLossThere*>(message + t.messages.losses_offset)[i % t.rounds];
+    sums[waiting++] = reinterpret_cast<const MicrobatchLoss*>(message + t.messages.losses_offset)[i % t.rounds];
     for (std::int64_t made = i + 1; made % 2 == 0; made /= 2) join();
   }
   while (waiting > 1) join();
@@ -78,23 +76,20 @@ __global__ void read(StepTables t) {
     t.used[p] = static_cast<std::uint8_t>(used);
   }
   if (threadIdx.x > 0) return;
-  DeviceDecision& d = *t.decision;
-  d.loss = d.weight = 0.0;
-  d.tokens = d.samples = 0;
+  StepDecision& d = *t.decision;
+  AgreedSums sums;
   d.own.squares = d.own.weights = d.own.weight_squares = 0.0;
   if (!t.updates_in_backward) d.gathers_differ = d.numbers_differ = 0;
   for (int rank = 0; rank < t.ranks; ++rank) {
     const StepMessageHeader& header = header_of(t, rank);
-    d.loss += header.loss / t.ranks;
-    d.weight += header.weight;
-    d.tokens += header.tokens;
-    d.samples += header.samples;
+    add_rank(sums, header, t.ranks);
     d.own.squares += header.own_squares;
     d.own.weights += header.own_weights;
     d.own.weight_squares += header.own_weight_squares;
     if (header.gathers != header_of(t, rank - rank % t.shard_size).gathers) d.gathers_differ = 1;
     if (header.numbers != header_of(t, 0).numbers && d.numbers_differ == 0) d.numbers_differ = rank;
   }
+  static_cast<AgreedSums&>(d) = sums;
   if (t.rounds > 0) add_up_losses(t, d);
 }
 
@@ -109,34 +104,15 @@ __device__ void find_middle(const double* losses, int window, double* middle) {
   }
 }
 
-/// The decision about the step, which is made from the messages. Every thread makes the same decision.
-struct Verdict {
-  double norm, lr, loss;
-  float gradient_scale;
-  SpikeVerdict spike;
-  bool is_overflow, is_skipped;
-};
-
-/// Returns the rate of a step with `samples` samples of this replica.
-__device__ double rate_at(const StepRequest& request, const DeviceDecision& d, double ratio, std::int64_t samples) {
-  const std::int64_t batch = samples * request.replicas;
-  return scaled_lr(request.base_lr, request.batch_scale, batch,
-                   ratio * warm_up_ratio(request.warm_up, d.so_far.samples, batch));
-}
-
-__device__ Verdict verdict_on(const StepRequest& request, const StepTables& t, double median) {
-  const DeviceDecision& d = *t.decision;
-  const double mean = mean_factor(d.weight, d.scaler.scale);
-  Verdict v;
-  v.norm = sqrt(*t.norm.sum_of_squares) * mean;
-  v.is_overflow = !isfinite(*t.norm.sum_of_squares);
-  v.loss = mean_loss(d.loss, request.microbatches, d.weight);
-  v.is_skipped = v.is_overflow || d.gathers_differ != 0 || d.numbers_differ != 0;
-  v.spike = v.is_skipped ? SpikeVerdict::kNone : spike_verdict(request.spikes, d.spikes, median, v.loss);
-  v.is_skipped = v.is_skipped || v.spike == SpikeVerdict::kSpike || v.spike == SpikeVerdict::kNegative;
-  v.gradient_scale = static_cast<float>(mean * clip_factor(v.norm, request.max_norm));
-  v.lr = rate_at(request, d, request.lr_ratios[d.so_far.skipped - request.known_skipped], d.samples);
-  return v;
+/// Returns what is known of the step, apart from the sums. Every thread returns the same facts.
+__device__ StepFacts facts_of(const StepRequest& request, const StepTables& t, double median) {
+  const StepDecision& d = *t.decision;
+  StepFacts facts;
+  facts.sum_of_squares = *t.norm.sum_of_squares;
+  facts.loss_scale = d.scaler.scale;
+  facts.lr_ratio = request.lr_ratios[d.so_far.skipped - request.known_skipped];
+  facts.median = median;
+  return facts;
 }
 
 /// Returns the constants of a parameter, computed from the numbers and the rate of its group.
@@ -189,7 +165,7 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
     if (!isfinite(unit.sums[i])) is_infinite = 1;
   }
   __syncthreads();
-  DeviceDecision& d = *t.decision;
+  StepDecision& d = *t.decision;
   const std::int64_t samples = unit.samples != nullptr ? llround(static_cast<double>(*unit.samples)) : 0;
   const double lr = rate_at(request, d, request.lr_ratios[0], samples);
   if (is_over || differs != 0 || is_infinite != 0) {
@@ -212,18 +188,6 @@ __global__ void begin_update(StepRequest request, UnitRequest unit, StepTables t
   find_uniform(t, unit.first_group, unit.first_group + unit.groups);
 }
 
-/// Adds the measurements of a step to the sums of the noise scale. A step that is skipped gives no information.
-__device__ void measure_noise(const StepRequest& request, const StepTables& t, DeviceDecision& d) {
-  if (!(d.own.weights > 0) || d.is_skipped != 0) return;
-  NoiseStep step;
-  step.own = d.own;
-  step.square = *t.norm.sum_of_squares;
-  step.weight = d.weight;
-  step.batch = d.samples > 0 ? static_cast<double>(d.samples) : d.weight;
-  step.loss_scale = d.loss_scale;
-  add_noise(request.noise_smoothing, step, d.noise);
-}
-
 /// One thread block runs this kernel.
 __global__ void decide(StepRequest request, StepTables t) {
   __shared__ double middle[2];
@@ -232,28 +196,12 @@ __global__ void decide(StepRequest request, StepTables t) {
   if (is_full) find_middle(t.losses, window, middle);
   __syncthreads();
   const double median = is_full ? median_between(middle[0], middle[1]) : 0.0;
-  const Verdict v = verdict_on(request, t, median);
+  const StepFacts facts = facts_of(request, t, median);
+  const Verdict v = verdict_on(request, *t.decision, facts);
   const bool was_over = t.updates_in_backward && t.decision->is_skipped != 0;
-  const bool is_skipped = v.is_skipped || was_over;
   __syncthreads();  // all threads have read the decision before it is overwritten
-  if (threadIdx.x == 0) {
-    DeviceDecision& d = *t.decision;
-    d.loss = v.loss;
-    d.spike = v.spike;
-    d.grad_norm = v.norm;
-    d.lr = v.lr;
-    d.gradient_scale = v.gradient_scale;
-    d.loss_scale = d.scaler.scale;
-    d.is_overflow = v.is_overflow || (was_over && d.is_overflow != 0) ? 1 : 0;
-    d.is_skipped = is_skipped ? 1 : 0;
-    d.so_far.applied += is_skipped ? 0 : 1;
-    d.so_far.samples += is_skipped ? 0 : d.samples * request.replicas;
-    d.so_far.skipped += is_skipped ? 1 : 0;
-    measure_noise(request, t, d);
-    if (v.spike != SpikeVerdict::kSpike) next_loss_scale(request.loss_scale, d.scaler, v.is_overflow);
-    if (!v.is_overflow) note_loss(request.spikes, d.spikes, t.losses, v.spike, median, v.loss);
-  }
-  if (is_skipped || t.updates_in_backward) return;
+  if (threadIdx.x == 0) take_verdict(request, facts, v, was_over, t.losses, *t.decision);
+  if (v.is_skipped || was_over || t.updates_in_backward) return;
   count_step(request, t, 0, static_cast<unsigned>(t.parameters), v.lr);
   __syncthreads();
   find_uniform(t, 0, static_cast<unsigned>(t.groups));

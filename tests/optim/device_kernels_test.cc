@@ -11,7 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "optim/loss_scaler.h"
+#include "optim/loss_scale.h"
+#include "optim/step_decision.h"
 #include "tests/optim/device_problem.h"
 
 namespace tessera {
@@ -138,7 +139,7 @@ TEST_F(DeviceKernels, NonFiniteNormSkipsTheStepAndCountsIt) {
   for (double sum : {1.0, static_cast<double>(NAN), HUGE_VAL, 1.0}) {
     step.sum.set(0, sum);
     step.decide(request_of(optimizer, 0.01));
-    const DeviceDecision decision = step.decision.values()[0];
+    const StepDecision decision = step.decision.values()[0];
     EXPECT_EQ(decision.is_skipped, std::isfinite(sum) ? 0 : 1);
     EXPECT_EQ(decision.is_overflow, decision.is_skipped);
     if (std::isfinite(sum)) continue;
@@ -161,7 +162,7 @@ TEST_F(DeviceKernels, DecisionClipsAndFoldsConstantsAsOnTheCpu) {
   step.decide(request_of(optimizer, 3e-4, 3, 0.125));
   const double mean = 1.0 / (3 * 1024.0), norm = std::sqrt(1e6) * mean;
   const auto scale = static_cast<float>(mean * (0.125 / (norm + 1e-6)));
-  const DeviceDecision decision = step.decision.values()[0];
+  const StepDecision decision = step.decision.values()[0];
   EXPECT_EQ(decision.grad_norm, norm);
   EXPECT_EQ(decision.gradient_scale, scale);
   EXPECT_EQ(decision.loss_scale, 1024.0f);
@@ -245,7 +246,7 @@ TEST_F(DeviceKernels, NonFiniteOrDifferingUnitStopsAllLaterUpdates) {
     units.step.sum.set(0, sum);
     for (int round = 0; round < 2; ++round) {  // a later good step does not undo the skip
       units.step.decide(request);
-      const DeviceDecision decision = units.step.decision.values()[0];
+      const StepDecision decision = units.step.decision.values()[0];
       EXPECT_EQ(decision.is_skipped, 1) << sum;
       EXPECT_EQ(decision.is_overflow, std::isfinite(sum) ? 0 : 1);
       EXPECT_EQ(decision.not_finite_unit, std::isfinite(sum) ? 0 : 2);
@@ -282,20 +283,84 @@ TEST_F(DeviceKernels, ParameterGroupsHaveNumbersAndRatesOfTheirOwn) {
 
 TEST_F(DeviceKernels, LossScaleMovesAsOnTheCpu) {
   const LossScaleConfig config{.initial = 1024.0, .growth_interval = 2, .hysteresis = 2, .minimum = 300.0};
-  LossScaler cpu(config);
-  QueuedStep step({{0, 1}}, cpu.scale());
+  LossScalerState cpu = first_loss_scale(config);
+  QueuedStep step({{0, 1}}, cpu.scale);
   StepRequest request = request_of(RuleOptimizer(adamw()), 0.01);
-  request.loss_scale = cpu.rule();
+  request.loss_scale = loss_scale_rule(config);
   for (const char outcome : std::string("..xx..xxxx....x.xx..")) {
     step.sum.set(0, outcome == 'x' ? HUGE_VAL : 1.0);
     // The host knows of all skips so far, so the step takes the first of the ratios.
     request.known_skipped = step.decision.values()[0].so_far.skipped;
     step.decide(request);
-    EXPECT_EQ(step.decision.values()[0].loss_scale, cpu.scale());
-    cpu.update(outcome == 'x');
-    EXPECT_EQ(step.decision.values()[0].scaler.scale, cpu.scale());
-    EXPECT_EQ(step.decision.values()[0].scaler.finite_steps, cpu.state().finite_steps);
+    EXPECT_EQ(step.decision.values()[0].loss_scale, cpu.scale);
+    next_loss_scale(request.loss_scale, cpu, outcome == 'x');
+    EXPECT_EQ(step.decision.values()[0].scaler.scale, cpu.scale);
+    EXPECT_EQ(step.decision.values()[0].scaler.finite_steps, cpu.finite_steps);
   }
+}
+
+// The kernel and the host make the same decisions, step after step: finite steps, overflows, spikes and a loss that has
+// risen for good.
+TEST_F(DeviceKernels, DecidesAsTheHost) {
+  StepRequest request = request_of(RuleOptimizer(adamw()), 0.01, /*microbatches=*/4, /*max_norm=*/0.5);
+  request.loss_scale = loss_scale_rule({.initial = 1024.0, .growth_interval = 3});
+  request.spikes = {.factor = 2.0, .window = 3};
+  request.noise_smoothing = 0.5;
+  request.batch_scale.base = 32;
+  request.warm_up.samples = 200;
+  request.replicas = 2;
+  std::vector<double> losses(3);
+  const Shared<double> losses_there(losses);
+  QueuedStep step({{0, 1}}, 1024.0f);
+  step.tables.losses = losses_there.data();
+  StepDecision host = first_decision(1024.0f);
+  constexpr double kLosses[] = {4, 3, 3.5, 3, 9, 3, NAN, 9, 9, 9, 8}, kSums[] = {2e6, 5e7, HUGE_VAL, 3e5};
+  int spikes = 0, overflows = 0;
+  for (std::size_t i = 0; i < 2 * std::size(kLosses); ++i) {
+    const AgreedSums sums{kLosses[i % std::size(kLosses)], request.microbatches, 100, 16 + static_cast<int>(i)};
+    const double square = kSums[i % std::size(kSums)];
+    StepDecision there = step.decision.values()[0];
+    for (StepDecision* of : {&there, &host}) {
+      static_cast<AgreedSums&>(*of) = sums;
+      of->own = {3 * square, 4.0, 4.0};
+    }
+    step.decision.set(0, there);
+    step.sum.set(0, square);
+    request.known_skipped = there.so_far.skipped;
+    request.lr_ratios[0] = 1.0 / static_cast<double>(1 + there.so_far.applied);
+    step.decide(request);
+    there = step.decision.values()[0];
+    std::vector<double> sorted = losses;
+    std::ranges::sort(sorted);
+    const double median = host.spikes.count == 3 ? sorted[1] : 0.0;
+    decide(request, {square, /*is_finite=*/true, host.scaler.scale, request.lr_ratios[0], median}, losses.data(), host);
+    const auto numbers_of = [](const StepDecision& d) {
+      return std::vector<double>{d.grad_norm,    d.lr,           d.gradient_scale, d.loss_scale,
+                                 d.scaler.scale, d.noise.square, d.noise.variance, d.noise.weight,
+                                 d.noise.batch,  d.spikes.median};
+    };
+    const auto counts_of = [](const StepDecision& d) {
+      return std::vector<std::int64_t>{d.is_overflow,
+                                       d.is_skipped,
+                                       static_cast<std::int64_t>(d.spike),
+                                       d.so_far.applied,
+                                       d.so_far.skipped,
+                                       d.so_far.samples,
+                                       d.scaler.finite_steps,
+                                       d.scaler.overflow_steps,
+                                       d.spikes.count,
+                                       d.spikes.next,
+                                       d.spikes.in_a_row};
+    };
+    EXPECT_EQ(numbers_of(there), numbers_of(host)) << "step " << i;
+    EXPECT_EQ(counts_of(there), counts_of(host)) << "step " << i;
+    EXPECT_TRUE(there.loss == host.loss || (std::isnan(there.loss) && std::isnan(host.loss))) << "step " << i;
+    EXPECT_EQ(losses_there.values(), losses) << "step " << i;
+    spikes += host.spike == SpikeVerdict::kSpike ? 1 : 0;
+    overflows += host.is_overflow;
+  }
+  EXPECT_GT(spikes, 0);
+  EXPECT_GT(overflows, 0);
 }
 
 TEST_F(DeviceKernels, LearningRateFollowsTheAppliedSteps) {
@@ -396,7 +461,7 @@ TEST_F(DeviceKernels, MessagesAreCombinedInRankOrder) {
   step.tables.shard_size = 3;
   step.tables.messages = {device_messages.data(), kBytes, kSumsOffset};
   check(cuda::read_messages(step.tables, nullptr));
-  const DeviceDecision decision = step.decision.values()[0];
+  const StepDecision decision = step.decision.values()[0];
   EXPECT_EQ(decision.loss, 0.1 / 3 + 0.2 / 3 + 0.1 * 3 / 3);
   EXPECT_EQ(decision.weight, 1.5);
   EXPECT_EQ(decision.tokens, 3);
@@ -420,10 +485,10 @@ TEST_F(DeviceKernels, MessagesAreCombinedInRankOrder) {
   EXPECT_EQ(step.decision.values()[0].is_skipped, 1);
 }
 
-MicrobatchLossThere sum_in_tree(std::span<const MicrobatchLossThere> all) {
+MicrobatchLoss sum_in_tree(std::span<const MicrobatchLoss> all) {
   if (all.size() == 1) return all[0];
   const std::size_t middle = std::bit_floor(all.size() - 1);
-  const MicrobatchLossThere left = sum_in_tree(all.first(middle)), right = sum_in_tree(all.subspan(middle));
+  const MicrobatchLoss left = sum_in_tree(all.first(middle)), right = sum_in_tree(all.subspan(middle));
   return {left.loss + right.loss, left.weight + right.weight};
 }
 
@@ -431,20 +496,19 @@ TEST_F(DeviceKernels, LossesOfMicrobatchesAreAddedInTheirTree) {
   const std::pair<int, int> cases[] = {{1, 1}, {1, 6}, {2, 4}, {3, 1}, {3, 4}, {4, 3}, {5, 7}};
   for (const auto& [ranks, rounds] : cases) {
     constexpr std::size_t kOffset = sizeof(StepMessageHeader) + 8;
-    const auto each = static_cast<std::size_t>(rounds), bytes = kOffset + each * sizeof(MicrobatchLossThere);
-    std::vector<MicrobatchLossThere> losses;
+    const auto each = static_cast<std::size_t>(rounds), bytes = kOffset + each * sizeof(MicrobatchLoss);
+    std::vector<MicrobatchLoss> losses;
     for (int i = 0; i < ranks * rounds; ++i) losses.push_back({0.1 * (i * i + 1), 1.0 + 0.3 * (i % 3)});
     std::vector<std::byte> messages(static_cast<std::size_t>(ranks) * bytes);
     for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank)
-      std::memcpy(messages.data() + rank * bytes + kOffset, losses.data() + rank * each,
-                  each * sizeof(MicrobatchLossThere));
+      std::memcpy(messages.data() + rank * bytes + kOffset, losses.data() + rank * each, each * sizeof(MicrobatchLoss));
     QueuedStep step;
     const Shared<std::byte> device_messages(messages);
     step.tables.ranks = step.tables.shard_size = ranks;
     step.tables.rounds = rounds;
     step.tables.messages = {.of_all = device_messages.data(), .bytes = bytes, .losses_offset = kOffset};
     check(cuda::read_messages(step.tables, nullptr));
-    const MicrobatchLossThere wanted = sum_in_tree(losses);
+    const MicrobatchLoss wanted = sum_in_tree(losses);
     EXPECT_EQ(step.decision.values()[0].loss, wanted.loss / (ranks * rounds)) << ranks << " ranks, " << rounds;
     EXPECT_EQ(step.decision.values()[0].weight, wanted.weight) << ranks << " ranks, " << rounds;
   }

@@ -122,8 +122,8 @@ inline StepRequest request_of(const RuleOptimizer& optimizer, double lr, double 
   return request;
 }
 
-inline DeviceDecision first_decision(float scale = 1.0f) {
-  DeviceDecision decision{};
+inline StepDecision first_decision(float scale = 1.0f) {
+  StepDecision decision{};
   decision.scaler.scale = scale;
   return decision;
 }
@@ -146,7 +146,7 @@ struct QueuedStep {
   }
   /// Each microbatch has weight 1.
   void decide(const StepRequest& request) {
-    DeviceDecision before = decision.values()[0];
+    StepDecision before = decision.values()[0];
     before.weight = request.microbatches;
     decision.set(0, before);
     check(cuda::decide_step(request, tables, nullptr));
@@ -158,7 +158,7 @@ struct QueuedStep {
   Shared<std::uint8_t> used{std::vector<std::uint8_t>(count, 1)}, uniform{std::vector<std::uint8_t>(16)};
   Shared<std::int64_t> steps{std::vector<std::int64_t>(count)};
   Shared<RuleConstants> constants{std::vector<RuleConstants>(count)};
-  Shared<DeviceDecision> decision;
+  Shared<StepDecision> decision;
   StepTables tables;
 };
 

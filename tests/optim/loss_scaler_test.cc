@@ -1,21 +1,28 @@
-// Tests the loss scaler, and compares it with PyTorch's GradScaler.
-
-#include "optim/loss_scaler.h"
+// Tests the rule of the loss scale, and compares it with PyTorch's GradScaler.
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
+#include "optim/loss_scale.h"
+
 namespace tessera {
 namespace {
+
+struct LossScaler {
+  explicit LossScaler(const LossScaleConfig& config) : rule(loss_scale_rule(config)), state(first_loss_scale(config)) {}
+
+  const LossScaleRule rule;
+  LossScalerState state;
+};
 
 // Runs steps, 'x' with overflow and '.' with finite gradients, and returns the scale after each step.
 std::vector<float> scales(LossScaler& scaler, const std::string& pattern) {
   std::vector<float> result;
   for (char step : pattern) {
-    scaler.update(step == 'x');
-    result.push_back(scaler.scale());
+    next_loss_scale(scaler.rule, scaler.state, step == 'x');
+    result.push_back(scaler.state.scale);
   }
   return result;
 }
@@ -72,7 +79,7 @@ TEST(LossScaler, RestoredStateContinuesTheSameScales) {
   for (std::size_t cut = 0; cut <= pattern.size(); ++cut) {
     LossScaler before(tolerant), after(tolerant);
     std::vector<float> got = scales(before, pattern.substr(0, cut));
-    after.restore(before.state());
+    after.state = before.state;
     for (float scale : scales(after, pattern.substr(cut))) got.push_back(scale);
     EXPECT_EQ(got, wanted) << "cut at " << cut;
   }

@@ -174,7 +174,7 @@ class Subject {
     TESSERA_RETURN_IF_ERROR(put(used_, &used, sizeof used));
     const StepGroup group{.first_parameter = 0, .parameters = 1};
     TESSERA_RETURN_IF_ERROR(put(groups_, &group, sizeof group));
-    DeviceDecision decision{};
+    StepDecision decision{};
     decision.scaler.scale = 1.0f;
     TESSERA_RETURN_IF_ERROR(put(decision_, &decision, sizeof decision));
     fill_tables();
@@ -190,7 +190,7 @@ class Subject {
     tables_.is_uniform = uniform_.as<std::uint8_t>();
     tables_.constants = constants_.as<RuleConstants>();
     tables_.steps = steps_.as<std::int64_t>();
-    tables_.decision = decision_.as<DeviceDecision>();
+    tables_.decision = decision_.as<StepDecision>();
   }
 
   void fill_run() {

@@ -14,14 +14,8 @@ LossSpikes::LossSpikes(const SpikeConfig& config)
       losses_(static_cast<std::size_t>(config.window)),
       sorted_(losses_.size()) {}
 
-LossSpikes::Verdict LossSpikes::add(double loss) {
-  const double median = state_.count == rule_.window ? find_median() : 0;
-  const Verdict verdict = spike_verdict(rule_, state_, median, loss);
-  note_loss(rule_, state_, losses_.data(), verdict, median, loss);
-  return verdict;
-}
-
-double LossSpikes::find_median() {
+double LossSpikes::median() {
+  if (state_.count < rule_.window) return 0;
   sorted_ = losses_;  // sizes are equal: nothing is allocated
   const auto middle = sorted_.begin() + static_cast<std::ptrdiff_t>(sorted_.size() / 2);
   std::nth_element(sorted_.begin(), middle, sorted_.end());
@@ -42,7 +36,7 @@ void LossSpikes::restore(const SpikeHistory& history) {
   state_ = {};
   const std::size_t left_out = history.losses.size() - std::min(history.losses.size(), losses_.size());
   for (std::size_t i = left_out; i < history.losses.size(); ++i) {
-    note_loss(rule_, state_, losses_.data(), Verdict::kNone, 0, history.losses[i]);
+    note_loss(rule_, state_, losses_.data(), SpikeVerdict::kNone, 0, history.losses[i]);
   }
   state_.median = 0;
   state_.in_a_row = history.spikes_in_a_row;

@@ -15,9 +15,9 @@ struct SpikeHistory {
   std::int64_t spikes_in_a_row = 0;  ///< number of spikes in a row up to the latest step
 };
 
-/// Finds the steps whose loss is far above earlier losses (SpikeConfig). CpuStep asks it in each step. A GPU decides by
-/// itself, with the same rule (optim/arithmetic/spike_rule.h). The host then makes a LossSpikes only to read and write
-/// the SpikeHistory of a checkpoint.
+/// The losses with which a step's loss is compared, to find one that is far above them (SpikeConfig). The decision
+/// about a step has the rule (optim/arithmetic/spike_rule.h). CpuStep keeps the window here. A GPU keeps its own, and
+/// the host makes a LossSpikes only to read and write the SpikeHistory of a checkpoint.
 ///
 /// The window holds the losses of the last `window` steps that were no spikes. A step is a spike if the window is full
 /// and its loss is above `factor` times the window's median. The median of an even number of losses is the mean of the
@@ -26,27 +26,21 @@ struct SpikeHistory {
 /// never gets into the window. All memory is allocated when the object is made.
 class LossSpikes {
  public:
-  using Verdict = SpikeVerdict;
-
   explicit LossSpikes(const SpikeConfig& config);
 
-  /// Adds the loss of the next step and returns the verdict on it.
-  Verdict add(double loss);
-  /// Returns the median with which the latest loss was compared; 0 while the window is not full.
-  double median() const { return state_.median; }
+  /// Returns the median of the losses; 0 while the window is not full.
+  double median();
 
   SpikeHistory history() const;
   /// Goes on from `history`. If it has more losses than the window, the latest ones are used.
   void restore(const SpikeHistory& history);
 
   const SpikeRule& rule() const { return rule_; }
-  /// Returns the state that a device keeps. The caller may read and write it.
+  /// Returns the state and the ring, which the caller may read and write.
   SpikeState& state() { return state_; }
   std::span<double> losses() { return losses_; }
 
  private:
-  double find_median();
-
   const SpikeRule rule_;
   SpikeState state_;
   std::vector<double> losses_;  ///< losses of the window, as a ring

@@ -103,8 +103,7 @@ StepAgreement::StepAgreement(const StepContext& context, GradientNorm& norm)
 const AgreedStep& StepAgreement::agree(const LocalStep& local, std::span<const MicrobatchLoss> losses) {
   write_message(local, losses);
   exchange();
-  agreed_.loss = agreed_.weight = 0.0;
-  agreed_.tokens = agreed_.samples = 0;
+  static_cast<AgreedSums&>(agreed_) = {};
   agreed_.finite = true;
   agreed_.own = {};
   std::fill(agreed_.used.begin(), agreed_.used.end(), 0);
@@ -158,10 +157,7 @@ void StepAgreement::exchange() {
 void StepAgreement::read_message(int rank) {
   const std::byte* message = message_of(rank);
   const Header header = header_of(message);
-  agreed_.loss += header.loss / axes_.world->size();
-  agreed_.weight += header.weight;
-  agreed_.tokens += header.tokens;
-  agreed_.samples += header.samples;
+  add_rank(agreed_, header, axes_.world->size());
   agreed_.busy_seconds[static_cast<std::size_t>(rank)] = header.busy_seconds;
   agreed_.finite = agreed_.finite && header.finite != 0;
   if (has_own_) {

@@ -11,7 +11,8 @@
 
 #include "engine/step/agree/gradient_norm.h"
 #include "engine/step/agree/step_context.h"
-#include "optim/noise_scale.h"
+#include "optim/arithmetic/noise_rule.h"
+#include "optim/arithmetic/step_decision.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/layout/plan/microbatch_order.h"
 #include "sharding/reduce/reducer.h"
@@ -19,12 +20,6 @@
 #include "tessera/strategy.h"
 
 namespace tessera {
-
-/// The part of a step's loss that one microbatch adds. If "reproducible" is set, a rank sends it to the others.
-struct MicrobatchLoss {
-  double loss = 0.0;    ///< weight * loss, over all losses of the microbatch
-  double weight = 0.0;  ///< MicrobatchInfo::weight; 0 where this rank had no batch
-};
 
 /// Adds losses up in the tree of a step's sums (SumCounter), whichever ranks computed the microbatches. `of(rank)`
 /// returns a rank's microbatches [round]. REQUIRES: begin < end.
@@ -60,11 +55,7 @@ struct LocalStep {
 };
 
 /// The data on which all ranks agree before the update, with the same bits everywhere.
-struct AgreedStep {
-  double loss = 0.0;    ///< sum over ranks in rank order, divided by the number of microbatches: see mean_loss
-                        ///< (optim/arithmetic/weighted_mean.h)
-  double weight = 0.0;  ///< sum of LocalStep::weight over ranks, in rank order
-  std::int64_t tokens = 0, samples = 0;
+struct AgreedStep : AgreedSums {
   /// sum of squares of all gradients, after their sum over ranks and without the loss scale
   double sum_of_squares = 0.0;
   bool finite = true;

@@ -10,13 +10,13 @@
 
 namespace tessera {
 
-const DeviceDecision& StepOutcome::wait() {
+const StepDecision& StepOutcome::wait() {
   const bool in_backward = !context_->units.empty();
   if (!decision_) {
     end_->wait();
     const auto axes = context_->axes.lock();
     if (axes) throw_if_error(axes->status());
-    std::memcpy(&decision_.emplace(), pinned_.get(), sizeof(DeviceDecision));
+    std::memcpy(&decision_.emplace(), pinned_.get(), sizeof(StepDecision));
     for (const auto& interval : waits_) exposed_seconds_ += interval->seconds();
     waits_.clear();
     if (decision_->is_overflow && !in_backward) warn_of_overflow(step_, decision_->loss_scale, "");
@@ -80,22 +80,24 @@ void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& p
               (loss_scale != 1.0 ? ", loss scale " + std::to_string(loss_scale) : std::string()));
 }
 
+void tell(const StepDecision& decided, StepResult& result) {
+  result.loss = decided.loss;
+  result.grad_norm = decided.grad_norm;
+  result.lr = decided.lr;
+  result.overflow = decided.is_overflow != 0;
+  result.spike = decided.spike == SpikeVerdict::kSpike;
+  result.loss_scale = decided.loss_scale;
+  result.tokens = decided.tokens;
+  const NoiseScale noise(decided.noise);
+  result.noise_scale = noise.scale();
+  result.noise_batch = noise.batch();
+  result.noise_square = noise.square();
+  result.noise_variance = noise.variance();
+}
+
 void StepResult::wait() {
   if (!outcome_) return;
-  const DeviceDecision& decided = outcome_->wait();
-  loss = decided.loss;
-  grad_norm = decided.grad_norm;
-  lr = decided.lr;
-  overflow = decided.is_overflow != 0;
-  spike = decided.spike == SpikeVerdict::kSpike;
-  loss_scale = decided.loss_scale;
-  tokens = decided.tokens;
-  NoiseScale noise(/*smoothing=*/0);
-  noise.restore(decided.noise);
-  noise_scale = noise.scale();
-  noise_batch = noise.batch();
-  noise_square = noise.square();
-  noise_variance = noise.variance();
+  tell(outcome_->wait(), *this);
   communication_seconds = outcome_->exposed_seconds();
   tokens_per_second = static_cast<double>(tokens) / seconds;
   outcome_.reset();

@@ -9,11 +9,14 @@
 #include <vector>
 
 #include "engine/device/exposed_communication.h"
+#include "optim/arithmetic/step_decision.h"
 #include "optim/device_kernels.h"
 #include "runtime/comm/mesh_groups.h"
 #include "tessera/strategy.h"
 
 namespace tessera {
+
+struct StepResult;
 
 /// The inputs that all outcomes of an Engine's steps share.
 struct OutcomeContext {
@@ -43,7 +46,7 @@ class StepOutcome {
   /// are updated in backward; 78 if the loss is negative where spikes are looked for. If 70 or 64 is thrown, no rank
   /// has updated anything. Updates in backward are an exception: the units before the first difference are updated if
   /// 70 is thrown, and all units if 64 is thrown.
-  const DeviceDecision& wait();
+  const StepDecision& wait();
   /// Returns the seconds for which the device waited for collectives in this step. REQUIRES: wait() has returned.
   double exposed_seconds() const { return exposed_seconds_; }
 
@@ -58,7 +61,7 @@ class StepOutcome {
   std::shared_ptr<DeviceKernels::Mark> end_;
   const std::shared_ptr<const OutcomeContext> context_;
   double exposed_seconds_ = 0;
-  std::optional<DeviceDecision> decision_;
+  std::optional<StepDecision> decision_;
 };
 
 /// Throws tessera::Error (65) for a gradient that is not finite where units are updated in backward, since the step
@@ -68,6 +71,9 @@ class StepOutcome {
 /// Throws tessera::Error (70) if ranks gathered units in different orders and units are updated in backward. `unit`:
 /// the name of the unit that is not updated.
 [[noreturn]] void throw_disagreement_in_backward(const std::string& unit);
+
+/// Writes the numbers of a decision into the result of its step.
+void tell(const StepDecision& decided, StepResult& result);
 
 void warn_of_overflow(std::int64_t step, double loss_scale, const std::string& parameters);
 

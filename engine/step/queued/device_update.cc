@@ -266,7 +266,7 @@ void DeviceUpdate::begin(std::span<const Group> groups) {
 /// Otherwise the owners' rules would use this gradient.
 void DeviceUpdate::update(Unit& unit) {
   if (own_ || waits_before_exchange()) {
-    const DeviceDecision found = wait_for_decision();
+    const StepDecision found = wait_for_decision();
     const bool is_over = waits_before_exchange() && !decided_;
     if (is_over && found.gathers_differ) throw_disagreement_in_backward(unit.name);
     if (is_over) throw_not_finite_in_backward("", "unit " + unit.name);
@@ -284,10 +284,10 @@ void DeviceUpdate::swap_averages() {
 }
 
 /// Waits for the device's decision, and stores it in `decided_` unless the step is skipped.
-DeviceDecision DeviceUpdate::wait_for_decision() {
+StepDecision DeviceUpdate::wait_for_decision() {
   const Span span("wait for the device's decision");
   decided_.reset();
-  DeviceDecision decision{};
+  StepDecision decision{};
   fetch_state(&decision, tables_.decision, sizeof decision, context_.device.device);
   throw_if_error(context_.axes.status());
   if (decision.is_skipped) return decision;

@@ -143,7 +143,7 @@ class DeviceUpdate final : public StepWalk {
   template <class Launch, class OnHost>
   void pass_over(const Visit& visit, const Launch& launch, const OnHost& on_host);
   void launch_update(std::size_t group, const StateView& view);
-  DeviceDecision wait_for_decision();
+  StepDecision wait_for_decision();
   void begin(std::span<const Group> groups);
   std::span<const Group> groups_of(const Unit& unit) const;
 

@@ -11,8 +11,9 @@
 #include "engine/step/agree/gather_order.h"
 #include "engine/step/agree/gradient_norm.h"
 #include "engine/step/agree/loss_spikes.h"
+#include "engine/step/agreed_numbers.h"
 #include "optim/layerwise_optimizer.h"
-#include "optim/loss_scaler.h"
+#include "optim/loss_scale.h"
 #include "optim/lr_schedule.h"
 #include "optim/master_assigner.h"
 #include "runtime/border/throw.h"
@@ -61,37 +62,31 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
       memory_(device_.device),
       update_({context, kernels_, device_, numbers_.rates}, rules_of(optimizer), tables_, memory_),
       request_(update_.request()) {
-  const LossScaler scaler(strategy_.mixed_precision.loss_scale);
-  request_.microbatches = static_cast<double>(axes_->world->size() * strategy_.gradient_accumulation);
-  request_.max_norm = strategy_.gradient_clipping;
-  if (scales_loss()) request_.loss_scale = scaler.rule();
-  request_.batch_scale = batch_scale(strategy_.lr_schedule);
-  request_.replicas = context.replicas;
+  static_cast<DecisionRule&>(request_) =
+      decision_rule(strategy_, axes_->world->size() * strategy_.gradient_accumulation, context.replicas);
   tables_.updates_in_backward = strategy_.optimizer.in_backward;
   if (strategy_.reproducible)
     tables_.rounds = static_cast<int>(microbatch_order(strategy_, axes_->world->size()).most_rounds());
-  if (watches_for_spikes()) request_.spikes = LossSpikes(strategy_.on_spike).rule();
   OutcomeContext of_outcomes{axes_, {}, strategy_.on_spike};
   for (const auto& unit : context.units) {
     if (updates_in_backward()) of_outcomes.units.push_back(unit->name);
   }
   of_outcomes_ = std::make_shared<const OutcomeContext>(std::move(of_outcomes));
   plan_message();
-  allocate(scales_loss() ? scaler.state() : LossScalerState{});
+  allocate(scales_loss() ? first_loss_scale(strategy_.mixed_precision.loss_scale) : LossScalerState{});
   fill_tables(owners_of_parts(context.plan.placement().gradients, *axes_));
   std::vector<FlatGroup*> flat_groups;
   for (const DeviceUpdate::Group& g : update_.groups()) flat_groups.push_back(g.group);
   const bool by_unit = context.memory.gpu.gradients || updates_in_backward();
   norm_.emplace(flat_groups, reinterpret_cast<double*>(message_.own + tables_.messages.sums_offset), by_unit, kernels_,
                 device_.device);
-  request_.noise_smoothing = strategy_.noise_scale.smoothing;
   if (strategy_.noise_scale.every > 0) squares_.emplace(context.units, views_.own_squares, kernels_, device_.device);
 }
 
 void QueuedStep::plan_message() {
   StepMessages& m = tables_.messages;
   m.losses_offset = (sizeof(StepMessageHeader) + update_.parameters() + 7) / 8 * 8;
-  m.sums_offset = m.losses_offset + static_cast<std::size_t>(tables_.rounds) * sizeof(MicrobatchLossThere);
+  m.sums_offset = m.losses_offset + static_cast<std::size_t>(tables_.rounds) * sizeof(MicrobatchLoss);
   m.bytes = m.sums_offset + totals_.most_sums() * sizeof(double);
 }
 
@@ -100,9 +95,9 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
   const auto ranks = static_cast<std::size_t>(axes_->world->size());
   message_.of_all = ranks == 1 ? message_.own : memory_.take<std::byte>(ranks * tables_.messages.bytes);
 
-  DeviceDecision first{};
+  StepDecision first{};
   first.scaler = scaler;
-  tables_.decision = memory_.put<DeviceDecision>({&first, 1});
+  tables_.decision = memory_.put<StepDecision>({&first, 1});
   const auto options = at::TensorOptions().device(device_.device);
   views_.loss = at::from_blob(message_.own + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
   views_.own_squares =
@@ -113,7 +108,7 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
   views_.loss_scale = at::from_blob(&tables_.decision->scaler.scale, {}, options.dtype(at::kFloat));
   for (InFlight& slot : flight_.ring) {
     slot.message = kernels_.pinned_memory(tables_.messages.losses_offset);
-    slot.decision = kernels_.pinned_memory(sizeof(DeviceDecision));
+    slot.decision = kernels_.pinned_memory(sizeof(StepDecision));
     slot.used = kernels_.pinned_memory(update_.parameters());
   }
   numbers_.of_groups = update_.group_numbers();
@@ -156,13 +151,7 @@ void QueuedStep::add_loss(const at::Tensor& loss, double weight, std::int64_t ro
 }
 
 double QueuedStep::lr(std::optional<std::size_t> group) const {
-  const LrScheduleConfig& schedule = strategy_.lr_schedule;
-  const DeviceDecision decision = latest();
-  const double ratio =
-      lr_ratio_at(schedule, decision.so_far.applied) *
-      warm_up_ratio(sample_warm_up(schedule), decision.so_far.samples, decision.samples * request_.replicas);
-  const double everybodys = numbers_.rates.everybodys() * ratio;
-  return numbers_.rates.of(everybodys, group.value_or(FlatParameter::kNoGroup));
+  return next_lr(strategy_, latest(), request_.replicas, numbers_.rates, group);
 }
 
 void QueuedStep::expect_update(std::span<const int> order) {
@@ -244,7 +233,7 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   updates_in_backward() ? update_.finish() : update_.update();
   if (numbers_.there) marks_.numbers_read = kernels_.mark();
   slot.used_arrived = marks_.used_downloaded = kernels_.download(slot.used.get(), tables_.used, update_.parameters());
-  marks_.downloaded = kernels_.download(slot.decision.get(), tables_.decision, sizeof(DeviceDecision));
+  marks_.downloaded = kernels_.download(slot.decision.get(), tables_.decision, sizeof(StepDecision));
   ++flight_.steps;
   slot.outcome = std::make_shared<StepOutcome>(number, slot.decision, exposed_.take(), marks_.downloaded, of_outcomes_);
   return slot.outcome;
@@ -334,20 +323,14 @@ StepRequest QueuedStep::request() const {
 
 StepProgress QueuedStep::progress() const {
   wait_for_all();
-  const DeviceDecision decision = latest();
-  StepProgress progress{decision.so_far.applied,
-                        decision.scaler,
-                        {},
-                        {numbers_.rates.all().begin(), numbers_.rates.all().end()},
-                        {numbers_.options.all().begin(), numbers_.options.all().end()}};
+  const StepDecision decision = latest();
+  StepProgress progress = progress_of(decision, numbers_.rates, numbers_.options);
   if (watches_for_spikes()) {
     LossSpikes spikes(strategy_.on_spike);
     spikes.state() = decision.spikes;
     fetch_state(spikes.losses().data(), tables_.losses, bytes_of(spikes.losses()), device_.device);
     progress.losses = spikes.history();
   }
-  progress.samples = decision.so_far.samples;
-  progress.noise = decision.noise;
   std::vector<std::int64_t> counts(update_.parameters());
   fetch_state(counts.data(), tables_.steps, bytes_of(std::span(counts)), device_.device);
   auto count = counts.begin();
@@ -368,26 +351,21 @@ void QueuedStep::resume(const StepProgress& progress) {
       counts.push_back(found == progress.updates.end() ? 0 : found->second);
     }
   }
-  DeviceDecision decision{};
-  decision.so_far.applied = progress.applied;
-  decision.so_far.samples = progress.samples;
+  StepDecision decision{};
   decision.samples = latest().samples;  // `lr` assumes that the next step has as many samples as this one
-  decision.scaler = progress.scaler;
+  tessera::resume(progress, strategy_, decision, numbers_.rates, numbers_.options);
   if (watches_for_spikes()) {
     LossSpikes spikes(strategy_.on_spike);
     spikes.restore(progress.losses);
     decision.spikes = spikes.state();
     write_state(tables_.losses, spikes.losses().data(), bytes_of(spikes.losses()), device_.device);
   }
-  if (squares_) decision.noise = progress.noise;
   write_state(tables_.steps, counts.data(), bytes_of(std::span(counts)), device_.device);
   update_.resume(counts);
   write_state(tables_.decision, &decision, sizeof decision, device_.device);
   flight_.resumed_at = progress.applied;
   request_.known_skipped = flight_.steps = 0;
   for (InFlight& slot : flight_.ring) slot.outcome.reset();
-  if (!progress.rates.empty()) numbers_.rates.restore(progress.rates);
-  if (!progress.options.empty()) numbers_.options.restore(progress.options);
 }
 
 void QueuedStep::wait_for_all() const {
@@ -397,10 +375,10 @@ void QueuedStep::wait_for_all() const {
   }
 }
 
-DeviceDecision QueuedStep::latest() const {
+StepDecision QueuedStep::latest() const {
   if (flight_.steps > 0)
     return flight_.ring[static_cast<std::size_t>((flight_.steps - 1) % kMostStepsInFlight)].outcome->wait();
-  DeviceDecision none{};
+  StepDecision none{};
   fetch_state(&none, tables_.decision, sizeof none, device_.device);
   return none;
 }

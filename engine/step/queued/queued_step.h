@@ -110,7 +110,7 @@ class QueuedStep final : public Step {
   struct Views {
     at::Tensor loss, own_squares;  ///< they lie in the message
     at::Tensor losses;             ///< losses in the message, under "reproducible": [round, 2], as in
-                                   ///< MicrobatchLossThere
+                                   ///< MicrobatchLoss
     at::Tensor loss_scale;         ///< lies in the decision: a scalar, fp32
   };
 
@@ -139,7 +139,7 @@ class QueuedStep final : public Step {
   };
 
   /// Returns the latest step's decision, and waits for it.
-  DeviceDecision latest() const;
+  StepDecision latest() const;
   void wait_for_all() const;
   std::shared_ptr<StepOutcome> queue(const LocalStep& local, std::int64_t number);
   void join_downloads() const;

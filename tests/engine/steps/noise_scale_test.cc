@@ -83,8 +83,8 @@ at::Tensor weighted_gradient(std::int64_t index) {
 double square_of(const at::Tensor& gradient) { return gradient.square().sum().item<double>(); }
 
 /// Returns the values that a step should measure. `adds`: ranks add up their microbatches before they reduce.
-NoiseScale::Step plain_step(const Pieces& pieces, std::int64_t step, bool adds) {
-  NoiseScale::Step wanted;
+NoiseStep plain_step(const Pieces& pieces, std::int64_t step, bool adds) {
+  NoiseStep wanted;
   at::Tensor all = at::zeros_like(weighted_gradient(0));
   for (int rank = 0; rank < pieces.ranks; ++rank) {
     at::Tensor own = at::zeros_like(all);
@@ -106,9 +106,10 @@ NoiseScale::Step plain_step(const Pieces& pieces, std::int64_t step, bool adds) 
   return wanted;
 }
 
-void expect_measured(const StepResult& got, const NoiseScale::Step& wanted, double tolerance, const std::string& what) {
-  NoiseScale noise(0);
-  ASSERT_TRUE(noise.add(wanted));
+void expect_measured(const StepResult& got, const NoiseStep& wanted, double tolerance, const std::string& what) {
+  NoiseState state;
+  ASSERT_TRUE(add_noise(/*smoothing=*/0, wanted, state));
+  const NoiseScale noise(state);
   const double norm = wanted.own.squares / wanted.own.weight_squares;  // estimates subtract numbers of this size
   EXPECT_NEAR(got.noise_square, noise.square(), tolerance * norm) << what;
   EXPECT_NEAR(got.noise_variance, noise.variance(), tolerance * norm * wanted.batch) << what;

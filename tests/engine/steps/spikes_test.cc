@@ -23,11 +23,19 @@ namespace spikes_test {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using enum LossSpikes::Verdict;
+using enum SpikeVerdict;
 
-std::vector<LossSpikes::Verdict> verdicts(LossSpikes& spikes, const std::vector<double>& losses) {
-  std::vector<LossSpikes::Verdict> all;
-  for (const double loss : losses) all.push_back(spikes.add(loss));
+/// Adds the loss of the next step, and returns the verdict on it.
+SpikeVerdict add(LossSpikes& spikes, double loss) {
+  const double median = spikes.median();
+  const SpikeVerdict verdict = spike_verdict(spikes.rule(), spikes.state(), median, loss);
+  note_loss(spikes.rule(), spikes.state(), spikes.losses().data(), verdict, median, loss);
+  return verdict;
+}
+
+std::vector<SpikeVerdict> verdicts(LossSpikes& spikes, const std::vector<double>& losses) {
+  std::vector<SpikeVerdict> all;
+  for (const double loss : losses) all.push_back(add(spikes, loss));
   return all;
 }
 
@@ -38,11 +46,11 @@ TEST(LossSpikes, LossAboveTheFullWindowsMedianIsASpike) {
   EXPECT_THAT(verdicts(odd, {9, 1, 2, 4, 4.1, 4.1}), ElementsAre(kNone, kNone, kNone, kNone, kSpike, kChanged));
   LossSpikes even = spikes_of(1.5, 4);
   verdicts(even, {4, 1, 3, 2});
-  EXPECT_EQ(even.add(3.75), kNone);  // 3.75 is 1.5 times 2.5
-  EXPECT_EQ(even.median(), 2.5);
-  EXPECT_EQ(even.add(3.76 * 1.1), kSpike);  // the window is 1, 3, 2, 3.75
-  EXPECT_EQ(even.median(), 2.5);
-  EXPECT_EQ(even.add(3.75), kNone);
+  EXPECT_EQ(add(even, 3.75), kNone);  // 3.75 is 1.5 times 2.5
+  EXPECT_EQ(even.state().median, 2.5);
+  EXPECT_EQ(add(even, 3.76 * 1.1), kSpike);  // the window is 1, 3, 2, 3.75
+  EXPECT_EQ(even.state().median, 2.5);
+  EXPECT_EQ(add(even, 3.75), kNone);
 }
 
 TEST(LossSpikes, SpikesStayOutOfTheWindowUntilHalfOfItIsSpikes) {
@@ -68,7 +76,7 @@ TEST(LossSpikes, RestoredHistoryGivesTheSameVerdicts) {
     LossSpikes whole = spikes_of(1.3, 3), first = spikes_of(1.3, 3), second = spikes_of(1.3, 3);
     for (std::size_t i = 0; i < losses.size(); ++i) {
       if (i == cut) second.restore(first.history());
-      EXPECT_EQ((i < cut ? first : second).add(losses[i]), whole.add(losses[i])) << cut << " " << i;
+      EXPECT_EQ(add(i < cut ? first : second, losses[i]), add(whole, losses[i])) << cut << " " << i;
     }
   }
   LossSpikes narrow = spikes_of(2, 2);

@@ -36,6 +36,6 @@ absl::StatusOr<Topology> resolve_topology(const Environment& environment = proce
 
 /// Returns only the rank and the world size. If resolve_topology fails because a process group's hosts are not known
 /// yet, returns the rank and the world size of that process group. Errors are those of resolve_topology.
-absl::StatusOr<std::pair<int, int>> resolve_rank(const Environment& environment = process_environment);
+absl::StatusOr<std::pair<int, int>> resolve_rank(const Environment& environment);
 
 }  // namespace tessera

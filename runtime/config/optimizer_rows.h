@@ -62,7 +62,7 @@ std::string types_with(unsigned traits);
 
 /// Returns the defaults of a type. `version`: OptimizerConfig::defaults_version; a version later than this program's
 /// version counts as this program's.
-OptimizerDefaults defaults_of(OptimizerType type, std::int64_t version = OptimizerConfig::kDefaultsVersion);
+OptimizerDefaults defaults_of(OptimizerType type, std::int64_t version);
 
 /// A key that a strategy leaves out and that had another default in version 1.
 struct ChangedDefault {

@@ -85,7 +85,7 @@ StrategyField integer_field(At at, const Range& range = {}, const std::string& u
 }
 
 template <typename At>
-StrategyField bytes_field(At at, const Range& range = {}) {
+StrategyField bytes_field(At at, const Range& range) {
   return plain_field<ValueKind::kBytes, std::int64_t>(at, range, "bytes");
 }
 
@@ -96,7 +96,7 @@ StrategyField number_field(At at, const Range& range = {}, const std::string& un
 
 /// A `std::optional<Value>`; null stands for empty.
 template <ValueKind kKind, typename Value, typename At>
-StrategyField optional_field(At at, const Range& range = {}, const std::string& unit = {}) {
+StrategyField optional_field(At at, const Range& range, const std::string& unit) {
   StrategyField field = made_field(
       kKind, at,
       [at](Strategy& s, const nlohmann::json& value) {
@@ -109,12 +109,12 @@ StrategyField optional_field(At at, const Range& range = {}, const std::string& 
 }
 
 template <typename At>
-StrategyField optional_integer_field(At at, const Range& range = {}, const std::string& unit = {}) {
+StrategyField optional_integer_field(At at, const Range& range, const std::string& unit) {
   return optional_field<ValueKind::kOptionalInteger, std::int64_t>(at, range, unit);
 }
 
 template <typename At>
-StrategyField optional_number_field(At at, const Range& range = {}, const std::string& unit = {}) {
+StrategyField optional_number_field(At at, const Range& range, const std::string& unit) {
   return optional_field<ValueKind::kOptionalNumber, double>(at, range, unit);
 }
 

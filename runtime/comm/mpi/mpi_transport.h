@@ -29,6 +29,6 @@ absl::Status check_mpi(const Topology& topology);
 /// MPI cannot end a transfer that has stopped in the middle: after an error, the memory of a call under way may still
 /// change. A failed rank ends without MPI_Finalize, and its launcher then ends the other ranks.
 absl::StatusOr<std::shared_ptr<Collectives>> mpi_collectives(const Group& group, std::shared_ptr<C10dStore> store,
-                                                             ChooseAlgorithm choose = nullptr);
+                                                             ChooseAlgorithm choose);
 
 }  // namespace tessera

@@ -35,7 +35,7 @@ void decode(WireForm form, const std::byte* wire, DType dtype, void* output, std
 /// Sums the encoded values of `wires`, in the pairwise tree (pairwise_sum.h). `visitor` (which may be null) sees the
 /// sums as elements `offset...` of the output. REQUIRES: offset is a multiple of SumVisitor::kAlignment.
 void sum_encoded(WireForm form, std::span<const std::byte* const> wires, float* output, std::size_t numel,
-                 SumVisitor* visitor = nullptr, std::size_t offset = 0);
+                 SumVisitor* visitor, std::size_t offset);
 
 /// The form in which the elements of a call are sent: as they are, packed on their way, or rounded. A transport's
 /// pipelines use this class to write, read and add up pieces, so they know no codec themselves.

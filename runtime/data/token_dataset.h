@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> open_dataset(const std::filesystem
 ///
 /// Text: files (text_files.h) follow one another without a separator.
 absl::StatusOr<std::unique_ptr<TokenDataset>> open_text(const std::filesystem::path& path,
-                                                        const std::vector<std::string>& extensions = {});
+                                                        const std::vector<std::string>& extensions);
 /// llm.c: a header of 256 int32, then the tokens. The first two int32 are 20240520 and 1 for uint16, or 20240801 and 7
 /// for uint32. The third one is the number of tokens.
 absl::StatusOr<std::unique_ptr<TokenDataset>> open_llmc(const std::filesystem::path& path);

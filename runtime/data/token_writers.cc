@@ -102,11 +102,6 @@ std::optional<std::uint8_t> megatron_code(TokenType type) {
   return std::nullopt;
 }
 
-absl::Status no_such_type(const std::filesystem::path& path, const char* format, TokenType type) {
-  return make_error(ExitCode::kUsage, fmt::format("{}: {} files hold no {}. [T0587] hint: write u16 or i32",
-                                                  path.string(), format, name_of(type)));
-}
-
 absl::Status write_index(const std::filesystem::path& path, std::span<const std::vector<std::int64_t>> documents,
                          TokenType type, std::uint8_t code) {
   Output idx(path);
@@ -127,23 +122,13 @@ absl::Status write_index(const std::filesystem::path& path, std::span<const std:
 
 }  // namespace
 
-absl::Status write_llmc(const std::filesystem::path& path, std::span<const std::int64_t> tokens, TokenType type) {
-  if (type != TokenType::kU16 && type != TokenType::kU32) return no_such_type(path, "llm.c", type);
-  TESSERA_RETURN_IF_ERROR(check_fit(path, tokens, type));
-  const bool gpt2 = type == TokenType::kU16;
-  Output file(path);
-  file.put(std::int32_t{gpt2 ? 20240520 : 20240801});
-  file.put(std::int32_t{gpt2 ? 1 : 7});
-  file.put(static_cast<std::int32_t>(tokens.size()));
-  for (int i = 3; i < 256; ++i) file.put(std::int32_t{0});
-  file.put_tokens(tokens, type);
-  return file.finish();
-}
-
 absl::Status write_megatron(const std::filesystem::path& prefix, std::span<const std::vector<std::int64_t>> documents,
                             TokenType type) {
   const auto code = megatron_code(type);
-  if (!code) return no_such_type(prefix, "Megatron", type);
+  if (!code) {
+    return make_error(ExitCode::kUsage, fmt::format("{}: Megatron files hold no {}. [T0587] hint: write u16 or i32",
+                                                    prefix.string(), name_of(type)));
+  }
   for (const auto& document : documents) TESSERA_RETURN_IF_ERROR(check_fit(prefix, document, type));
   Output bin(std::filesystem::path(prefix) += ".bin");
   for (const auto& document : documents) bin.put_tokens(document, type);

@@ -44,6 +44,14 @@ inline std::string llmc_header(std::int32_t magic, std::int32_t version, std::in
   return bytes;
 }
 
+/// Returns a file of llm.c: of GPT-2's tokens with uint16, of Llama 3's with uint32.
+template <typename Token>
+std::string llmc_file(const std::vector<Token>& tokens) {
+  const bool is_gpt2 = sizeof(Token) == 2;
+  return llmc_header(is_gpt2 ? 20240520 : 20240801, is_gpt2 ? 1 : 7, static_cast<std::int32_t>(tokens.size())) +
+         Bytes().all(tokens).str();
+}
+
 inline std::string megatron_index(std::uint8_t code, const std::vector<std::int32_t>& lengths,
                                   const std::vector<std::int64_t>& pointers,
                                   const std::vector<std::int64_t>& documents) {

@@ -113,22 +113,7 @@ TEST(DeviceParameters, MemoryAndTrafficEqualThePlan) {
       if (lying.parameters.fraction == 1) {
         EXPECT_EQ(plan.use[MemoryCategory::kParameters], 0) << what;
       }
-      if (lying.is_in_files()) {
-        expect_planned_disk_traffic(session, what);
-      } else {
-        EXPECT_EQ(plan.disk, DiskUse{}) << what;
-        session.train(0);
-      }
-      for (std::size_t i = 0; i < 3; ++i) {
-        const TrafficCounts before = session.engine.traffic();
-        session.train(i);
-        const TrafficCounts after = session.engine.traffic();
-        EXPECT_EQ(after.uploaded_bytes - before.uploaded_bytes, plan.uploaded_bytes) << what;
-        EXPECT_EQ(after.streamed_bytes - before.streamed_bytes, plan.streamed_bytes) << what;
-        EXPECT_EQ(after.host_step.to_host - before.host_step.to_host, plan.host_step.to_host) << what;
-        EXPECT_EQ(after.host_step.to_gpu - before.host_step.to_gpu, plan.host_step.to_gpu) << what;
-      }
-      EXPECT_EQ(plan.use, session.engine.allocated()) << what;
+      expect_planned_traffic(session, lying, what);
       if (lying.is_by_cpu() && lying.parameters.fraction == 1) {
         EXPECT_EQ(plan.host_step.to_gpu, 0) << what << ": updated where gathers find them";
       }

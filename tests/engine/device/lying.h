@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -50,6 +52,27 @@ inline Strategy below(Strategy strategy, const Lying& lying) {
   if (lying.states.tier == Tier::kHost) offload.step = lying.step;
   if (lying.is_in_files()) offload.paths = {std::filesystem::temp_directory_path().string()};
   return strategy;
+}
+
+/// Trains some steps, and expects the plan's traffic with files, to the GPU and to its host, and the plan's memory.
+inline void expect_planned_traffic(Session& session, const Lying& lying, const std::string& what) {
+  const PlannedMemory plan = session.engine.plan();
+  if (lying.is_in_files()) {
+    expect_planned_disk_traffic(session, what);
+  } else {
+    EXPECT_EQ(plan.disk, DiskUse{}) << what;
+    session.train(0);
+  }
+  for (std::size_t i = 0; i < 3; ++i) {
+    const TrafficCounts before = session.engine.traffic();
+    session.train(i);
+    const TrafficCounts after = session.engine.traffic();
+    EXPECT_EQ(after.uploaded_bytes - before.uploaded_bytes, plan.uploaded_bytes) << what;
+    EXPECT_EQ(after.streamed_bytes - before.streamed_bytes, plan.streamed_bytes) << what;
+    EXPECT_EQ(after.host_step.to_host - before.host_step.to_host, plan.host_step.to_host) << what;
+    EXPECT_EQ(after.host_step.to_gpu - before.host_step.to_gpu, plan.host_step.to_gpu) << what;
+  }
+  EXPECT_EQ(plan.use, session.engine.allocated()) << what;
 }
 
 /// Returns a run whose groups have several records each.

@@ -26,14 +26,17 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooks = 500ms;
-constexpr auto kOften = 10s;  // ranks exchange reports at each `look` for this long, then less often
-// time for other ranks to hear the verdict; it is longer than the time between two exchanges
-constexpr auto kForOthersToHear = 2s;
-constexpr auto kForTheProgram = 4s;                  // time in which the program must leave a call that has failed
-constexpr auto kForOutside = 500ms;                  // time to leave another library's call, which has not failed
+constexpr auto kOften = 10s;           // ranks exchange reports at each `look` for this long, then less often
+constexpr auto kForOthersToHear = 1s;  // what other ranks need to hear the verdict, beyond the time between exchanges
+constexpr auto kForOutsideFirst = 2s;  // how much later than a wait in another library an own wait ends
+constexpr auto kForTheProgram = 4s;    // time in which the program must leave a call that has failed
+constexpr auto kForOutside = 500ms;    // time to leave another library's call, which has not failed
 constexpr char kWithOutside = '+', kOwnAlone = '-';  // the first character of a verdict in the store
 constexpr int kManyRanks = 16, kNeighbours = 4;
 constexpr std::size_t kGoneGroups = 32;
+
+/// Returns the time between two exchanges of reports after kOften.
+constexpr std::chrono::milliseconds between_exchanges(int world_size) { return world_size <= kManyRanks ? 1s : 2s; }
 
 constexpr const char* kVerdict = "waits/verdict";
 constexpr const char* kHint =
@@ -203,7 +206,7 @@ bool CallWatch::Reports::is_due() {
   const Clock::time_point now = Clock::now();
   if (!since_) since_ = now;
   const bool is_often = now - *since_ < kOften;
-  if (!is_often && now - last_ < (world_size_ <= kManyRanks ? 1s : 2s)) return false;
+  if (!is_often && now - last_ < between_exchanges(world_size_)) return false;
   last_ = now;
   return true;
 }
@@ -368,8 +371,8 @@ bool CallWatch::look() {
   verdict_->set(verdict);
   // A rank that ends first looks like a lost peer to ranks that have not heard the verdict. If a rank waits in another
   // library, that library sees a lost peer too. A rank that waits in another library therefore ends first.
-  std::chrono::milliseconds others_need = world_size_ <= kManyRanks ? kForOthersToHear : 2 * kForOthersToHear;
-  if (answer->verdict.front() == kWithOutside && waits_) others_need += kForOthersToHear;
+  std::chrono::milliseconds others_need = between_exchanges(world_size_) + kForOthersToHear;
+  if (answer->verdict.front() == kWithOutside && waits_) others_need += kForOutsideFirst;
   if (pause(others_need)) end_with(verdict);
   return false;
 }

@@ -17,6 +17,7 @@
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera {
 namespace {
@@ -24,8 +25,8 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-/// The calls of two ranks (or `ranks`) in an Engine's groups, and the required end of each. A call must end with an
-/// error that has all texts of `wanted`, or without an error if `wanted` is empty.
+/// The calls of two ranks (or `ranks`) in an Engine's groups, and the required end of each. A call must end within 10 s
+/// with an error that has all texts of `wanted`, or without an error if `wanted` is empty.
 struct Scene {
   const char* name;
   std::function<absl::Status(const Mesh& mesh, const MeshAxes& axes)> body;
@@ -185,17 +186,26 @@ const Scene kScenes[] = {
      {}},
 };
 
-void play(const Scene& scene, std::vector<absl::Status>& ends) {
+/// The end of a rank's calls, and the seconds from the time when the rank had the groups.
+struct End {
+  absl::Status status;
+  double seconds = 0;
+};
+
+void play(const Scene& scene, std::vector<End>& ends) {
   run_ranks({.ranks = scene.ranks, .hosts = scene.hosts, .timeout_s = 100}, [&](const Mesh& mesh) {
     auto axes = groups_of(mesh).axes(1, scene.ranks);
     require_ok(axes.status());
-    ends[mesh.rank()] = scene.body(mesh, *axes);
+    const auto begin = std::chrono::steady_clock::now();
+    End& end = ends[mesh.rank()];
+    end.status = scene.body(mesh, *axes);
+    end.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   });
 }
 
 TEST(CallWatch, MutuallyWaitingRanksAreNamedAndOthersLeftAlone) {
   constexpr std::size_t kCount = std::size(kScenes);
-  std::vector<std::vector<absl::Status>> ends(kCount);
+  std::vector<std::vector<End>> ends(kCount);
   std::vector<std::jthread> threads;
   for (std::size_t i = 0; i < kCount; ++i) {
     ends[i].resize(kScenes[i].ranks);
@@ -205,12 +215,14 @@ TEST(CallWatch, MutuallyWaitingRanksAreNamedAndOthersLeftAlone) {
   for (std::size_t i = 0; i < kCount; ++i) {
     for (std::size_t rank = 0; rank < ends[i].size(); ++rank) {
       SCOPED_TRACE(std::string(kScenes[i].name) + ", rank " + std::to_string(rank));
-      const std::string text = message_of(ends[i][rank]);
+      const auto& [status, seconds] = ends[i][rank];
+      const std::string text = message_of(status);
       if (kScenes[i].wanted.empty()) {
         EXPECT_EQ(text, "");
         continue;
       }
-      EXPECT_EQ(exit_code_of(ends[i][rank]), ExitCode::kInternal);
+      EXPECT_EQ(exit_code_of(status), ExitCode::kInternal);
+      EXPECT_TRUE(in_time(seconds, 10)) << seconds << " s";
       EXPECT_THAT(text, HasSubstr("rank " + std::to_string(rank) + "/" + std::to_string(kScenes[i].ranks)));
       for (const std::string& words : kScenes[i].wanted) EXPECT_THAT(text, HasSubstr(words));
     }

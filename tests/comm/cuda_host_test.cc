@@ -2,13 +2,16 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <numeric>
 
 #include "runtime/comm/cuda_host/cuda_host_collectives.h"
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/shared/run_ranks.h"
 #include "tests/comm/collectives_properties.h"
+#include "tests/support/limits/patience.h"
 #include "tests/support/stand_ins/emulated_peer_device.h"
+#include "tests/support/stand_ins/wrapped_groups.h"
 
 namespace tessera {
 namespace {
@@ -118,6 +121,36 @@ TEST(CudaHost, RanksThatDisagreeAllLearnBothCalls) {
       },
       ::testing::ThrowsMessage<std::runtime_error>(
           AllOf(HasSubstr("blocks.3"), HasSubstr("of 32 bytes"), HasSubstr("of 64 bytes"))));
+}
+
+// Groups are made as a job makes them, so that the watch over calls sees them.
+TEST(CudaHost, RanksWaitingInDifferentGroupsAreNamed) {
+  const auto on_gpu = [](const std::string& use, std::shared_ptr<Collectives> host) {
+    if (host->size() == 1) return host;
+    const Group group{.name = use, .rank = host->rank(), .world_ranks = {0, 1}, .world_size = 2};
+    auto made = cuda_host_collectives(group, std::move(host), std::make_unique<EmulatedPeerDevice>());
+    require_ok(made.status());
+    return *std::move(made);
+  };
+  const auto wrap = [&](std::shared_ptr<GroupFactory> groups) {
+    return testing::wrapped_groups(std::move(groups), on_gpu);
+  };
+  run_ranks({.ranks = 2, .wrap_groups = wrap}, [](const Mesh& mesh) {
+    auto axes = groups_of(mesh).axes(1, 2);
+    require_ok(axes.status());
+    require(axes->world->transport() == "cuda_host", axes->world->transport());
+    std::vector<float> full(200);
+    const auto begin = std::chrono::steady_clock::now();
+    const absl::Status status =
+        mesh.rank() == 0 ? axes->gather->all_gather("blocks.3", full.data(), full.data(), 400).wait()
+                         : axes->reduce->reduce_scatter("head", full.data(), DType::kF32, full.data(), 100).wait();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    EXPECT_EQ(exit_code_of(status), ExitCode::kInternal);
+    EXPECT_THAT(message_of(status),
+                AllOf(HasSubstr("rank 0 waits in all_gather 'blocks.3' of 400 bytes (#1), which rank 1 has not begun"),
+                      HasSubstr("rank 1 waits in reduce_scatter 'head' of 100 fp32 (#1), which rank 0 has not begun")));
+    EXPECT_TRUE(in_time(seconds, 10)) << seconds << " s";
+  });
 }
 
 TEST(CudaHost, RankThatGivesUpEndsTheOthers) {

@@ -29,6 +29,7 @@
 #include "tests/comm/process_world.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera {
 namespace {
@@ -220,6 +221,52 @@ TEST(MpiFailures, RankThatDoesNotCallIsNamedAtTheTimeLimit) {
   EXPECT_THAT(message_of(late), HasSubstr("rank 1 does not answer"));
   EXPECT_TRUE(store.set("end", "").ok());
   EXPECT_TRUE(store.get("heard", 1h).ok());  // this rank serves the store until then
+}
+
+/// The end of a rank's call, and the seconds that the call took.
+struct TimedEnd {
+  absl::Status status;
+  double seconds = 0;
+};
+
+/// Makes different calls on the ranks: rank 0 gathers, and the other ranks reduce. The two calls are calls of different
+/// groups, so no transport notices the mistake.
+TimedEnd call_in_different_groups(const MeshAxes& axes, int rank) {
+  std::vector<float> full(100 * static_cast<std::size_t>(axes.world->size()));
+  const auto begin = std::chrono::steady_clock::now();
+  TimedEnd end;
+  end.status =
+      rank == 0 ? axes.gather->all_gather("blocks.3", full.data(), full.data(), 400).wait()
+                : axes.reduce->reduce_scatter("head", full.data(), DType::kF32, full.data(), 100, Waits::kLater).wait();
+  end.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return end;
+}
+
+void expect_both_calls_are_named(const RankEnd& end, double seconds, int rank) {
+  EXPECT_EQ(end.exit_code, ExitCode::kInternal) << end.message;
+  EXPECT_THAT(end.message,
+              AllOf(HasSubstr("rank " + std::to_string(rank) + "/"),
+                    HasSubstr("rank 0 waits in all_gather 'blocks.3' of 400 bytes (#1), which rank"),
+                    HasSubstr("waits in reduce_scatter 'head' of 100 fp32 (#1), which rank 0 has not begun"),
+                    HasSubstr("hint: where one rank alone evaluates")));
+  EXPECT_TRUE(in_time(seconds, 10)) << seconds << " s";
+}
+
+TEST(MpiFailures, RanksWaitingInDifferentGroupsAreNamed) {
+  const auto self = rank_of_mpirun();
+  if (!self) return run_by_mpirun(2);
+  const auto mesh = make_process_mesh(started_by_mpirun(self->rank, 2, self->port), over(TransportChoice::kMpi));
+  ASSERT_TRUE(mesh.ok()) << mesh.status();
+  const auto axes = groups_of(*mesh).axes(1, 2);
+  ASSERT_TRUE(axes.ok()) << axes.status();
+  ASSERT_EQ(axes->world->transport(), "mpi");
+  const TimedEnd end = call_in_different_groups(*axes, self->rank);
+  expect_both_calls_are_named({.exit_code = exit_code_of(end.status), .message = message_of(end.status)}, end.seconds,
+                              self->rank);
+  KeyValueStore& store = groups_of(*mesh).store();
+  if (self->rank == 1) store.set("ended", "").IgnoreError();
+  if (self->rank == 1) return;
+  EXPECT_TRUE(store.get("ended", 1h).ok());  // this rank serves the store until then
 }
 
 /// Returns `all` after it was encoded as a whole and decoded into `to`.
@@ -731,20 +778,17 @@ TEST(GlooFailures, StoppedRankIsNamedEvenIfItServesTheStore) {
   }
 }
 
-/// Returns the body of ranks that make different calls: rank 0 gathers, and the other ranks reduce. The two calls are
-/// calls of different groups, so no transport notices the mistake.
+/// Returns the body of ranks that make different calls. A rank tells `outside` how long its call took.
 ForkedRanks::Body in_different_groups(const World& world, int port) {
   return [=](int rank, KeyValueStore& outside) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
                              make_process_mesh(topology_of(rank, world.ranks, world.hosts, port), over(world.choice)));
     TESSERA_ASSIGN_OR_RETURN(const MeshAxes axes, groups_of(mesh).axes(1, world.ranks));
     require(axes.world->transport() == world.transport, axes.world->transport());
-    std::vector<float> full(100 * static_cast<std::size_t>(world.ranks));
-    if (rank != 0)
-      return axes.reduce->reduce_scatter("head", full.data(), DType::kF32, full.data(), 100, Waits::kLater).wait();
-    absl::Status status = axes.gather->all_gather("blocks.3", full.data(), full.data(), 400).wait();
-    told(outside, "end/1").status().IgnoreError();  // rank 0 serves the store until rank 1 has ended
-    return status;
+    const TimedEnd end = call_in_different_groups(axes, rank);
+    outside.set("seconds/" + std::to_string(rank), std::to_string(end.seconds)).IgnoreError();
+    if (rank == 0) told(outside, "end/1").status().IgnoreError();  // it serves the store until rank 1 has ended
+    return end.status;
   };
 }
 
@@ -759,12 +803,9 @@ TEST(CallsOfRanks, RanksWaitingInDifferentGroupsAreNamed) {
     for (int rank = 0; rank < worlds[i].ranks; ++rank) {
       SCOPED_TRACE(worlds[i].transport + ", rank " + std::to_string(rank));
       const RankEnd end = started[i]->wait(rank);
-      EXPECT_EQ(end.exit_code, ExitCode::kInternal) << end.message;
-      EXPECT_THAT(end.message,
-                  AllOf(HasSubstr("rank " + std::to_string(rank) + "/"),
-                        HasSubstr("rank 0 waits in all_gather 'blocks.3' of 400 bytes (#1), which rank"),
-                        HasSubstr("waits in reduce_scatter 'head' of 100 fp32 (#1), which rank 0 has not begun"),
-                        HasSubstr("hint: where one rank alone evaluates")));
+      const auto seconds = told(started[i]->store(), "seconds/" + std::to_string(rank));
+      ASSERT_TRUE(seconds.ok()) << seconds.status();
+      expect_both_calls_are_named(end, std::stod(*seconds), rank);
     }
   }
 }

@@ -1,6 +1,6 @@
 // Tests programs in which only one rank makes a call that all ranks must make. Ranks are processes. Such a program
-// works if ranks share memory. Otherwise every rank soon gets an error that names the calls. Programs wait most of the
-// time, so all of them run at the same time.
+// works if ranks share memory. Otherwise every rank gets an error that names the calls within 10 s. Programs wait most
+// of the time, so all of them run at the same time.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randn.h>
@@ -12,9 +12,11 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +27,7 @@
 #include "tessera/weights.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
+#include "tests/support/limits/patience.h"
 #include "tests/support/test_folder.h"
 
 namespace tessera::testing {
@@ -137,7 +140,11 @@ void set_variables(int rank, int ranks, int port) {
   ::setenv("TESSERA_LOG_LEVEL", "off", 1);
 }
 
-void run_program(const Program& program, Setting setting) {
+/// Returns the seconds of a clock that all processes of this machine share.
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+/// `began_step` is set to the time at which the rank began its last step.
+void run_program(const Program& program, Setting setting, double& began_step) {
   Strategy strategy;
   strategy.strategy = ShardingStrategy::kFullShard;
   strategy.units.classes = {"Linear"};
@@ -150,27 +157,43 @@ void run_program(const Program& program, Setting setting) {
   Engine engine(model, strategy, mesh);
   Training training{model, engine, mesh.rank()};
   const int steps = kSteps + (mesh.rank() == 0 ? program.steps_more_of_rank_zero : 0);
-  for (int step = 0; step < steps; ++step)
+  for (int step = 0; step < steps; ++step) {
+    began_step = now_s();
     if (!program.step(training, step)) return;
+  }
 }
 
-/// Starts ranks that run the program in tessera::run. A rank's status is the error that ended it.
+/// Starts ranks that run the program in tessera::run. A rank's status is the error that ended it. The ranks' store gets
+/// the times at which a rank began its last step ("began/RANK") and got its error ("failed/RANK").
 std::unique_ptr<ForkedRanks> start(const Program& program, Setting setting) {
   const int port = free_port();
-  return std::make_unique<ForkedRanks>(2, [&program, setting, port](int rank, KeyValueStore&) -> absl::Status {
+  return std::make_unique<ForkedRanks>(2, [&program, setting, port](int rank, KeyValueStore& outside) -> absl::Status {
     set_variables(rank, 2, port);
     if (setting == Setting::kStrict) ::setenv("TESSERA_STRICT", "1", 1);
     std::string message;
+    const auto tell = [&](const char* what, double when) {
+      outside.set(what + std::to_string(rank), std::to_string(when)).IgnoreError();
+    };
     const int code = run([&] {
+      double began_step = 0;
       try {
-        run_program(program, setting);
+        run_program(program, setting, began_step);
+        tell("began/", began_step);
       } catch (const c10::Error& error) {
+        tell("failed/", now_s());
+        tell("began/", began_step);
         message = error.what_without_backtrace();
         throw;
       }
     });
     return code == 0 ? absl::OkStatus() : make_error(static_cast<ExitCode>(code), message);
   });
+}
+
+/// Returns a time that a rank has told the store, or nothing.
+std::optional<double> time_of(KeyValueStore& store, const char* what, int rank) {
+  const auto told = store.get(what + std::to_string(rank), std::chrono::milliseconds(0));
+  return told.ok() ? std::optional(std::stod(*told)) : std::nullopt;
 }
 
 TEST(CallsOfOneRank, CallOnOneRankSucceedsOrIsNamedOnAllRanks) {
@@ -185,15 +208,22 @@ TEST(CallsOfOneRank, CallOnOneRankSucceedsOrIsNamedOnAllRanks) {
     all.push_back({&program, Setting::kGloo, start(program, Setting::kGloo)});
   }
   for (Started& each : all) {
+    const RankEnd ends[] = {each.ranks->wait(0, std::chrono::seconds(60)),
+                            each.ranks->wait(1, std::chrono::seconds(60))};
+    KeyValueStore& store = each.ranks->store();
+    const double began = std::max(time_of(store, "began/", 0).value_or(0), time_of(store, "began/", 1).value_or(0));
     for (const int rank : {0, 1}) {
       SCOPED_TRACE(std::string(each.program->name) + ", " + name_of(each.setting) + ", rank " + std::to_string(rank));
-      const RankEnd end = each.ranks->wait(rank, std::chrono::seconds(60));
+      const RankEnd& end = ends[rank];
       EXPECT_EQ(end.signal, 0);
       if (each.setting == Setting::kShared) {
         EXPECT_EQ(end.exit_code, ExitCode::kOk) << end.message;
         continue;
       }
       EXPECT_NE(end.exit_code, ExitCode::kOk);
+      const auto failed = time_of(store, "failed/", rank);
+      EXPECT_EQ(failed.has_value(), !end.message.empty());
+      EXPECT_TRUE(!failed || in_time(*failed - began, 10)) << *failed - began << " s";
       // this rank's program had already ended; the rank learns of the error while ranks leave the job
       if (end.message.empty()) continue;
       // A rank that uses Gloo may get the error of a lost peer (75), with the peer's message if that has arrived.

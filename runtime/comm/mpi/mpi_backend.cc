@@ -242,13 +242,19 @@ class Pump {
 
 void Call::abort() { Pump::of_process().abandon(*this); }
 
+/// The time for which a rank that fails waits before its process ends. Ranks that fail for one reason, such as a
+/// verdict of CallWatch, hear it up to a second apart.
+constexpr std::chrono::milliseconds kForOthersToSpeak(1500);
+
 /// Ends MPI if the program ends well. A rank that fails ends without MPI_Finalize, and its launcher then ends the other
-/// ranks.
+/// ranks. So it gives them time to end with their own errors first.
 void finalize(int status, void* process) {
   int is_over = 0;
   MPI_Finalized(&is_over);
   const bool is_ours = *static_cast<const pid_t*>(process) == getpid();  // a forked child has no part in MPI
-  if (status == 0 && is_ours && !is_over && Pump::of_process().stop()) MPI_Finalize();
+  if (!is_ours || is_over) return;
+  if (status != 0) std::this_thread::sleep_for(kForOthersToSpeak);
+  if (status == 0 && Pump::of_process().stop()) MPI_Finalize();
 }
 
 /// Starts MPI in this process, unless the program has started it. Returns a mask of the bits that a message's tag may

@@ -81,45 +81,48 @@ absl::Status failed(const std::string& who, const char* operation, const std::st
                      .error = error});
 }
 
-absl::StatusOr<std::vector<std::string>> names_in(const std::string& folder, const std::string& who) {
+absl::StatusOr<std::vector<std::string>> names_in(const FilePlace& folder, const std::string& who) {
   std::vector<std::string> names;
-  std::error_code error;
-  fs::directory_iterator entry(folder, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
-    names.push_back(entry->path().filename().string());
-  if (error) return input_error(folder, who + ":", "cannot be listed", error.value());
+  if (const int got = file_calls::list_folder(folder, names); got < 0)
+    return input_error(folder.path(), who + ":", "cannot be listed", -got);
   return names;
 }
 
-absl::Status sync_folder(const std::string& folder, const std::string& who) {
+/// Returns the place of a folder that a user named.
+FilePlace users(const std::string& folder) { return {folder, 0}; }
+
+/// Syncs the folder of a file that was renamed.
+absl::Status sync_folder_of(const FilePlace& file, const std::string& folder, const std::string& who) {
   const char* operation = nullptr;
-  const int got = file_calls::sync_folder(folder, operation);
+  const int got = file_calls::sync_folder_of(file, operation);
   return got == 0 ? absl::OkStatus() : failed(who, operation, folder, -got);
 }
 
-/// Removes a folder of files. The manifest is removed first, so that files that remain after a failure are not a
-/// checkpoint. It tries to remove all files, and reports the first failure.
-absl::Status remove_tree(const std::string& path, const std::string& who) {
+/// Removes a folder of files in the user's folder. The manifest is removed first, so that files that remain after a
+/// failure are not a checkpoint. It tries to remove all files, and reports the first failure.
+absl::Status remove_tree(const FilePlace& tree, const std::string& who) {
   absl::Status status;
-  const auto note = [&](int got, const std::string& what) {
+  const auto note = [&](int got, const FilePlace& what) {
     if (got == -EISDIR && status.ok())
       status = make_error(ExitCode::kCannotCreate,
-                          who + ": " + what +
+                          who + ": " + what.path() +
                               " is a folder, and no save makes one there. [T0064] hint: it is somebody else's; "
                               "move it away, and save again");
-    if (got < 0 && got != -ENOENT && status.ok()) status = failed(who, "removal", what, -got);
+    if (got < 0 && got != -ENOENT && status.ok()) status = failed(who, "removal", what.path(), -got);
   };
-  struct stat info {};
-  if (::lstat(path.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {
-    note(file_calls::unlink(path), path);
+  if (const int got = file_calls::check_folder(tree); got == -ENOTDIR || got == -ELOOP) {
+    note(file_calls::unlink(tree), tree);
     return status;
   }
-  note(retried([&] { return file_calls::unlink(path + "/manifest.json"); }), path + "/manifest.json");
-  const absl::StatusOr<std::vector<std::string>> names = names_in(path, who);
-  if (!names.ok()) return is_there(path) ? names.status() : status;  // else another process has removed the folder
-  for (const std::string& name : *names)
-    note(retried([&] { return file_calls::unlink(path + "/" + name); }), path + "/" + name);
-  note(retried([&] { return file_calls::remove_folder(path); }), path);
+  const FilePlace manifest = tree / "manifest.json";
+  note(retried([&] { return file_calls::unlink(manifest); }), manifest);
+  const absl::StatusOr<std::vector<std::string>> names = names_in(tree, who);
+  if (!names.ok()) return is_there(tree.path()) ? names.status() : status;  // else another process has removed it
+  for (const std::string& name : *names) {
+    const FilePlace file = tree / name;
+    note(retried([&] { return file_calls::unlink(file); }), file);
+  }
+  note(retried([&] { return file_calls::remove_folder(tree); }), tree);
   return status;
 }
 
@@ -135,7 +138,7 @@ std::string text_of(const std::vector<ListedCheckpoint>& checkpoints) {
 }  // namespace
 
 absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string& folder, const std::string& who) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(folder, who));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(users(folder), who));
   struct Found {
     std::int64_t seconds, nanoseconds;
     ListedCheckpoint checkpoint;
@@ -157,7 +160,7 @@ absl::StatusOr<std::vector<ListedCheckpoint>> list_checkpoints(const std::string
 }
 
 absl::StatusOr<std::vector<std::string>> damaged_checkpoints(const std::string& folder, const std::string& who) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, names_in(folder, who));
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, names_in(users(folder), who));
   std::erase_if(names, [&](const std::string& name) {
     return !step_of(name) || is_there(folder + "/" + name + "/manifest.json");
   });
@@ -243,7 +246,7 @@ absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> UnfinishedCheckpoint::begi
 }
 
 absl::Status UnfinishedCheckpoint::remove_leftovers() const {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(folder_, who_));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(users(folder_), who_));
   for (const std::string& name : names) {
     const std::size_t end = name.find(kUnfinished);
     const bool is_ours = end != std::string::npos && (step_of(name.substr(0, end)) || name.substr(0, end) == kLatest ||
@@ -265,12 +268,16 @@ UnfinishedCheckpoint::~UnfinishedCheckpoint() {
 
 absl::StatusOr<std::string> UnfinishedCheckpoint::commit(const std::string& manifest, bool is_best) {
   // This write syncs the folder too, and thereby the names of all its files.
-  TESSERA_RETURN_IF_ERROR(write_file_atomically(path_ + "/manifest.json", std::as_bytes(std::span(manifest)), who_));
+  TESSERA_RETURN_IF_ERROR(
+      write_file_atomically(FilePlace(path_) / "manifest.json", std::as_bytes(std::span(manifest)), who_));
   const std::string committed = committed_path();
   const int got = retried([&] { return file_calls::rename(path_, committed); });
   if (got < 0) return failed(who_, "rename", committed, -got);
   exists_ = false;
-  absl::Status status = sync_folder(folder_, who_);
+  // A link that took the folder's place after the manifest was written has been renamed too.
+  if (const int there = file_calls::check_folder(committed); there < 0)
+    return failed(who_, "rename", committed, -there);
+  absl::Status status = sync_folder_of(committed, folder_, who_);
   const std::string line = name_ + "\n";
   for (const char* const pointer : {kLatest, kBest}) {
     if (pointer == kBest && !is_best) continue;
@@ -304,7 +311,7 @@ absl::Status UnfinishedCheckpoint::prune(std::int64_t keep, std::vector<std::str
     pruned.push_back(gone);
     --left;
   }
-  return pruned.empty() ? absl::OkStatus() : sync_folder(folder_, who_);
+  return pruned.empty() ? absl::OkStatus() : sync_folder_of(pruned.back(), folder_, who_);
 }
 
 absl::Status remove_pruned(const std::vector<std::string>& paths, const std::string& who) {

@@ -87,14 +87,16 @@ absl::Status CommitLog::begin() const {
 /// a dot.
 absl::Status CommitLog::remove_files(const std::function<bool(std::string_view end)>& is_meant) const {
   const std::string begin = fs::path(stem_).filename().string() + ".";
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder_, error)) {
-    const std::string name = entry.path().filename().string();
+  std::vector<std::string> names;
+  if (const int got = file_calls::list_folder(FilePlace(folder_, 0), names); got < 0)
+    return log_failure(who_, "list", folder_, -got);
+  for (const std::string& name : names) {
     if (!name.starts_with(begin) || !is_meant(std::string_view(name).substr(begin.size()))) continue;
-    if (const int got = file_calls::unlink(entry.path().string()); got < 0 && got != -ENOENT)
-      return log_failure(who_, "unlink", entry.path().string(), -got);
+    const std::string path = folder_ + "/" + name;
+    if (const int got = file_calls::unlink(path); got < 0 && got != -ENOENT)
+      return log_failure(who_, "unlink", path, -got);
   }
-  return error ? log_failure(who_, "list", folder_, error.value()) : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 absl::Status CommitLog::remove_leftovers() const {
@@ -173,7 +175,7 @@ absl::Status CommitLog::remove(std::int64_t generation) const {
   if (got == -ENOENT) return absl::OkStatus();
   if (got < 0) return log_failure(who_, "unlink", path, -got);
   const char* operation = "fsync";
-  const int synced = file_calls::sync_folder(folder_, operation);
+  const int synced = file_calls::sync_folder_of(path, operation);
   return synced < 0 ? log_failure(who_, operation, folder_, -synced) : absl::OkStatus();
 }
 

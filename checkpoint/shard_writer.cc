@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "checkpoint/files/hash.h"
+#include "checkpoint/files/regular_file.h"
 #include "offload/files/fault_environment.h"
 #include "offload/files/file_calls.h"
 #include "offload/files/file_error.h"
@@ -24,8 +25,8 @@ absl::StatusOr<std::unique_ptr<ShardWriter>> ShardWriter::create(const std::stri
                                                                  const ShardHeader& header, const std::string& who) {
   TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
   std::unique_ptr<ShardWriter> writer(new ShardWriter(folder + "/" + name, who));
-  const int got = retried(
-      [&] { return file_calls::open(writer->path_, O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, 0600); });
+  const FilePlace file = in_checkpoint(writer->path_);
+  const int got = retried([&] { return file_calls::open(file, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600); });
   if (got < 0) return writer->error("create", -got);
   writer->fd_ = got;
   const std::string head = write_header(header);

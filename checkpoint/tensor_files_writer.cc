@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "checkpoint/tensor_files.h"
+#include "offload/files/file_calls.h"
 #include "runtime/base/errno_hint.h"
 #include "runtime/base/status.h"
 
@@ -45,13 +46,10 @@ std::vector<TensorFilesWriter::Part> TensorFilesWriter::parts_of(const std::vect
 
 absl::StatusOr<std::vector<std::string>> TensorFilesWriter::model_files() const {
   std::vector<std::string> names;
-  std::error_code error;
-  fs::directory_iterator entry(folder_, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
-    if (is_model_file(entry->path().filename().string())) names.push_back(entry->path().filename().string());
-  if (error)
+  if (const int got = file_calls::list_folder(FilePlace(folder_, 0), names); got < 0)
     return make_error(ExitCode::kCannotCreate,
-                      who_ + ": cannot list the folder " + folder_ + ": " + reason_of_writing(error.value()));
+                      who_ + ": cannot list the folder " + folder_ + ": " + reason_of_writing(-got));
+  std::erase_if(names, [](const std::string& name) { return !is_model_file(name); });
   return names;
 }
 
@@ -124,8 +122,7 @@ absl::Status TensorFilesWriter::finish() {
   for (const std::string& name : before) {
     const bool is_new =
         std::ranges::find(parts_, name, &Part::name) != parts_.end() || (parts_.size() > 1 && name == kIndexFile);
-    std::error_code ignored;
-    if (!is_new) fs::remove(fs::path(folder_) / name, ignored);
+    if (!is_new) file_calls::unlink(FilePlace(folder_, 0) / name);  // a file that stays does no harm
   }
   return absl::OkStatus();
 }

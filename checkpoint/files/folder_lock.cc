@@ -50,10 +50,11 @@ void write_holder(int fd) {
 
 }  // namespace
 
-absl::StatusOr<FolderLock> FolderLock::take(const std::string& path, const std::string& does, const std::string& who,
+absl::StatusOr<FolderLock> FolderLock::take(const FilePlace& file, const std::string& does, const std::string& who,
                                             std::chrono::milliseconds patience) {
   TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
-  const int got = retried([&] { return file_calls::open(path, O_CREAT | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600); });
+  const std::string& path = file.path();
+  const int got = retried([&] { return file_calls::open(file, O_CREAT | O_RDWR | O_CLOEXEC, 0600); });
   if (got < 0)
     return file_error({.who = who,
                        .operation = "create",

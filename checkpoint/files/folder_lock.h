@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "offload/files/file_place.h"
+
 namespace tessera {
 
 /// A locked file, whose text names the holder of the lock. The system releases the lock when the holder's process ends,
@@ -17,7 +19,7 @@ class FolderLock {
   /// network file systems, it warns and continues without a lock. Errors: 69 if another process still holds the lock
   /// after `patience`; 73 if the file cannot be created; 77 without permission; 71 without free descriptors or memory;
   /// 74 if a call fails for another reason.
-  static absl::StatusOr<FolderLock> take(const std::string& path, const std::string& does, const std::string& who,
+  static absl::StatusOr<FolderLock> take(const FilePlace& file, const std::string& does, const std::string& who,
                                          std::chrono::milliseconds patience = {});
   FolderLock() = default;
   FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "checkpoint/files/damage.h"
@@ -23,22 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns the last `count` parts of `path`, such as "b/c" of "a/b/c" for 2.
-fs::path last_parts(const fs::path& path, int count) {
-  fs::path parts = path.filename(), above = path.parent_path();
-  for (; count > 1; --count, above = above.parent_path()) parts = above.filename() / parts;
-  return parts;
-}
-
-/// Returns the first link among `parts`, the parts of the path behind `folder`.
-std::string link_in(const fs::path& folder, const fs::path& parts) {
-  fs::path each = folder;
-  std::error_code error;
-  for (const fs::path& part : parts)
-    if (fs::is_symlink(fs::symlink_status(each /= part, error))) break;
-  return each.string();
-}
-
 }  // namespace
 
 int parts_of_checkpoint(const std::string& path) {
@@ -49,14 +32,10 @@ absl::StatusOr<RegularFile> RegularFile::open(const std::string& path, const std
   TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
   // O_NONBLOCK is needed because opening a pipe would wait for its writer before fstat can tell what kind of file it
   // is.
-  const fs::path below = last_parts(path, parts);
-  fs::path folder = fs::path(path).parent_path();
-  for (int part = 1; part < parts; ++part) folder = folder.parent_path();
-  if (folder.empty()) folder = ".";
-  const int fd =
-      retried([&] { return file_calls::open_below(folder.string(), below, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); });
+  const FilePlace file(path, parts);
+  const int fd = retried([&] { return file_calls::open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); });
   if (fd == -ELOOP)
-    return make_error(ExitCode::kCorruptData, who + ": " + link_in(folder, below) +
+    return make_error(ExitCode::kCorruptData, who + ": " + file.first_link() +
                                                   " is a link, and links are not followed. [T0078] hint: put in its "
                                                   "place what it leads to, or name that");
   if (fd < 0 && fd != -ENXIO) return input_error(path, who + ":", "cannot be opened", -fd);  // ENXIO: a socket

@@ -8,6 +8,8 @@
 #include <span>
 #include <string>
 
+#include "offload/files/file_place.h"
+
 namespace tessera {
 
 /// A file that may be damaged or hostile, open for reading. Only a regular file is opened. A link, a folder, a pipe or
@@ -52,5 +54,7 @@ absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int6
 /// folder of checkpoints under its own name ("step-..."), since a folder with this name cannot be a link. It is 1 if a
 /// user gave the checkpoint's folder another name.
 int parts_of_checkpoint(const std::string& path);
+/// Returns the place of a file of a checkpoint.
+inline FilePlace in_checkpoint(const std::string& path) { return {path, parts_of_checkpoint(path)}; }
 
 }  // namespace tessera

@@ -34,13 +34,15 @@ std::string folder_of(const std::string& path) {
 /// function returns.
 class TemporaryFile {
  public:
-  TemporaryFile(const std::string& path, const std::string& who) : target_(path), who_(who), folder_(folder_of(path)) {}
+  TemporaryFile(const FilePlace& file, const std::string& who)
+      : target_(file), temporary_(file), who_(who), folder_(folder_of(file.path())) {}
   ~TemporaryFile() {
     if (fd_ >= 0) ::close(fd_);
     if (!exists_) return;
-    // A fault plan may make this unlink fail too; the file must be removed anyway.
-    if (file_calls::unlink(name_) < 0 && ::unlink(name_.c_str()) < 0)
-      log_warning(fmt::format("{}: the temporary file {} could not be removed: {}", who_, name_, errno_text(errno)));
+    if (file_calls::unlink(temporary_) == 0) return;
+    if (const int got = file_calls::unlink_surely(temporary_); got < 0)
+      log_warning(
+          fmt::format("{}: the temporary file {} could not be removed: {}", who_, temporary_.path(), errno_text(-got)));
   }
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
@@ -51,9 +53,9 @@ class TemporaryFile {
     static std::atomic<std::uint64_t> numbers{0};
     int got = -EEXIST;
     for (int tries = 0; got == -EEXIST && tries < kMostNames; ++tries) {
-      name_ = fmt::format("{}.tmp-{}-{}", target_, ::getpid(), numbers.fetch_add(1));
-      got =
-          retried([&] { return file_calls::open(name_, O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, mode); });
+      temporary_ =
+          FilePlace(fmt::format("{}.tmp-{}-{}", target_.path(), ::getpid(), numbers.fetch_add(1)), target_.parts());
+      got = retried([&] { return file_calls::open(temporary_, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode); });
     }
     if (got < 0) return error("create", -got, -1, -1, -1);
     fd_ = got;
@@ -64,7 +66,7 @@ class TemporaryFile {
 
   absl::Status write(std::span<const std::byte> bytes) {
     std::size_t done = 0;
-    const int got = file_calls::write_all(fd_, name_, bytes, 0, done);
+    const int got = file_calls::write_all(fd_, temporary_.path(), bytes, 0, done);
     const auto written = static_cast<std::int64_t>(done);
     return got == 0 ? absl::OkStatus()
                     : error("write", -got, written, static_cast<std::int64_t>(bytes.size()), written);
@@ -72,7 +74,7 @@ class TemporaryFile {
 
   // A failed sync is never repeated, not even after EINTR, since nobody can know whether the data is on the disk.
   absl::Status sync() {
-    const int got = file_calls::fsync(fd_, name_);
+    const int got = file_calls::fsync(fd_, temporary_.path());
     return got == 0 ? absl::OkStatus() : error("fsync", -got, -1, -1, -1);
   }
 
@@ -83,7 +85,7 @@ class TemporaryFile {
   }
 
   absl::Status rename() {
-    const int got = retried([&] { return file_calls::rename(name_, target_); });
+    const int got = retried([&] { return file_calls::rename(temporary_, target_); });
     if (got < 0) return error("rename", -got, -1, -1, -1);
     exists_ = false;
     return absl::OkStatus();
@@ -91,7 +93,7 @@ class TemporaryFile {
 
   absl::Status sync_folder() {
     const char* operation = nullptr;
-    const int got = file_calls::sync_folder(folder_, operation);
+    const int got = file_calls::sync_folder_of(target_, operation);
     return got == 0 ? absl::OkStatus() : error(operation, -got, -1, -1, -1);
   }
 
@@ -100,7 +102,7 @@ class TemporaryFile {
                      std::int64_t got) const {
     return file_error({.who = who_,
                        .operation = operation,
-                       .file = target_,
+                       .file = target_.path(),
                        .folder = folder_,
                        .offset = offset,
                        .wanted = wanted,
@@ -108,44 +110,46 @@ class TemporaryFile {
                        .error = error});
   }
 
-  const std::string target_, who_, folder_;
-  std::string name_;
+  const FilePlace target_;
+  FilePlace temporary_;
+  const std::string who_, folder_;
   int fd_ = -1;
   bool exists_ = false;
 };
 
 }  // namespace
 
-absl::Status write_file_atomically(const std::string& path, std::span<const std::byte> bytes, const std::string& who,
+absl::Status write_file_atomically(const FilePlace& file, std::span<const std::byte> bytes, const std::string& who,
                                    mode_t mode) {
   TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
-  if (path.empty())
+  if (file.path().empty())
     return make_error(ExitCode::kConfig, who + ": the path of a file to write is empty. [T0369] hint: name one");
-  TemporaryFile file(path, who);
-  TESSERA_RETURN_IF_ERROR(file.open(mode));
-  TESSERA_RETURN_IF_ERROR(file.write(bytes));
-  TESSERA_RETURN_IF_ERROR(file.sync());
-  TESSERA_RETURN_IF_ERROR(file.close());
-  TESSERA_RETURN_IF_ERROR(file.rename());
-  return file.sync_folder();
+  TemporaryFile temporary(file, who);
+  TESSERA_RETURN_IF_ERROR(temporary.open(mode));
+  TESSERA_RETURN_IF_ERROR(temporary.write(bytes));
+  TESSERA_RETURN_IF_ERROR(temporary.sync());
+  TESSERA_RETURN_IF_ERROR(temporary.close());
+  TESSERA_RETURN_IF_ERROR(temporary.rename());
+  return temporary.sync_folder();
 }
 
 absl::Status make_folders(const std::string& folder, const std::string& who) {
   namespace fs = std::filesystem;
-  std::vector<std::string> above;  // folders that must be made, the innermost first
+  std::vector<std::string> made;  // folders that must be made, the innermost first
   std::error_code error;
   for (fs::path path = fs::path(folder).lexically_normal(); !path.empty() && !fs::exists(path, error);
        path = path.parent_path()) {
-    if (path.has_filename()) above.push_back(folder_of(path.string()));
+    if (path.has_filename()) made.push_back(path.string());
   }
   const auto failed = [&](const char* operation, const std::string& file, int code) {
     return file_error({.who = who, .operation = operation, .file = file, .error = code});
   };
   fs::create_directories(folder, error);
   if (error) return failed("create", folder, error.value());
-  for (const std::string& each : above) {
+  for (const std::string& each : made) {
     const char* operation = "fsync";
-    if (const int got = file_calls::sync_folder(each, operation); got < 0) return failed(operation, each, -got);
+    if (const int got = file_calls::sync_folder_of(each, operation); got < 0)
+      return failed(operation, folder_of(each), -got);
   }
   return absl::OkStatus();
 }

@@ -40,7 +40,7 @@ Opened open_scratch(const std::string& directory, const std::string& name) {
   constexpr mode_t kOwnerOnly = 0600;
   const int fd = file_calls::open_unnamed(directory, name, kOwnerOnly);
   if (fd >= 0 || (fd != -EOPNOTSUPP && fd != -EISDIR && fd != -EINVAL)) return {fd, false};
-  return {file_calls::open(name, O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, kOwnerOnly), true};
+  return {file_calls::open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, kOwnerOnly), true};
 }
 
 }  // namespace
@@ -71,7 +71,7 @@ absl::Status BlockFile::open(const BlockFileOptions& options, bool in_memory) {
     fd_ = buffered_fd_ = opened.fd;
     if (opened.has_name) {
       if (const int got = file_calls::unlink(name_); got < 0) {
-        ::unlink(name_.c_str());
+        file_calls::unlink_surely(name_);
         return error(options, "unlink", -got, -1, -1, -1);
       }
     }
@@ -93,7 +93,7 @@ absl::Status BlockFile::open(const BlockFileOptions& options, bool in_memory) {
 // Opens a file that stays. A file of another size is useless, so a new file replaces it.
 absl::Status BlockFile::open_kept(const BlockFileOptions& options) {
   constexpr mode_t kOwnerOnly = 0600;
-  constexpr int kFlags = O_NOFOLLOW | O_RDWR | O_CLOEXEC;
+  constexpr int kFlags = O_RDWR | O_CLOEXEC;
   int fd = file_calls::open(name_, kFlags, kOwnerOnly);
   std::int64_t bytes = -1;  // -1: there is no file
   if (fd >= 0) {
@@ -155,7 +155,7 @@ absl::Status BlockFile::sync(const std::string& who) const {
     return failed("fsync", got);
   if (!is_kept_) return absl::OkStatus();
   const char* operation = "fsync";
-  if (const int got = file_calls::sync_folder(directory_, operation); got < 0) return failed(operation, got);
+  if (const int got = file_calls::sync_folder_of(name_, operation); got < 0) return failed(operation, got);
   return absl::OkStatus();
 }
 

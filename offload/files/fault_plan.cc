@@ -72,6 +72,10 @@ Fault FaultPlan::pass(FaultSite site, std::string_view path) {
     unsynced_->drop(chosen->keep_renames);
     ::_exit(kKilled);
   }
+  if (chosen->action == FaultAction::kCall) {
+    chosen->call();
+    return {};
+  }
   return {chosen->action, chosen->number};
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -52,6 +53,7 @@ enum class FaultAction {
              ///< nothing
   kDelay,    ///< the operation is delayed by `number` milliseconds; not for kSubmit
   kCrash,    ///< ends the process with _exit(number), as kill -9 would
+  kCall,     ///< calls the rule's `call` before the operation, which then succeeds as usual
   kDropUnsynced,  ///< a power loss: undoes changes that were not synced (UnsyncedFiles), then calls _exit(137)
 };
 
@@ -69,6 +71,8 @@ struct FaultRule {
   /// kDropUnsynced: whether renames that were not synced are kept instead of undone (as if the folder had reached the
   /// disk before the data).
   bool keep_renames = false;
+  /// kCall: what a test does to the files at this time, such as a swap of a folder. It passes no site itself.
+  std::function<void()> call = {};
 };
 
 /// The fault that a site must make. It is never kCrash or kDropUnsynced, which the plan itself makes.

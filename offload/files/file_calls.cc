@@ -1,5 +1,6 @@
 #include "offload/files/file_calls.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,10 +8,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
-#include <iterator>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
 #include <thread>
+#include <utility>
 
 #include "offload/files/aligned_memory.h"
 #include "offload/files/fault_plan.h"
@@ -19,13 +22,105 @@
 #include "offload/files/unsynced_files.h"
 #include "runtime/base/process/process_limits.h"
 
-namespace tessera::file_calls {
+// A function that finds a file by its path opens the file's folder first (FolderOfFile), part by part from the folder
+// that a user named, and gives the system the folder's descriptor and the file's name. Each function passes its site of
+// the FaultPlan before it calls the system, and reports changes to UnsyncedFiles afterwards.
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A path of which the first part, up to the user's folder, may have links.
+struct SplitPath {
+  fs::path folder, below;
+};
+
+/// Splits "a/b/c" into "a" and "b/c" for 2 parts.
+SplitPath split(const FilePlace& place) {
+  const fs::path path(place.path());
+  SplitPath split{path.parent_path(), path.filename()};
+  for (int part = 1; part < place.parts(); ++part) {
+    split.below = split.folder.filename() / split.below;
+    split.folder = split.folder.parent_path();
+  }
+  if (split.folder.empty()) split.folder = ".";
+  return split;
+}
+
+}  // namespace
+
+std::string FilePlace::first_link() const {
+  const SplitPath parts = split(*this);
+  fs::path each = parts.folder;
+  std::error_code error;
+  for (const fs::path& part : parts.below)
+    if (fs::is_symlink(fs::symlink_status(each /= part, error))) return each.string();
+  return path_;
+}
+
+namespace file_calls {
 namespace {
 
 template <typename Result>
 Result negative_errno(Result result) {
   return result < 0 ? static_cast<Result>(-errno) : result;
 }
+
+/// Opens a folder in the folder `at`, and closes that one. Returns a negative errno if it is not a folder.
+int open_next(int at, const fs::path& part) {
+  int next = negative_errno(::openat(at, part.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  ::close(at);
+  struct stat seen {};
+  if (next >= 0 && (::fstat(next, &seen) != 0 || !S_ISDIR(seen.st_mode))) {
+    ::close(next);
+    next = S_ISLNK(seen.st_mode) ? -ELOOP : -ENOTDIR;
+  }
+  return next;
+}
+
+/// The folder of a file, held open. A function of the system that takes a descriptor and a name (openat) finds the file
+/// through it, whatever is done to the path meanwhile. The path is opened part by part, each part from the previous
+/// one, so that the part that is checked is the part that is used.
+class FolderOfFile {
+ public:
+  explicit FolderOfFile(const FilePlace& file);
+  ~FolderOfFile();
+  FolderOfFile(const FolderOfFile&) = delete;
+  FolderOfFile& operator=(const FolderOfFile&) = delete;
+
+  /// Returns 0, or a negative errno if the folder cannot be opened: -ELOOP if a part of the path is a link.
+  int error() const { return error_; }
+  int fd() const { return fd_; }
+  /// Returns the file's name in this folder.
+  const char* name() const { return name_.c_str(); }
+  /// Returns the flag that lets the system refuse a link with the file's name.
+  int no_link() const;
+
+ private:
+  int fd_;  ///< AT_FDCWD for a user's folder
+  int error_ = 0;
+  std::string name_;
+};
+
+FolderOfFile::FolderOfFile(const FilePlace& file) : fd_(AT_FDCWD), name_(file.path()) {
+  if (file.parts() == 0) return;
+  // One call of openat2 could do the same, but containers forbid it.
+  const SplitPath parts = split(file);
+  name_ = parts.below.has_filename() ? parts.below.filename().string() : ".";
+  fd_ = negative_errno(::open(parts.folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  for (const fs::path& part : parts.below.parent_path()) {
+    if (fd_ < 0) break;
+    fd_ = open_next(fd_, part);
+  }
+  if (fd_ < 0) error_ = std::exchange(fd_, -1);
+}
+
+FolderOfFile::~FolderOfFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+int FolderOfFile::no_link() const { return fd_ == AT_FDCWD ? 0 : O_NOFOLLOW; }
 
 // Makes the faults that every site can have: a delay and an errno. Returns true if the operation must return `result`
 // without being executed.
@@ -42,6 +137,16 @@ UnsyncedFiles* unsynced() {
   return plan == nullptr ? nullptr : plan->unsynced();
 }
 
+int remove(const FilePlace& file, int flags) {
+  const FolderOfFile folder(file);
+  return folder.error() != 0 ? folder.error() : negative_errno(::unlinkat(folder.fd(), folder.name(), flags));
+}
+
+// The system may call a link "no folder" where a folder is wanted. The result is then -ELOOP.
+int with_link_named(const FilePlace& folder, int result) {
+  return result == -ENOTDIR && folder.parts() > 0 && check_folder(folder) == -ELOOP ? -ELOOP : result;
+}
+
 // Returns how many of the `bytes` bytes the operation really transfers.
 std::size_t moved_bytes(const Fault& fault, std::size_t bytes) {
   if (fault.action == FaultAction::kShort) return std::min(bytes, static_cast<std::size_t>(fault.number));
@@ -55,34 +160,14 @@ ssize_t claimed(const Fault& fault, ssize_t result, std::size_t bytes) {
 
 }  // namespace
 
-int open(const std::string& name, int flags, mode_t mode) {
+int open(const FilePlace& file, int flags, mode_t mode) {
   turn_size_signal_into_error();
   Fault fault;
   ssize_t result = 0;
-  if (fails_at(FaultSite::kOpen, name, fault, result)) return static_cast<int>(result);
-  return negative_errno(::open(name.c_str(), flags, mode));
-}
-
-int open_below(const std::string& folder, const std::filesystem::path& parts, int flags, mode_t mode) {
-  Fault fault;
-  ssize_t result = 0;
-  if (fails_at(FaultSite::kOpen, folder + "/" + parts.string(), fault, result)) return static_cast<int>(result);
-  // The path is opened part by part, each part from the previous one, so that the part that is checked is the part that
-  // is opened. A single call of openat2 could do this, but containers forbid it.
-  int at = negative_errno(::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-  for (auto part = parts.begin(); at >= 0 && part != parts.end(); ++part) {
-    const bool is_last = std::next(part) == parts.end();
-    int next = negative_errno(
-        ::openat(at, part->c_str(), is_last ? flags | O_NOFOLLOW : O_PATH | O_NOFOLLOW | O_CLOEXEC, mode));
-    ::close(at);
-    struct stat seen {};
-    if (next >= 0 && !is_last && (::fstat(next, &seen) != 0 || !S_ISDIR(seen.st_mode))) {
-      ::close(next);
-      next = S_ISLNK(seen.st_mode) ? -ELOOP : -ENOTDIR;
-    }
-    at = next;
-  }
-  return at;
+  if (fails_at(FaultSite::kOpen, file.path(), fault, result)) return static_cast<int>(result);
+  const FolderOfFile folder(file);
+  if (folder.error() != 0) return folder.error();
+  return with_link_named(file, negative_errno(::openat(folder.fd(), folder.name(), flags | folder.no_link(), mode)));
 }
 
 int open_unnamed(const std::string& directory, const std::string& name, mode_t mode) {
@@ -168,48 +253,87 @@ int fsync_folder(int fd, const std::string& folder) {
   return got;
 }
 
-int sync_folder(const std::string& folder, const char*& operation) {
+int sync_folder_of(const FilePlace& file, const char*& operation) {
+  const std::string above = fs::path(file.path()).parent_path().string();
+  const FilePlace folder(above.empty() ? "." : above, std::max(file.parts() - 1, 0));
   operation = "open of the folder";
   const int fd = retried([&] { return open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
   if (fd < 0) return fd;
   operation = "fsync of the folder";
-  const int got = fsync_folder(fd, folder);
+  const int got = fsync_folder(fd, folder.path());
   ::close(fd);
   return got;
 }
 
-int rename(const std::string& from, const std::string& to) {
+int rename(const FilePlace& from, const FilePlace& to) {
   Fault fault;
   ssize_t result = 0;
-  if (fails_at(FaultSite::kRename, to, fault, result)) return static_cast<int>(result);
+  if (fails_at(FaultSite::kRename, to.path(), fault, result)) return static_cast<int>(result);
+  const FolderOfFile old_folder(from), new_folder(to);
+  if (old_folder.error() != 0) return old_folder.error();
+  if (new_folder.error() != 0) return new_folder.error();
   UnsyncedFiles* const files = unsynced();
-  if (files != nullptr) files->before_rename(from, to);
-  const int got = negative_errno(std::rename(from.c_str(), to.c_str()));
-  if (files != nullptr && got == 0) files->renamed(from, to);
+  if (files != nullptr) files->before_rename(from.path(), to.path());
+  const int got = negative_errno(::renameat(old_folder.fd(), old_folder.name(), new_folder.fd(), new_folder.name()));
+  if (files != nullptr && got == 0) files->renamed(from.path(), to.path());
   return got;
 }
 
-int unlink(const std::string& name) {
+int unlink(const FilePlace& file) {
   Fault fault;
   ssize_t result = 0;
-  if (fails_at(FaultSite::kUnlink, name, fault, result)) return static_cast<int>(result);
-  const int got = negative_errno(::unlink(name.c_str()));
-  if (UnsyncedFiles* files = unsynced(); files != nullptr && got == 0) files->unlinked(name);
+  if (fails_at(FaultSite::kUnlink, file.path(), fault, result)) return static_cast<int>(result);
+  const int got = remove(file, 0);
+  if (UnsyncedFiles* files = unsynced(); files != nullptr && got == 0) files->unlinked(file.path());
   return got;
 }
 
-int make_folder(const std::string& name, mode_t mode) {
+int unlink_surely(const FilePlace& file) { return remove(file, 0); }
+
+int make_folder(const FilePlace& folder, mode_t mode) {
   Fault fault;
   ssize_t result = 0;
-  if (fails_at(FaultSite::kMkdir, name, fault, result)) return static_cast<int>(result);
-  return negative_errno(::mkdir(name.c_str(), mode));
+  if (fails_at(FaultSite::kMkdir, folder.path(), fault, result)) return static_cast<int>(result);
+  const FolderOfFile above(folder);
+  return above.error() != 0 ? above.error() : negative_errno(::mkdirat(above.fd(), above.name(), mode));
 }
 
-int remove_folder(const std::string& name) {
+int remove_folder(const FilePlace& folder) {
   Fault fault;
   ssize_t result = 0;
-  if (fails_at(FaultSite::kUnlink, name, fault, result)) return static_cast<int>(result);
-  return negative_errno(::rmdir(name.c_str()));
+  if (fails_at(FaultSite::kUnlink, folder.path(), fault, result)) return static_cast<int>(result);
+  return with_link_named(folder, remove(folder, AT_REMOVEDIR));
 }
 
-}  // namespace tessera::file_calls
+int list_folder(const FilePlace& folder, std::vector<std::string>& names) {
+  const FolderOfFile above(folder);
+  if (above.error() != 0) return above.error();
+  const int fd =
+      negative_errno(::openat(above.fd(), above.name(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | above.no_link()));
+  if (fd < 0) return with_link_named(folder, fd);
+  DIR* const entries = ::fdopendir(fd);
+  if (entries == nullptr) {
+    const int error = -errno;
+    ::close(fd);
+    return error;
+  }
+  errno = 0;
+  while (const dirent* const entry = ::readdir(entries)) {
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  const int error = -errno;
+  ::closedir(entries);
+  return error;
+}
+
+int check_folder(const FilePlace& folder) {
+  const FolderOfFile above(folder);
+  if (above.error() != 0) return above.error();
+  struct stat seen {};
+  if (::fstatat(above.fd(), above.name(), &seen, AT_SYMLINK_NOFOLLOW) != 0) return -errno;
+  return S_ISDIR(seen.st_mode) ? 0 : S_ISLNK(seen.st_mode) ? -ELOOP : -ENOTDIR;
+}
+
+}  // namespace file_calls
+}  // namespace tessera

@@ -3,20 +3,22 @@
 #include <sys/types.h>
 
 #include <cstddef>
-#include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
+
+#include "offload/files/file_place.h"
 
 namespace tessera::file_calls {
 
 /// The calls of the operating system for files, each with a site of the FaultPlan. They return the result of the
 /// operating system's call, or a negative errno as io_uring does; errno itself is not set. EINTR is returned too, so
 /// the caller must retry. `name` is the file's name in messages and rules. Any thread may call them.
+///
+/// Functions that take a FilePlace follow no link below the user's folder, and return -ELOOP if they meet one. An
+/// exception is the file itself in `rename` and `unlink`: a link there is renamed, replaced or removed.
 
-int open(const std::string& name, int flags, mode_t mode);
-/// Opens `parts`, a path below `folder`. If a part of this path is a link, the function returns -ELOOP. `folder` itself
-/// may be a link.
-int open_below(const std::string& folder, const std::filesystem::path& parts, int flags, mode_t mode);
+int open(const FilePlace& file, int flags, mode_t mode);
 /// Opens a new file in `directory` that has no name (O_TMPFILE); `name` is a made-up name for messages.
 int open_unnamed(const std::string& directory, const std::string& name, mode_t mode);
 /// Opens an open file a second time; the file need not have a name.
@@ -32,12 +34,18 @@ int reserve(int fd, const std::string& name, off_t bytes);
 int fsync(int fd, const std::string& name);
 /// Syncs a folder. Afterwards, names that were made or changed in the folder are durable.
 int fsync_folder(int fd, const std::string& folder);
-/// Opens, syncs and closes a folder. `operation` is set to the name of the call that failed, for messages.
-int sync_folder(const std::string& folder, const char*& operation);
-int rename(const std::string& from, const std::string& to);
-int unlink(const std::string& name);
-int make_folder(const std::string& name, mode_t mode);
+/// Opens, syncs and closes the folder of a file. `operation` is set to the name of the call that failed, for messages.
+int sync_folder_of(const FilePlace& file, const char*& operation);
+int rename(const FilePlace& from, const FilePlace& to);
+int unlink(const FilePlace& file);
+/// Does the same without a site, for a file that must not stay though `unlink` failed.
+int unlink_surely(const FilePlace& file);
+int make_folder(const FilePlace& folder, mode_t mode);
 /// Removes an empty folder.
-int remove_folder(const std::string& name);
+int remove_folder(const FilePlace& folder);
+/// Adds the names of the files and folders in a folder to `names`. It has no site.
+int list_folder(const FilePlace& folder, std::vector<std::string>& names);
+/// Returns 0 if `folder` is a folder, and not a link to one. It has no site.
+int check_folder(const FilePlace& folder);
 
 }  // namespace tessera::file_calls

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
@@ -87,11 +87,14 @@ void FlightRecorder::failed(const absl::Status& why) {
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   const std::string path = fmt::format("{}/rank-{:05}.json", folder_, rank_), partial = path + ".partial";
-  std::ofstream file(partial, std::ios::trunc);
-  file << text(why);
-  file.close();
-  if (file) std::filesystem::rename(partial, path, error);
-  if (!file || error) {
+  std::filesystem::remove(partial, error);
+  // Mode x makes a new file. A link that a stranger put there is thus not followed.
+  std::FILE* const file = std::fopen(partial.c_str(), "wxe");
+  const std::string record = text(why);
+  bool is_written = file != nullptr && std::fwrite(record.data(), 1, record.size(), file) == record.size();
+  if (file != nullptr && std::fclose(file) != 0) is_written = false;
+  if (is_written) std::filesystem::rename(partial, path, error);
+  if (!is_written || error) {
     log_warning("the flight record " + path + " cannot be written");
   } else {
     log_warning("flight record: " + path);

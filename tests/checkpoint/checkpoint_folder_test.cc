@@ -292,6 +292,47 @@ TEST(CheckpointFolder, EveryFailedOperationLeavesTheOldCheckpointOrTheNewOne) {
   }
 }
 
+/// Moves the folder of an unfinished or pruned checkpoint to `away`, and puts a link to `outside` in its place.
+void put_link_in_place(const ScratchFolder& folder, const ScratchFolder& outside, const ScratchFolder& away) {
+  for (const std::string& name : folder.names()) {
+    if (name.find(".tmp-") == std::string::npos || !std::filesystem::is_directory(folder.file(name))) continue;
+    std::filesystem::rename(folder.file(name), away.file(name));
+    std::filesystem::create_directory_symlink(std::filesystem::absolute(outside.path()), folder.file(name));
+  }
+}
+
+// A stranger swaps the folder of a save for a link, before any operation of the save. Nothing behind the link changes.
+TEST(CheckpointFolder, LinkThatTakesTheFoldersPlaceIsNotFollowed) {
+  const std::string of_others = "of somebody else";
+  int refused = 0;
+  for (const FaultSite site : kSites) {
+    for (std::int64_t n = 1, hits = 1; hits != 0; ++n) {
+      const ScratchFolder folder, outside, away;
+      ASSERT_TRUE(save(folder.path(), 1).ok());
+      for (const char* name : {"manifest.json", "notes"}) std::ofstream(outside.file(name)) << of_others;
+      absl::Status status;
+      {
+        ScopedFaults faults({{.site = site, .nth = n, .action = FaultAction::kCall, .call = [&] {
+                                put_link_in_place(folder, outside, away);
+                              }}});
+        status = save(folder.path(), 2, /*keep=*/1).status();
+        hits = faults.plan().faults();
+      }
+      SCOPED_TRACE(std::to_string(static_cast<int>(site)) + " " + std::to_string(n) + " " + message_of(status));
+      EXPECT_THAT(outside.names(), ElementsAre("manifest.json", "notes"));
+      for (const char* name : {"manifest.json", "notes"}) EXPECT_EQ(content_of(outside.file(name)), of_others);
+      if (status.ok()) {
+        EXPECT_EQ(latest_step(folder.path()), 2);
+        continue;
+      }
+      ++refused;
+      EXPECT_THAT(latest_step(folder.path()), AnyOf(1, 2));
+      EXPECT_THAT(message_of(status), HasSubstr("one stands where none is followed"));
+    }
+  }
+  EXPECT_GE(refused, 5) << "swaps between the folder's making and its rename";
+}
+
 TEST(CheckpointFolder, ExceededQuotaIsNamed) {
   for (const FaultSite site : {FaultSite::kMkdir, FaultSite::kWrite}) {
     const ScratchFolder folder;

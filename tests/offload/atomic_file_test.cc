@@ -54,6 +54,25 @@ TEST(AtomicFile, WritesAndReplaces) {
   EXPECT_EQ(info.st_mode & 07777, 0644u);
 }
 
+// The folder that a user named may be a link. A folder in it may not.
+TEST(AtomicFile, LinkBelowTheUsersFolderIsNotFollowed) {
+  ScratchFolder folder, other;
+  std::filesystem::create_directory(other.file("own"));
+  std::filesystem::create_directory_symlink(std::filesystem::absolute(other.path()), folder.file("named"));
+  std::filesystem::create_directory_symlink("own", other.file("link"));
+  const auto write_below = [&](const std::string& path, int parts) {
+    return write_file_atomically(FilePlace(folder.file(path), parts), std::as_bytes(std::span(kNew)), "test");
+  };
+  EXPECT_TRUE(write_below("named/a", 1).ok());
+  EXPECT_TRUE(write_below("named/own/a", 2).ok());
+  EXPECT_TRUE(write_below("named/link/b", 1).ok()) << "the user named the link";
+  EXPECT_EQ(content_of(other.file("own/b")), kNew);
+  const absl::Status refused = write_below("named/link/c", 2);
+  EXPECT_EQ(exit_code_of(refused), ExitCode::kCannotCreate);
+  EXPECT_THAT(message_of(refused), HasSubstr("one stands where none is followed"));
+  EXPECT_FALSE(std::filesystem::exists(other.file("own/c")));
+}
+
 TEST(AtomicFile, LinkIsReplacedAndNotFollowed) {
   ScratchFolder folder;
   std::ofstream(folder.file("secret")) << "s";

@@ -7,10 +7,12 @@
 #include <span>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/files/hash.h"
 #include "checkpoint/files/regular_file.h"
 #include "offload/files/atomic_file.h"
+#include "offload/files/file_calls.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
 
@@ -34,14 +36,11 @@ static_assert(sizeof(ImageHead) == KeptShards::kHeadBytes);
 
 /// Removes the files that servers of this folder were writing when they were killed. Each such file may be as large as
 /// a shard.
-void remove_unfinished(const std::string& folder) {
-  std::error_code end_of_walk, none;
-  for (std::filesystem::directory_iterator each(folder, end_of_walk), end; !end_of_walk && each != end;
-       each.increment(end_of_walk)) {
-    const std::string name = each->path().filename().string();
-    if (name.starts_with("shard-") && name.find(".tmp-") != std::string::npos)
-      std::filesystem::remove(each->path(), none);
-  }
+void remove_unfinished(const FilePlace& folder) {
+  std::vector<std::string> names;
+  file_calls::list_folder(folder, names);  // what cannot be listed takes room, and does no other harm
+  for (const std::string& name : names)
+    if (name.starts_with("shard-") && name.find(".tmp-") != std::string::npos) file_calls::unlink(folder / name);
 }
 
 absl::Status damaged(const std::string& path) {
@@ -54,10 +53,10 @@ absl::Status damaged(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<KeptShards>> KeptShards::open(const KeepOptions& options, int server,
                                                              const std::string& definition) {
-  const std::string folder = options.folder + "/server-" + std::to_string(server);
-  TESSERA_RETURN_IF_ERROR(make_folders(folder, kWho));
+  const FilePlace folder(options.folder + "/server-" + std::to_string(server));
+  TESSERA_RETURN_IF_ERROR(make_folders(folder.path(), kWho));
   TESSERA_ASSIGN_OR_RETURN(FolderLock lock,
-                           FolderLock::take(folder + "/lock", "keeps shards in " + folder, kWho, kPatience));
+                           FolderLock::take(folder / "lock", "keeps shards in " + folder.path(), kWho, kPatience));
   remove_unfinished(folder);
   return std::unique_ptr<KeptShards>(
       new KeptShards(folder, std::move(lock), options.lose, checkpoint_hash(definition)));
@@ -70,14 +69,15 @@ absl::Status KeptShards::write(std::size_t shard, std::vector<std::byte>& image)
   head.hash = checkpoint_hash(own);
   head.bytes = static_cast<std::int64_t>(own.size());
   std::memcpy(image.data(), &head, sizeof head);
-  return write_file_atomically(path_of(shard), image, kWho);
+  return write_file_atomically(place_of(shard), image, kWho);
 }
 
 absl::StatusOr<std::vector<std::byte>> KeptShards::read(std::size_t shard) const {
-  const std::string path = path_of(shard);
+  const FilePlace place = place_of(shard);
+  const std::string& path = place.path();
   std::error_code none;
   if (!std::filesystem::exists(path, none)) return std::vector<std::byte>();
-  TESSERA_ASSIGN_OR_RETURN(const RegularFile file, RegularFile::open(path, kWho));
+  TESSERA_ASSIGN_OR_RETURN(const RegularFile file, RegularFile::open(path, kWho, place.parts()));
   ImageHead head;
   if (file.bytes() < static_cast<std::int64_t>(sizeof head)) return damaged(path);
   TESSERA_RETURN_IF_ERROR(file.read(0, std::as_writable_bytes(std::span<ImageHead, 1>(&head, 1))));

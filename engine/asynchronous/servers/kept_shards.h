@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/files/folder_lock.h"
+#include "offload/files/file_place.h"
 #include "runtime/base/mutex.h"
 
 namespace tessera {
@@ -43,7 +44,7 @@ class KeptShards {
                                                           const std::string& definition);
 
   std::int64_t lose() const { return lose_; }
-  const std::string& folder() const { return folder_; }
+  const std::string& folder() const { return folder_.path(); }
   /// Writes an image, and fills in its first kHeadBytes. Errors: those of write_file_atomically.
   absl::Status write(std::size_t shard, std::vector<std::byte>& image) const;
   /// Reads the image that `write` has made. The result is empty if this run has no image. Errors: 65 for a file that is
@@ -51,11 +52,11 @@ class KeptShards {
   absl::StatusOr<std::vector<std::byte>> read(std::size_t shard) const;
 
  private:
-  KeptShards(std::string folder, FolderLock lock, std::int64_t lose, std::uint64_t run)
+  KeptShards(FilePlace folder, FolderLock lock, std::int64_t lose, std::uint64_t run)
       : folder_(std::move(folder)), lock_(std::move(lock)), lose_(lose), run_(run) {}
-  std::string path_of(std::size_t shard) const { return folder_ + "/shard-" + std::to_string(shard); }
+  FilePlace place_of(std::size_t shard) const { return folder_ / ("shard-" + std::to_string(shard)); }
 
-  const std::string folder_;
+  const FilePlace folder_;  ///< this server's folder in the user's folder
   const FolderLock lock_;
   const std::int64_t lose_;
   const std::uint64_t run_;

@@ -116,6 +116,24 @@ TEST(Servers, DamagedFileOfAShardIsRefusedAndOneOfAnotherRunIsNot) {
   EXPECT_EQ(exit_code_of(kept->read(3).status()), ExitCode::kCorruptData);
 }
 
+// A server's own folder lies in a folder that a user named, and is swapped for a link while the server runs.
+TEST(Servers, LinkInThePlaceOfAServersFolderIsNotFollowed) {
+  const TestFolder folder, outside;
+  const KeepOptions keep{folder.path(), 0};
+  std::ofstream(outside / "shard-3") << "of somebody else";
+  std::ofstream(outside / "shard-4.tmp-1-0") << "of somebody else";
+  const auto kept = value_or_throw(KeptShards::open(keep, 0, "a run"));
+  std::filesystem::rename(folder / "server-0", folder / "away");
+  std::filesystem::create_directory_symlink(outside.path(), folder / "server-0");
+  std::vector<std::byte> image(KeptShards::kHeadBytes + 100);
+  EXPECT_EQ(exit_code_of(kept->write(3, image)), ExitCode::kCannotCreate);
+  EXPECT_EQ(exit_code_of(kept->read(3).status()), ExitCode::kCorruptData);
+  EXPECT_EQ(exit_code_of(KeptShards::open(keep, 0, "a run").status()), ExitCode::kCannotCreate);
+  EXPECT_EQ(std::filesystem::file_size(outside / "shard-3"), 16u);
+  EXPECT_TRUE(std::filesystem::exists(outside / "shard-4.tmp-1-0"));
+  EXPECT_FALSE(std::filesystem::exists(outside / "lock"));
+}
+
 TEST(Servers, WrongSecretAndStrangeBytesAreRefusedAndTheServerGoesOn) {
   const Servers servers(1);
   const auto in = [](int seconds) { return ServerLink::Clock::now() + std::chrono::seconds(seconds); };

@@ -15,7 +15,8 @@ namespace {
 constexpr char kWantedKey[] = "network_fit", kCostsKey[] = "network_fit/costs", kFailedKey[] = "network_fit/failed";
 
 bool is_file(const CommConfig& comm) {
-  return !comm.network_fit.empty() && comm.network_fit != CommConfig::kMeasuredNetwork;
+  return !comm.network_fit.empty() && comm.network_fit != CommConfig::kMeasuredNetwork &&
+         comm.network_fit != CommConfig::kDirectNetwork;
 }
 
 /// Publishes what rank 0 has read: the costs as JSON and the code 0, or an error's message and its exit code.

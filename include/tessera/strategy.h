@@ -361,11 +361,15 @@ struct CommConfig {
   double timeout_s = 600.0;                             ///< a collective that takes longer is an error
   double init_timeout_s = 300.0;                        ///< time limit of the rendezvous
   double outage_s = 9.0;                                ///< an outage of the network that lasts longer ends the job
-  /// The choice of algorithms (ring, doubling, halving) for calls over gloo and mpi. Empty: all calls are direct.
+  /// The choice of algorithms (ring, doubling, halving) for calls over gloo and mpi. Empty: three ranks or more that
+  /// lie on several hosts measure their network when their first group is made, if that takes less than two seconds.
+  /// Their calls of 16 KiB and more then go by measured costs, and all others directly. kDirectNetwork: all calls are
+  /// direct.
   /// kMeasuredNetwork: each group chooses by costs that it measures when it is made. Any other value is the path, on
   /// rank 0's host, of a file of such costs, which `tessera bench collectives --fit-file` writes.
   std::string network_fit = {};
   static constexpr const char* kMeasuredNetwork = "measured";  ///< the value of network_fit that makes groups measure
+  static constexpr const char* kDirectNetwork = "direct";      ///< the value of network_fit with which none measures
 };
 
 /// Checks that cost time, for finding mistakes and broken machines.

@@ -135,10 +135,22 @@ JoinGroup join_host(const Store& store) {
   return [store](const Group& group) { return host_collectives(group, *store); };
 }
 
+/// Returns whether the ranks of a group have algorithms to choose from, and lie on several hosts. Two ranks send the
+/// same messages by every algorithm.
+bool may_choose(const Topology& topology, const Group& group) {
+  return group.size() > 2 && topology.host_of(group.world_ranks.front()) != topology.host_of(group.world_ranks.back());
+}
+
 /// Returns a function that joins groups with `join`. Calls of these groups use the algorithms that comm.network_fit
-/// asks for.
-JoinGroup join_and_choose(const CommConfig& comm, const ChooseAlgorithm& choose, const JoinAndChoose& join) {
+/// asks for. If it is empty and `choose` null, sets of ranks that may choose measure their network where that takes
+/// little time.
+JoinGroup join_and_choose(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose,
+                          const JoinAndChoose& join) {
   if (comm.network_fit == CommConfig::kMeasuredNetwork) return measured_groups(join);
+  if (comm.network_fit.empty() && !choose) {
+    const auto may_measure = [topology](const Group& group) { return may_choose(topology, group); };
+    return measured_groups(join, {.may_measure = may_measure, .most_seconds = 2, .least_bytes = 16 << 10});
+  }
   return [join, choose](const Group& group) { return join(group, choose); };
 }
 
@@ -146,7 +158,7 @@ JoinGroup join_and_choose(const CommConfig& comm, const ChooseAlgorithm& choose,
 JoinGroup join_gloo(const Topology& topology, const CommConfig& comm, const std::string& address,
                     const ChooseAlgorithm& choose, const Store& store) {
   if (!address.empty()) store->set_own_address(watched_address(topology, address, comm.init_timeout_s));
-  return join_and_choose(comm, choose, [store, address](const Group& group, ChooseAlgorithm by) {
+  return join_and_choose(topology, comm, choose, [store, address](const Group& group, ChooseAlgorithm by) {
     return gloo_collectives(group, address, store, std::move(by));
   });
 }
@@ -188,7 +200,7 @@ absl::StatusOr<Mesh> make_mpi_mesh(const Topology& topology, const CommConfig& c
     const JoinAndChoose join = [store](const Group& group, ChooseAlgorithm by) {
       return mpi_collectives(group, store, std::move(by));
     };
-    return flat_group_factory(defaults, join_and_choose(comm, choose, join));
+    return flat_group_factory(defaults, join_and_choose(topology, comm, choose, join));
   });
 }
 

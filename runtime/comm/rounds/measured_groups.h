@@ -2,7 +2,9 @@
 
 #include <absl/status/statusor.h>
 
+#include <cstddef>
 #include <functional>
+#include <limits>
 #include <memory>
 
 #include "runtime/comm/collectives.h"
@@ -15,12 +17,24 @@ namespace tessera {
 using JoinAndChoose =
     std::function<absl::StatusOr<std::shared_ptr<Collectives>>(const Group& group, ChooseAlgorithm choose)>;
 
+/// Which sets of ranks measure their network, and how long that may take.
+struct MeasureRule {
+  /// Returns whether the ranks of a group may measure. It must be the same on all of them; null: every set measures.
+  std::function<bool(const Group& group)> may_measure = nullptr;
+  /// Limit in seconds for all sets of ranks of this process together. A set of ranks first estimates what it needs, and
+  /// measures only if that is within what its ranks have left. Infinite: no estimate is made, and each set of ranks has
+  /// two seconds of its own.
+  double most_seconds = std::numeric_limits<double>::infinity();
+  std::size_t least_bytes = 0;  ///< calls in which a rank gives fewer bytes go directly
+};
+
 /// Returns a function that joins groups with `join`. Calls of these groups choose their algorithm by measured costs.
 /// The first group of a set of ranks times all algorithms, from 512 bytes up to 2 MiB. It stops earlier where a call
-/// would take longer than a twentieth of a second, or all calls together longer than two seconds. Calls that
-/// begin after those two seconds are timed once. The ranks fit these times (link_fit.h). Later groups of the same
+/// would take longer than a twentieth of a second, or all calls together longer than their limit. Calls that
+/// begin after that limit are timed once. The ranks fit these times (link_fit.h). Later groups of the same
 /// ranks have the same fit. Ranks of one host, and ranks of several hosts, therefore choose by their own network. The
-/// group's first rank logs the fit.
-std::function<absl::StatusOr<std::shared_ptr<Collectives>>(const Group& group)> measured_groups(JoinAndChoose join);
+/// group's first rank logs the fit, or why nothing was measured; calls then go directly.
+std::function<absl::StatusOr<std::shared_ptr<Collectives>>(const Group& group)> measured_groups(
+    JoinAndChoose join, const MeasureRule& rule = {});
 
 }  // namespace tessera

@@ -82,13 +82,14 @@ std::vector<StrategyKey> platform_keys() {
        .only_if = over_network()},
       {.field = name_field(AT(comm.network_fit)),
        .example_json = R"("measured")",
-       .doc = "How all-gathers and reductions over gloo and mpi go. Empty: directly, a message from each rank to each "
-              "other one. measured: when a group of ranks is joined, its calls are timed, and from then on each goes "
-              "by the algorithm that costs least (ring, doubling, halving). Else a file with such costs, which rank 0 "
-              "reads, and tessera bench collectives --fit-file writes. Changes no bits. Worth a try from three hosts "
-              "on; not the default, since most calls of training are as fast directly.",
-       .cost =
-           "measured: about two seconds at most for each set of ranks, once. Calls below 16 KiB may then take longer.",
+       .doc = "How all-gathers and reductions over gloo and mpi go. direct: a message from each rank to each other "
+              "one. measured: when a group of ranks is joined, its calls are timed, and from then on each goes by "
+              "the algorithm that costs least (ring, doubling, halving). Empty: so do calls of 16 KiB and more of "
+              "three ranks or more on several hosts, if the measurement takes less than two seconds by its own "
+              "estimate; all others go directly. Else a file with such costs, which rank 0 reads, and tessera bench"
+              " collectives --fit-file writes. Changes no bits.",
+       .cost = "Empty: up to two seconds at the start. measured: as much for each set of ranks, and calls below 16 "
+               "KiB may then take longer.",
        .only_if = over_network()},
   };
 }

@@ -23,7 +23,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <iostream>
+#include <fstream>
 #include <optional>
 
 #include "examples/images/pictures.h"
@@ -101,6 +101,21 @@ double accuracy_of(tessera::Engine& engine, tessera::models::ResNet& model, cons
   return 1 - wrong.loss;
 }
 
+/// Leaves only the rows of the first `epochs` epochs in the table, for a run that goes on after them. A row is written
+/// before the epoch's checkpoint, so a run that was killed in between makes an epoch again that has a row already.
+void keep_epochs(const fs::path& table, std::int64_t epochs) {
+  if (epochs == 0) {
+    fs::remove(table);
+    return;
+  }
+  std::string kept, line;
+  std::ifstream file(table);
+  for (std::int64_t row = 0; row <= epochs && std::getline(file, line); ++row) kept += line + '\n';
+  const fs::path renewed = table.string() + ".new";
+  std::ofstream(renewed) << kept;
+  fs::rename(renewed, table);
+}
+
 /// Sums over the steps of an epoch.
 struct Epoch {
   std::int64_t steps = 0, samples = 0;
@@ -120,12 +135,13 @@ void train(const Options& options) {
 
   tessera::RankSampler place(count, mesh, {.seed = options.seed});
   const fs::path folder = options.out / "checkpoints";
-  const bool resumes = fs::exists(folder / "latest");
-  if (resumes) place.resume(*tessera::load_checkpoint(engine, folder).items.data);
+  if (fs::exists(folder / "latest")) place.resume(*tessera::load_checkpoint(engine, folder).items.data);
   if (strategy.lr_schedule.epoch_samples == 0) engine.set_epoch_samples(data.training->count());
   std::optional<tessera::MetricsFile> rows;
-  using Start = tessera::MetricsFile::Start;
-  if (mesh.is_main()) rows.emplace(options.out / "epochs.csv", resumes ? Start::kAppend : Start::kNew);
+  if (mesh.is_main()) {
+    keep_epochs(options.out / "epochs.csv", place.epoch());
+    rows.emplace(options.out / "epochs.csv", tessera::MetricsFile::Start::kAppend);
+  }
 
   auto loader = loader_of(data, /*held_out=*/false, place, microbatch);
   while (place.epoch() < options.epochs) {
@@ -152,18 +168,20 @@ void train(const Options& options) {
     if (begun > 0) end_step(/*partial=*/true);  // the epoch's last samples
     place.reset();
     const double accuracy = accuracy_of(engine, model, data, mesh);
-    tessera::save_checkpoint(engine, folder, {.tensors = {}, .json = {}, .data = place.cursor()}, {.keep = 2});
-    if (!mesh.is_main()) continue;
     const double share = sums.seconds > 0 ? sums.communication / sums.seconds : 0.0;
     const double speed = static_cast<double>(sums.samples * mesh.world_size()) / sums.seconds;
-    rows->write(epoch + 1, {{"ranks", std::int64_t{mesh.world_size()}},
-                            {"loss", sums.loss / static_cast<double>(sums.steps)},
-                            {"accuracy", accuracy},
-                            {"seconds", sums.seconds},
-                            {"pictures_per_second", speed},
-                            {"communication_share", share}});
+    const double loss = sums.loss / static_cast<double>(sums.steps);
+    if (rows)
+      rows->write(epoch + 1, {{"ranks", std::int64_t{mesh.world_size()}},
+                              {"loss", loss},
+                              {"accuracy", accuracy},
+                              {"seconds", sums.seconds},
+                              {"pictures_per_second", speed},
+                              {"communication_share", share}});
+    tessera::save_checkpoint(engine, folder, {.tensors = {}, .json = {}, .data = place.cursor()}, {.keep = 2});
+    if (!mesh.is_main()) continue;
     std::printf("epoch %3d  loss %.4f  right %.2f %%  %.1f s  %.0f pictures/s  s %.3f\n", static_cast<int>(epoch + 1),
-                sums.loss / static_cast<double>(sums.steps), 100 * accuracy, sums.seconds, speed, share);
+                loss, 100 * accuracy, sums.seconds, speed, share);
     std::fflush(stdout);
   }
 }

@@ -573,28 +573,11 @@ TEST_F(Checkpoints, RandomKillsAndOtherRanksChangeNoLoss) {
   expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);
 }
 
-// A host of torchrun. The destructor kills torchrun and its ranks at once. The ranks have their own process groups.
-struct KilledHost {
-  const Program& agent;
-  ~KilledHost() {
-    const std::vector<pid_t> ranks = agent.descendants();
-    kill(agent.pid(), SIGKILL);
-    for (const pid_t pid : ranks) kill(pid, SIGKILL);
-  }
-};
-
 // There are two hosts with one rank each. torchrun starts all ranks again when a host joins or leaves.
 TEST_F(Checkpoints, HostsThatComeAndGoUnderTorchrunChangeNoLoss) {
-  const std::string torchrun = TESSERA_SOURCE "/.venv/bin/torchrun";
-  if (!std::filesystem::exists(torchrun)) GTEST_SKIP() << "torchrun is not installed";
-  // If a host joins, torchrun of PyTorch 2.15 waits for ever, unless each start gets its own store.
-  const Words host =
-      Words{"/usr/bin/env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"} +
-      Words{torchrun, "--no-python", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "9"} +
-      Words{"--monitor-interval", "0.2", "--local-addr", "127.0.0.1", "--rdzv-backend", "c10d", "--rdzv-id", "e"} +
-      Words{"--rdzv-endpoint", "127.0.0.1:" + free_port(), "--rdzv-conf"} +
-      Words{"last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"} +
-      elastic_run(1, 1'000'000, "parts", "parts.jsonl", {"--every-steps", "1", "--keep", "2"});
+  if (!std::filesystem::exists(torchrun())) GTEST_SKIP() << "torchrun is not installed";
+  const Words host = elastic_host(free_port()) +
+                     elastic_run(1, 1'000'000, "parts", "parts.jsonl", {"--every-steps", "1", "--keep", "2"});
   // Counts the lines of steps that `ranks` ranks made together. Only a line of several ranks names the rank that the
   // other ranks waited for.
   const auto made_by = [&](int ranks) {

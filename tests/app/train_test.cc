@@ -164,9 +164,8 @@ TEST_F(Train, EveryLauncherGivesTheSameBits) {
   const auto wanted = losses("tessera");
   EXPECT_EQ(wanted.size(), 3u);
 
-  const std::string torchrun = TESSERA_SOURCE "/.venv/bin/torchrun";
-  if (std::filesystem::exists(torchrun)) {
-    run(Words{torchrun, "--no-python", "--nproc-per-node", "2", "--master-port", free_port()} +
+  if (std::filesystem::exists(torchrun())) {
+    run(Words{torchrun(), "--no-python", "--nproc-per-node", "2", "--master-port", free_port()} +
         train(file, "torchrun"));
     EXPECT_EQ(losses("torchrun"), wanted);
   }

@@ -2,11 +2,14 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <random>
 #include <sstream>
+#include <thread>
 
 #include "tests/examples/png_file.h"
 #include "tests/support/workplace.h"
@@ -163,9 +166,8 @@ TEST_F(Images, RunThatStoppedGoesOnWithTheSameBits) {
 TEST_F(Images, OtherRanksGoOnAndMeasureTheCheckpoint) {
   images(1, command("train", "b") + Words{"--epochs", "1", "--batch", "24"});
   const Words rest = command("train", "b") + Words{"--epochs", "2", "--batch", "24"};
-  const std::string torchrun = TESSERA_SOURCE "/.venv/bin/torchrun";
-  if (std::filesystem::exists(torchrun))
-    run(Words{torchrun, "--no-python", "--nproc-per-node", "3", "--master-port", free_port()} + rest, 120);
+  if (std::filesystem::exists(torchrun()))
+    run(Words{torchrun(), "--no-python", "--nproc-per-node", "3", "--master-port", free_port()} + rest, 120);
   else
     images(3, rest);
   const auto rows = rows_of(path("b/epochs.csv"));
@@ -173,6 +175,64 @@ TEST_F(Images, OtherRanksGoOnAndMeasureTheCheckpoint) {
   EXPECT_EQ(rows[0].at("ranks") + rows[1].at("ranks"), "13");
   EXPECT_THAT(images(1, command("latency", "b") + Words{"--steps", "5"}).out,
               AllOf(HasSubstr("batch  1  p50 "), HasSubstr("batch 32  p50 ")));
+}
+
+// There are one or two hosts with one rank each, and torchrun starts all ranks again when a host joins or is killed. An
+// epoch that was under way is made again, so each epoch has one row.
+TEST_F(Images, HostsThatComeAndGoUnderTorchrunLeaveAWholeTable) {
+  if (!std::filesystem::exists(torchrun())) GTEST_SKIP() << "torchrun is not installed";
+  const auto training = [&](std::size_t epochs) {
+    return command("train", "e") + Words{"--batch", "24", "--rate", "3e-3", "--epochs", std::to_string(epochs)};
+  };
+  const auto rows_by = [&](const std::string& ranks) {
+    return std::ranges::count_if(rows_of(path("e/epochs.csv")), [&](auto& row) { return row["ranks"] == ranks; });
+  };
+  const auto wait_for_epochs = [&](const std::string& ranks, const Program& job) {
+    const auto before = rows_by(ranks);
+    for (Deadline limit(std::chrono::seconds(60)); rows_by(ranks) < before + 2;) {
+      ASSERT_FALSE(limit.passed()) << ranks << " ranks\n" << job.out() << job.err();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  };
+  {
+    const Words host = elastic_host(free_port()) + training(1'000'000);
+    Program stays(host, path("stays"));
+    const KilledHost until_then{stays};
+    ASSERT_NO_FATAL_FAILURE(wait_for_epochs("1", stays));
+    {
+      Program comes(host, path("comes"));
+      const KilledHost soon{comes};
+      ASSERT_NO_FATAL_FAILURE(wait_for_epochs("2", stays));
+    }
+    ASSERT_NO_FATAL_FAILURE(wait_for_epochs("1", stays));
+  }
+  const std::size_t epochs = rows_of(path("e/epochs.csv")).size() + 1;
+  // The ranks were killed at some moment, and training goes on from there.
+  run(Words{"/usr/bin/env", "OMP_NUM_THREADS=1"} + training(epochs), 120);
+  const auto rows = rows_of(path("e/epochs.csv"));
+  ASSERT_THAT(rows, SizeIs(epochs));
+  for (std::size_t i = 0; i < epochs; ++i) EXPECT_EQ(rows[i].at("step"), std::to_string(i + 1));
+  EXPECT_GT(std::stod(rows.back().at("accuracy")), 0.9);
+  EXPECT_LT(std::stod(rows.back().at("loss")), std::stod(rows.front().at("loss")));
+}
+
+// The table has more rows than the checkpoint has epochs if a run was killed after it wrote a row.
+TEST_F(Images, RowsOfEpochsThatAreMadeAgainAreReplaced) {
+  const auto train = [&](const std::string& epochs) {
+    images(1, command("train", "f") + Words{"--epochs", epochs, "--batch", "24"});
+    return rows_of(path("f/epochs.csv"));
+  };
+  const auto first = train("1");
+  std::ofstream(path("f/epochs.csv"), std::ios::app) << "2,1,0.5,0.5,1,1,0.5\n3,1,0.";
+  const auto both = train("2");
+  ASSERT_THAT(both, SizeIs(2));
+  EXPECT_EQ(both[0], first[0]);
+  EXPECT_EQ(both[1].at("step"), "2");
+  EXPECT_NE(both[1].at("loss"), "0.5");
+  std::filesystem::remove_all(path("f/checkpoints"));  // a run without a checkpoint begins again
+  const auto again = train("1");
+  ASSERT_THAT(again, SizeIs(1));
+  EXPECT_EQ(again[0].at("loss"), first[0].at("loss"));
 }
 
 TEST_F(Images, BucketsOfAllSizesGiveOneLoss) {

@@ -1,5 +1,7 @@
 #include "tests/support/workplace.h"
 
+#include <signal.h>
+
 #include <chrono>
 #include <cstdio>
 #include <thread>
@@ -88,5 +90,22 @@ std::vector<std::string> Workplace::losses(const std::string& metrics) const {
 }
 
 std::string free_port() { return std::to_string(tessera::free_port()); }
+
+std::string torchrun() { return TESSERA_SOURCE "/.venv/bin/torchrun"; }
+
+Words elastic_host(const std::string& port) {
+  // If a host joins, torchrun of PyTorch 2.15 waits for ever, unless each start gets its own store.
+  return Words{"/usr/bin/env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "OMP_NUM_THREADS=1"} +
+         Words{torchrun(), "--no-python", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "9"} +
+         Words{"--monitor-interval", "0.2", "--local-addr", "127.0.0.1", "--rdzv-backend", "c10d", "--rdzv-id", "e"} +
+         Words{"--rdzv-endpoint", "127.0.0.1:" + port, "--rdzv-conf"} +
+         Words{"last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"};
+}
+
+KilledHost::~KilledHost() {
+  const std::vector<pid_t> ranks = agent.descendants();
+  kill(agent.pid(), SIGKILL);
+  for (const pid_t pid : ranks) kill(pid, SIGKILL);
+}
 
 }  // namespace tessera::testing

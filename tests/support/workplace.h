@@ -42,4 +42,17 @@ class Workplace : public ::testing::Test {
 /// Returns the number of a free port as text (tests/support/free_port.h).
 std::string free_port();
 
+/// Returns torchrun of the build's Python environment. The file may be missing.
+std::string torchrun();
+
+/// Returns the words that start a host with one rank under torchrun; the command of a rank follows them. One or two
+/// such hosts of one `port` are a job. torchrun starts all ranks again when a host joins or leaves.
+Words elastic_host(const std::string& port);
+
+/// A host of torchrun. The destructor kills torchrun and its ranks at once. The ranks have their own process groups.
+struct KilledHost {
+  const Program& agent;
+  ~KilledHost();
+};
+
 }  // namespace tessera::testing

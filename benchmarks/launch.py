@@ -85,6 +85,10 @@ class Launcher:
         """Starts the ranks and returns when all have ended. They write their files into `folder`."""
         ranks.run_ranks(command, self.environments(contender, count), limit_s, watch)
 
+    def strategy(self, contender, work):
+        """Returns the strategy with which `tessera train` runs the contender."""
+        return strategy_file(contender, work, self.device)
+
     def command(self, contender, work, folder, steps=None):
         """Returns the command. `steps`: the number of steps that Tessera makes, if it is not that of the workload."""
         model, tokens = folder / "model.json", folder / "tokens.bin"
@@ -93,7 +97,7 @@ class Launcher:
             write_tokens(tokens, work.model["vocab_size"])
         common = ["--model", model, "--metrics", folder / "metrics.{rank}.jsonl", "--batch", work.batch // contender.ranks]
         if contender.family == "tessera":
-            (folder / "strategy.json").write_text(json.dumps(strategy_file(contender, work, self.device)))
+            (folder / "strategy.json").write_text(json.dumps(self.strategy(contender, work)))
             count = steps or work.warm_up + work.steps + work.cool_down
             return [self.binary, "train", "--strategy", folder / "strategy.json", "--data", tokens, "--data-format", "llmc",
                     "--steps", count, "--log-every", count, *common]

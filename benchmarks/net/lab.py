@@ -15,7 +15,6 @@ import sys
 import tempfile
 
 import ranks
-from contenders import strategy_file
 from harness import EXIT_FAILED, EXIT_SKIPPED, FOLDER, say, without_paths
 from launch import Launcher, built_package, steps_of
 from net.rates import bits_per_s
@@ -97,6 +96,11 @@ class LabLauncher(Launcher):
         self.ranks_per_host = ranks_per_host
         self.rate = "unlimited"
 
+    def strategy(self, contender, work):
+        """Returns the strategy of a contender. All its calls go directly: the formulas and plans with which bytes and
+        seconds are compared are those of direct calls, and a measurement at the start could choose others in each run."""
+        return super().strategy(contender, work) | {"comm": {"network_fit": "direct"}}
+
     def timeout_s(self):
         """Returns the time limit in seconds. It is several times as long as the slowest contender should need, even on
         two cores that other processes use too."""
@@ -170,7 +174,7 @@ class LabLauncher(Launcher):
     def _plan(self, contender, error, more):
         """Returns the output of `tessera plan --json`. `more`: {option: the text of its file}; `error`: the first words
         of an error."""
-        files = {"model": json.dumps(self.work.model), "strategy": json.dumps(strategy_file(contender, self.work))} | more
+        files = {"model": json.dumps(self.work.model), "strategy": json.dumps(self.strategy(contender, self.work))} | more
         with _folder() as folder:
             words = [self.binary, "plan", "--json", "--world-size", self.hosts * self.ranks_per_host, "--hosts", self.hosts]
             for name, text in files.items():

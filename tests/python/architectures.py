@@ -64,7 +64,7 @@ def with_dropout(config, share):
 def of_transformers(head, config, batches, loss_of, *units):
     def make(dropout=0.0):
         torch.manual_seed(5)
-        return getattr(transformers, head)._from_config(with_dropout(config, dropout)).float().train()
+        return with_still_norms(getattr(transformers, head)._from_config(with_dropout(config, dropout)).float().train())
 
     return Architecture(make, batches, loss_of, units)
 
@@ -125,14 +125,22 @@ def of_images(make_model, *units):
     return Architecture(make, images, class_of_plain_image, units)
 
 
+def with_still_norms(model):
+    """Puts batch norms into evaluation mode."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+    return model
+
+
 def still(model):
     """Puts the model into training mode, except batch norms and modules that draw random numbers."""
     model.train()
     for module in model.modules():
         kind = type(module).__name__
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) or "Drop" in kind or "Stochastic" in kind:
+        if "Drop" in kind or "Stochastic" in kind:
             module.eval()
-    return model
+    return with_still_norms(model)
 
 
 BART = {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -167,6 +175,8 @@ SAMPLE = {
     "bert": classifier_of_text("Bert", "BertLayer", **SIZES),
     "t5": translator("T5", "T5Block", **T5),
     "vit": classifier_of_images("ViT", "ViTLayer", **PICTURE),
+    "resnet": classifier_of_images("ResNet", "ResNetBottleNeckLayer", embedding_size=8, hidden_sizes=[16, 32], depths=[2, 1],
+                                   layer_type="bottleneck", num_labels=CLASSES),
 }
 OTHERS = {
     "qwen3": causal("Qwen3", "Qwen3DecoderLayer", **GROUPED, head_dim=8),

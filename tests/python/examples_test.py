@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-from launched import FOLDER, TESSERA, run, run_forked_files
+from launched import FOLDER, TESSERA, launch, run, run_forked_files
 
 ROOT = FOLDER.parent.parent
 PLAIN = ROOT / "examples" / "python" / "train_llama.py"
@@ -47,6 +47,40 @@ class PolicyTest(unittest.TestCase):
         won = [float(reward) for reward in re.findall(r"reward (-?\d+\.\d+)", output)]
         self.assertEqual(len(won), 6, output)
         self.assertGreater(won[-1], 0.7 * won[0])
+
+
+class SharpnessTest(unittest.TestCase):
+    def test_one_rank_and_two_find_the_same_sharpness(self):
+        program = ROOT / "examples" / "python" / "sharpness.py"
+        code, output = run_forked_files(["tessera"], (1, program), (2, program))
+        self.assertEqual(code, 0, output)
+        found = [float(number) for number in re.findall(r"sharpness (-?\d+\.\d+)", output)]
+        self.assertEqual(len(found), 4, output)
+        self.assertGreater(min(found), 0, output)
+        for one, two in zip(found[:2], found[2:], strict=True):
+            self.assertAlmostEqual(one, two, delta=0.02 * one)
+
+    def test_sharpness_of_a_quadratic_is_exact_and_leaves_all_bits(self):
+        code, output = launch(2, f"""
+            import sys
+            sys.path.append({str(ROOT / "examples" / "python")!r})
+            import tessera, torch
+            from sharpness import sharpness
+            model = torch.nn.Linear(6, 3, bias=False)
+            engine = tessera.Engine(model, {{"units": {{"classes": ["Linear"]}}}})
+            def loss():
+                return engine.evaluate([torch.eye(6)], lambda x: 0.5 * model(x).square().sum()).loss
+            def values():
+                with engine.gathered():
+                    return model.weight.detach().clone()
+            before = values()
+            wanted, found = 0.5 * 0.1 ** 2 * before.square().sum().item(), sharpness(engine, model.parameters(), loss)
+            assert abs(found - wanted) < 1e-3 * wanted, (found, wanted)
+            assert torch.equal(values(), before)
+            print("exact", flush=True)
+            """)
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("exact"), 2, output)
 
 
 class OwnRulesTest(unittest.TestCase):

@@ -220,6 +220,12 @@ class ServerProcess {
 
   void start() const { require(::write(starts_[1], "s", 1) == 1, "a server that waits"); }
   void signal(int number) const { ::kill(pid_, number); }
+  /// Stops the process by SIGSTOP. Returns when it stands still.
+  void stop() const {
+    signal(SIGSTOP);
+    int status = 0;
+    require(::waitpid(pid_, &status, WUNTRACED) == pid_ && WIFSTOPPED(status), "a server that stands still");
+  }
   /// Returns whether the process has ended by itself, or was killed.
   bool has_ended() {
     if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = 0;

@@ -2,8 +2,10 @@
 of sync.record_order (docs/design/asynchronous.md, "Orders"). It uses the standard library only.
 
 This program computes only times, by the model of `tessera simulate` (planner/modes/mode_clock.h).
-tests/planner/mode_cases.json has runs for which both give the same times. Work is dealt as tickets, one for each
-gradient, so all ways to train have the same samples.
+tests/planner/mode_cases.json has runs for which both give the same times. `tessera simulate --order` writes orders of
+models that have a model file, with the costs of a measured profile. The study's models are Python programs, and some
+runs keep the simulated clock (Clock.seconds) themselves, so it makes its orders here. Work is dealt as tickets, one for
+each gradient, so all ways to train have the same samples.
 """
 
 import collections

@@ -48,12 +48,11 @@ absl::StatusOr<ModeWorld> simulate_mode(const ModeCost& cost, int ranks, const W
                                   options.steps, ranks, pieces));
   const RankSpeeds speeds(options, ranks);
   const double even_s = cost.compute_s();
-  const ModeTimeline timeline =
-      play_mode({cost.rule, cost.costs, ranks, options.steps}, [&](int rank, std::int64_t step) {
-        const double seconds =
-            options.jitter > 0 ? jittery_seconds(cost, speeds, rank, step) : even_s * speeds.of_work(rank);
-        return seconds + speeds.stall_s(step, rank);
-      });
+  ModeTimeline timeline = play_mode({cost.rule, cost.costs, ranks, options.steps}, [&](int rank, std::int64_t step) {
+    const double seconds =
+        options.jitter > 0 ? jittery_seconds(cost, speeds, rank, step) : even_s * speeds.of_work(rank);
+    return seconds + speeds.stall_s(step, rank);
+  });
   ModeWorld world;
   world.dropped = timeline.dropped;
   world.steps.resize(static_cast<std::size_t>(ranks), 0);
@@ -68,6 +67,7 @@ absl::StatusOr<ModeWorld> simulate_mode(const ModeCost& cost, int ranks, const W
     world.staleness_max = std::ranges::max(ages);
   }
   if (!options.traced.empty()) world.trace = trace_of(timeline, cost.rule, options.traced);
+  world.timeline = std::move(timeline);
   return world;
 }
 

@@ -22,6 +22,7 @@ struct ModeWorld {
   double staleness_mean = 0;             ///< mean age of gradients that are not summed (StepResult::staleness_mean)
   std::int64_t staleness_max = 0;
   bool waits_for_servers = false;  ///< whether servers are busier than the ranks
+  ModeTimeline timeline = {};      ///< the steps of all ranks, without the time that busier servers add
   std::string trace = {};          ///< events of a rank's pulls, compute, waits and pushes (SimulatedWorld::trace)
 };
 

@@ -340,11 +340,17 @@ void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
     return played < turns.size() ? turns[played].rank : -1;
   };
   // Other ranks may take their own turns meanwhile, but not this rank's turns.
-  const auto left = std::span(turns).subspan(std::min(turns.size(), static_cast<std::size_t>(there.played.load())));
-  if (std::ranges::find(left, board_.rank(), &ShardTurn::rank) == left.end())
-    throw_if_error(end_of_turns(operation(), board_.rank()));
+  const auto has_turns = [&](int q) {
+    const auto left = std::span(turns).subspan(std::min(turns.size(), static_cast<std::size_t>(there.played.load())));
+    return std::ranges::find(left, q, &ShardTurn::rank) != left.end();
+  };
   const Span span("wait", {}, is_push ? &push_wait_seconds_ : nullptr);  // pull_seconds_ already contains the wait of a
                                                                          // pull
+  if (!has_turns(board_.rank())) {
+    if (is_push) throw_if_error(end_of_turns(operation(), board_.rank()));
+    board_.wait(operation, [&](int q) { return !has_turns(q); });
+    return;
+  }
   // The turn may pass from one rank to another while the board checks one rank after another. So this rank waits again
   // until it has the turn.
   while (whose() != board_.rank()) board_.wait(operation, [&](int q) { return q == board_.rank() || whose() != q; });

@@ -21,7 +21,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 constexpr char kKind[] = "tessera_order";
-constexpr std::size_t kMostBytes = std::size_t{1} << 32;
+constexpr std::size_t kMostBytes = std::size_t{1} << 32, kMostOfFirstLine = std::size_t{1} << 20;
 
 absl::Status output_error(const std::string& path, const char* what, int error, ExitCode code) {
   return make_error(code, "sync.record_order " + path + ": " + what + ": " + reason_of_writing(error));
@@ -55,6 +55,19 @@ std::string fault_of(const json& first, const OrderParties& parties) {
 
 }  // namespace
 
+std::string first_line_of(const OrderParties& parties, const std::vector<std::int64_t>& steps) {
+  json line = {{kKind, 1}, {"ranks", parties.ranks}, {"owners", parties.owners}, {"owner_count", parties.owner_count}};
+  if (!steps.empty()) line["steps"] = steps;
+  return line.dump() + "\n";
+}
+
+std::string line_of(const ShardEvent& event, const ShardName& shard) {
+  const json line = {
+      {"event", event.number}, {"rank", event.rank},   {"step", event.step},   {"op", event.is_push ? "push" : "pull"},
+      {"unit", shard.unit},    {"group", shard.group}, {"shard", shard.owner}, {"version", event.version}};
+  return line.dump() + "\n";
+}
+
 absl::Status end_of_turns(const std::string& operation, int rank) {
   return make_error(ExitCode::kUsage, operation +
                                           ": the order that is played (sync.play_order) has no more of it by rank " +
@@ -79,10 +92,7 @@ absl::StatusOr<OrderWriter> OrderWriter::open(const std::string& path, const Ord
   }
   OrderWriter writer(path, file);
   if (is_first) {
-    writer.text_ =
-        json{{kKind, 1}, {"ranks", parties.ranks}, {"owners", parties.owners}, {"owner_count", parties.owner_count}}
-            .dump() +
-        "\n";
+    writer.text_ = first_line_of(parties);
     TESSERA_RETURN_IF_ERROR(writer.write());
   }
   return writer;
@@ -97,14 +107,7 @@ OrderWriter::~OrderWriter() {
   ::close(file_);
 }
 
-void OrderWriter::add(const ShardEvent& event, const ShardName& shard) {
-  text_ += json{{"event", event.number}, {"rank", event.rank},
-                {"step", event.step},    {"op", event.is_push ? "push" : "pull"},
-                {"unit", shard.unit},    {"group", shard.group},
-                {"shard", shard.owner},  {"version", event.version}}
-               .dump();
-  text_ += '\n';
-}
+void OrderWriter::add(const ShardEvent& event, const ShardName& shard) { text_ += line_of(event, shard); }
 
 absl::Status OrderWriter::write() {
   for (std::string_view rest = text_; !rest.empty();) {
@@ -157,6 +160,21 @@ absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string
     for (const auto& [event, turn] : events[i]) turns[i].push_back(turn);
   }
   return turns;
+}
+
+absl::StatusOr<std::optional<std::int64_t>> steps_in_order(const std::string& path, int rank) {
+  TESSERA_ASSIGN_OR_RETURN(const InputFile file, InputFile::open(path, "sync.play_order"));
+  std::string line(std::min(file.size(), kMostOfFirstLine), '\0');
+  const ssize_t got = ::pread(file.fd(), line.data(), line.size(), 0);
+  if (got < 0) return input_error(path, "sync.play_order", "cannot be read", errno);
+  line.resize(std::min(static_cast<std::size_t>(got), line.find('\n')));
+  const json first = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const auto steps = first.is_object() ? first.find("steps") : first.end();
+  if (steps == first.end()) return std::nullopt;
+  const auto own = static_cast<std::size_t>(rank);
+  if (!steps->is_array() || own >= steps->size() || !(*steps)[own].is_number_integer())
+    return bad_line(path, 1, "\"steps\" has no number for rank " + std::to_string(rank));
+  return (*steps)[own].get<std::int64_t>();
 }
 
 absl::Status PushOrder::open(const AsynchronousConfig& config, const OrderParties& parties, int rank,

@@ -44,8 +44,14 @@ struct OrderParties {
   int owner_count = 0;
 };
 
-/// Writes the order of pushes and pulls ("sync": "record_order"): a first line that names the ranks and the owners,
-/// then a line of JSON for each event,
+/// Returns the first line of an order. `steps`: the number of steps of each rank, if it is known when the file begins.
+/// The line then has them as "steps" (steps_in_order).
+std::string first_line_of(const OrderParties& parties, const std::vector<std::int64_t>& steps = {});
+/// Returns the line of an event of `shard`.
+std::string line_of(const ShardEvent& event, const ShardName& shard);
+
+/// Writes the order of pushes and pulls ("sync": "record_order"): a first line that names the ranks and the owners
+/// (first_line_of), then a line of JSON for each event (line_of),
 ///
 ///     {"event":12,"rank":0,"step":3,"op":"push","unit":"layers.0","group":0,"shard":1,"version":5}
 ///
@@ -81,8 +87,9 @@ struct ShardTurn {
   bool is_push = false;
 };
 
-/// Returns the error (64) for a rank whose program pulls or pushes again after the rank's last turn. `operation`: a
-/// text that names the shard.
+/// Returns the error (64) for a rank whose program pushes again after the rank's last turn. `operation`: a text that
+/// names the shard. A pull after the last turn is no error: it waits until all turns of the shard have been taken, and
+/// reads the shard's last values.
 absl::Status end_of_turns(const std::string& operation, int rank);
 /// Returns an error (64) unless `turn` is the turn of a push, or of a pull if `is_push` is false.
 absl::Status expect_turn(const ShardTurn& turn, bool is_push, const std::string& operation);
@@ -92,6 +99,10 @@ absl::Status expect_turn(const ShardTurn& turn, bool is_push, const std::string&
 /// owners or another number of ranks. A file of an earlier version names no owners.
 absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, const OrderParties& parties,
                                                                std::span<const ShardName> shards);
+
+/// Returns the number of steps that the order's first line has for `rank`. Returns nothing if that line has no numbers
+/// of steps, as in a recorded order. Errors: those of read_order for the file and its first line.
+absl::StatusOr<std::optional<std::int64_t>> steps_in_order(const std::string& path, int rank);
 
 /// The order of the pulls and pushes of one rank, as "sync" says: it is recorded ("record_order"), replayed
 /// ("play_order"), or free. PulledParameters owns a PushOrder.

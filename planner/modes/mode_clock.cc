@@ -178,23 +178,27 @@ class ModePlayer {
 
 }  // namespace
 
-std::vector<std::int64_t> ModeTimeline::ages() const {
-  std::vector<std::tuple<double, std::int64_t, int, bool>> events;  // the last member: whether the event is a push
-  int most_rank = 0;
+std::vector<ModeEvent> ModeTimeline::events() const {
+  std::vector<std::tuple<double, std::int64_t, int, bool>> moments;  // the last member: whether it is a push
   for (const ModeStep& step : steps) {
-    events.emplace_back((step.begin_s + step.pulled_s) / 2, step.step, step.rank, false);
-    events.emplace_back((step.pushing_s + step.pushed_s) / 2, step.step, step.rank, true);
-    most_rank = std::max(most_rank, step.rank);
+    moments.emplace_back((step.begin_s + step.pulled_s) / 2, step.step, step.rank, false);
+    moments.emplace_back((step.pushing_s + step.pushed_s) / 2, step.step, step.rank, true);
   }
-  std::ranges::sort(events);
-  std::vector<std::int64_t> found, seen(static_cast<std::size_t>(most_rank) + 1, 0);
+  std::ranges::sort(moments);
+  std::vector<ModeEvent> events;
+  for (const auto& [at_s, step, rank, is_push] : moments) events.push_back({rank, step, is_push});
+  return events;
+}
+
+std::vector<std::int64_t> ModeTimeline::ages() const {
+  std::vector<std::int64_t> found;
+  std::map<int, std::int64_t> seen;  // [rank]: pushes until the rank's newest pull
   std::int64_t pushes = 0;
-  for (const auto& [at_s, step, rank, is_push] : events) {
-    std::int64_t& at_pull = seen[static_cast<std::size_t>(rank)];
-    if (is_push) {
-      found.push_back(pushes++ - at_pull);
+  for (const ModeEvent& event : events()) {
+    if (event.is_push) {
+      found.push_back(pushes++ - seen[event.rank]);
     } else {
-      at_pull = pushes;
+      seen[event.rank] = pushes;
     }
   }
   return found;

@@ -54,6 +54,13 @@ struct ModeStep {
   double pushed_s = 0;   ///< the rank continues with its next step
 };
 
+/// A pull or push of all values by a rank, at one moment.
+struct ModeEvent {
+  int rank = 0;
+  std::int64_t step = 0;  ///< ModeStep::step
+  bool is_push = false;
+};
+
 /// The steps of all ranks of a run.
 struct ModeTimeline {
   std::vector<ModeStep> steps = {};  ///< sorted by the end of their push, and then by rank
@@ -61,8 +68,10 @@ struct ModeTimeline {
 
   /// Returns the seconds until the last step has ended.
   double seconds() const { return steps.empty() ? 0.0 : steps.back().pushed_s; }
+  /// Returns the pulls and pushes of asynchronous ranks in order. A pull or push counts at the middle of its time.
+  std::vector<ModeEvent> events() const;
   /// Returns the age of each gradient of asynchronous ranks, in the order of pushes: how many pushes of other ranks
-  /// came between its pull and its push. A pull or push counts at the middle of its time.
+  /// came between its pull and its push.
   std::vector<std::int64_t> ages() const;
 };
 

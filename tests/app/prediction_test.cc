@@ -5,8 +5,11 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
+#include <map>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "tests/support/workplace.h"
@@ -187,6 +190,64 @@ TEST_F(Prediction, RanksWithClocksOfTheirOwnArePlannedAndSimulated) {
                               "gradient_sync": "last_microbatch", "deal": {"by": "speed"})";
   EXPECT_THAT(run(world("simulate", with(deal), "2", {"--straggler", "1=3"})).out,
               HasSubstr("dealt by speed: a rank computes 2 to 6 microbatches"));
+}
+
+// Each rank of `tessera train` makes the steps that the order has for it. Rank 0 writes the metrics.
+TEST_F(Prediction, SimulatedOrderIsPlayedWithItsStepsAndAges) {
+  measure();
+  const auto with_order = [&](const std::string& more) {
+    return R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]}, "gradient_sync": "last_microbatch",
+               "gradient_accumulation": 2, "sync": {"type": "asynchronous")" +
+           more + "}}";
+  };
+  write_file(path("free.json"), with_order(""));
+  write_file(path("play.json"), with_order(R"(, "play_order": ")" + path("order.jsonl") + "\""));
+  const Words slow = {"--straggler", "1=3", "--steps", "4", "--order", path("order.jsonl")};
+  const Ended simulated = run(world("simulate", path("free.json"), "2", slow, "1"));
+  const auto made = read_lines(path("order.jsonl")).front().at("steps").get<std::vector<std::int64_t>>();
+  ASSERT_EQ(made.size(), 2u);
+  EXPECT_EQ(made[0] + made[1], 8) << "as many gradients as 4 synchronous steps have";
+  EXPECT_GT(made[0], made[1]);
+  const std::string counts = std::to_string(made[1]) + " to " + std::to_string(made[0]);
+  EXPECT_THAT(simulated.out, AllOf(HasSubstr("gradients of a rank that count: " + counts),
+                                   HasSubstr("--steps " + std::to_string(made[0]) + " makes its " + counts)));
+  std::map<std::int64_t, double> ages;  // [step of rank 0]: age, which all shards have
+  double all_ages = 0, pushes = 0;
+  std::map<std::string, std::int64_t> pulled;
+  for (const json& line : read_lines(path("order.jsonl"))) {
+    if (!line.contains("event")) continue;
+    const auto rank = line.at("rank").get<int>();
+    const auto version = line.at("version").get<std::int64_t>();
+    std::int64_t& before =
+        pulled[line.at("unit").dump() + line.at("group").dump() + line.at("shard").dump() + std::to_string(rank)];
+    if (line.at("op") == "pull") {
+      before = version;
+      continue;
+    }
+    ++pushes;
+    all_ages += static_cast<double>(version - before);
+    if (rank == 0) ages[line.at("step").get<std::int64_t>()] = static_cast<double>(version - before);
+  }
+  EXPECT_THAT(simulated.out, HasSubstr(app::number_text(all_ages / pushes, "staleness of these ranks: mean %.2f")));
+
+  const Words enough = {"--steps", "100"}, weights = {"--save-weights", path("weights.pt")};
+  run(launch(2) + train(path("play.json"), "first", enough + weights));
+  run(launch(2) + train(path("play.json"), "second", enough));
+  EXPECT_EQ(losses("second"), losses("first"));
+  EXPECT_TRUE(std::filesystem::exists(path("weights.pt"))) << "they are saved when all pushes of the order are made";
+  ASSERT_EQ(std::ssize(steps("first")), made[0]);
+  for (const json& step : steps("first"))
+    EXPECT_EQ(step.at("staleness_mean").get<double>(), ages.at(step.at("step").get<std::int64_t>())) << step;
+
+  const Ended kept = fail(world("simulate", path("free.json"), "2", slow, "1"));
+  EXPECT_EQ(kept.code, 73) << "an order that exists is kept";
+  const Ended meets =
+      fail(launch(2) + train(path("play.json"), "meets", enough + Words{"--checkpoint-dir", path("checkpoints")}));
+  EXPECT_EQ(meets.code, 64) << meets.err;
+  EXPECT_THAT(meets.err, HasSubstr("make different numbers of steps"));
+  const Ended none = fail(world("simulate", strategy("FULL_SHARD"), "2", {"--order", path("none.jsonl")}));
+  EXPECT_EQ(none.code, 78);
+  EXPECT_THAT(none.err, AllOf(HasSubstr("simulate --order"), HasSubstr("hint:")));
 }
 
 TEST_F(Prediction, ServersShareTheWorkOfPushes) {

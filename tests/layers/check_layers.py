@@ -121,7 +121,7 @@ ALLOWED = {
                                   "workshop/bench", "include/tessera"],
     "workshop/app": [*GROUND, "runtime/border", "runtime/base/metrics", "workshop/launch", "runtime/data", *OFFLOAD, *CHECKPOINT, "workshop/models", "include/tessera"],
     "workshop/app/text": COMMAND,
-    "workshop/app/plan": COMMAND,
+    "workshop/app/plan": [*COMMAND, "engine/asynchronous"],
     "workshop/app/train": [*COMMAND, "engine/loop", "engine/asynchronous", "workshop/app/plan", "workshop/app/text"],
     "workshop/app/bench": COMMAND,
     "workshop/app/doctor": COMMAND,

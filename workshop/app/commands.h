@@ -218,6 +218,7 @@ struct SimulateCommand {
   std::int64_t steps = 10;
   std::string trace;  ///< Chrome trace of some ranks; empty: none
   int traced_ranks = 4;
+  std::string order;  ///< file for the order of pushes and pulls (SimulatedOrder); empty: none
   bool overwrite = false;
 };
 /// Simulates steps of ranks that differ in speed.

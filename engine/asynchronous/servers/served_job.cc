@@ -169,7 +169,7 @@ std::int64_t ServedJob::tick(std::int64_t seen) {
 
 absl::Status ServedJob::await_turn(Group& group, std::int64_t turn, const std::function<bool()>& is_gone) const {
   const Clock::time_point deadline = Clock::now() + limit_;
-  while (turn >= 0 && group.played != turn) {
+  while (group.played < turn) {  // a pull after a rank's last turn has the number of all turns
     if (is_gone()) return worker_gone();
     if (Clock::now() > deadline)
       return make_error(

@@ -332,7 +332,10 @@ std::int64_t ServedShards::next_turn(std::size_t group, int server, bool is_push
   while (next < turns.size() && turns[next].rank != board_.rank()) ++next;
   const std::string operation =
       order_.name(index).unit + (is_push ? " push" : " pull") + " of shard " + std::to_string(server);
-  if (next == turns.size()) throw_if_error(end_of_turns(operation, board_.rank()));
+  if (next == turns.size()) {
+    if (is_push) throw_if_error(end_of_turns(operation, board_.rank()));
+    return static_cast<std::int64_t>(next);  // the server waits until all turns have been taken
+  }
   throw_if_error(expect_turn(turns[next], is_push, operation));
   return static_cast<std::int64_t>(next++);
 }

@@ -155,7 +155,8 @@ class ServedShards final : public PulledParameters {
   /// Gathers a group's values from the ranks of the replica, each of which has pulled a piece.
   void gather(const FlatGroup& group);
   std::size_t shard_of(std::size_t group, int server) const;
-  /// Returns the turn of this rank's next pull or push of a shard in the recorded order that is replayed.
+  /// Returns the turn of this rank's next pull or push of a shard in the recorded order that is replayed. A pull after
+  /// the rank's last turn gets the number of all turns.
   std::int64_t next_turn(std::size_t group, int server, bool is_push);
   void note(std::size_t group, int server, bool is_push, const MessageHead& reply);
   /// Copies the groups [first, last) from all servers. `kind`: kPull or kCopy.

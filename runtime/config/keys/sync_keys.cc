@@ -180,7 +180,8 @@ std::vector<StrategyKey> sync_keys() {
       {.pointer = "/sync/play_order",
        .field = name_field(AT(sync.asynchronous.play_order)),
        .example_json = R"("order.jsonl")",
-       .doc = "A file of record_order whose order this run keeps, so that it has the recorded run's bits. Each rank "
+       .doc = "A file of record_order, or of tessera simulate --order, whose order this run keeps, so that it has the "
+              "recorded run's bits. Each rank "
               "waits for its turn at each shard. Empty: none.",
        .cost = "Ranks wait for each other as in the recorded run, or longer.",
        .only_if = when_asynchronous()},

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "workshop/app/plan/plan_of_world.h"
 #include "workshop/app/plan/plan_time.h"
 #include "workshop/app/plan/scaled_worlds.h"
+#include "workshop/app/plan/simulated_order.h"
 #include "workshop/app/plan/unlike_ranks.h"
 #include "workshop/bench/number_text.h"
 
@@ -44,10 +46,21 @@ double synchronous_seconds(PlannedWorld world, const TimingFiles& files, WorldOp
   return simulated(world, files, options).mean_s;
 }
 
-/// Simulates ranks with clocks of their own, prints the results, and returns the trace.
-std::string print_mode(const PlannedWorld& world, const TimingFiles& files, const WorldOptions& options) {
+/// Writes the order of a simulated run, and says how it is played.
+void write_order(const SimulatedOrder& order, const SimulatedMode& mode, const std::string& path, Existing existing) {
+  throw_if_error(order.write_file(mode.run.timeline, path, existing));
+  const auto [fewest, most] = std::ranges::minmax(mode.run.steps);
+  std::printf(
+      "order: %s has the pulls and pushes of %zu shards. \"sync\": {\"play_order\": ...} plays them, and each "
+      "rank of tessera train --steps %lld makes its %lld to %lld steps\n",
+      path.c_str(), order.shards().size(), static_cast<long long>(most), static_cast<long long>(fewest),
+      static_cast<long long>(most));
+}
+
+/// Prints the results of ranks with clocks of their own.
+void print_mode(const PlannedWorld& world, const TimingFiles& files, const WorldOptions& options,
+                const SimulatedMode& mode) {
   const SyncConfig& sync = world.strategy.sync;
-  const SimulatedMode mode = simulated_mode(world, files, options);
   const ModeCost& cost = mode.cost;
   const ModeWorld& found = mode.run;
   const double seconds = mode.seconds();
@@ -67,7 +80,18 @@ std::string print_mode(const PlannedWorld& world, const TimingFiles& files, cons
   if (cost.rule.kind == ModeRule::Kind::kBackups)
     std::printf("gradients that came too late: %lld\n", static_cast<long long>(found.dropped));
   if (found.waits_for_servers) std::printf("the parameter servers bound it: --servers says how many there are\n");
-  return found.trace;
+}
+
+/// Simulates ranks with clocks of their own, and returns the trace.
+std::string run_mode(const SimulateCommand& command, const PlannedWorld& world, const TimingFiles& files,
+                     const WorldOptions& options, Existing existing) {
+  std::optional<SimulatedOrder> order;
+  if (!command.order.empty())
+    order = value_or_throw(SimulatedOrder::make(world.plan, files.profile, std::max(files.servers, 1)));
+  const SimulatedMode mode = simulated_mode(world, files, options);
+  print_mode(world, files, options, mode);
+  if (order) write_order(*order, mode, command.order, existing);
+  return mode.run.trace;
 }
 
 /// Simulates ranks that wait for each other in each step, prints the results, and returns the trace.
@@ -101,15 +125,15 @@ std::string print_synchronous(const PlannedWorld& world, const TimingFiles& file
 int run_simulate(const SimulateCommand& command) {
   return run([&] {
     const Existing existing = command.overwrite ? Existing::kReplaced : Existing::kKept;
-    throw_if_error(check_outputs({{"--trace", command.trace, {}}},
+    throw_if_error(check_outputs({{"--trace", command.trace, {}}, {"--order", command.order, {}}},
                                  {{"--links", command.timing.links, {}}, {"--profile", command.timing.profile, {}}},
                                  existing));
     const WorldOptions options = options_of(command);
     const PlannedWorld world = plan_of_world(command.world);
     const TimingFiles files = read_timing(command.timing);
-    const bool is_synchronous = world.strategy.sync.type == SyncType::kEachStep;
+    const bool is_synchronous = world.strategy.sync.type == SyncType::kEachStep && command.order.empty();
     const std::string trace =
-        is_synchronous ? print_synchronous(world, files, options) : print_mode(world, files, options);
+        is_synchronous ? print_synchronous(world, files, options) : run_mode(command, world, files, options, existing);
     if (command.trace.empty()) return;
     throw_if_error(write_output(command.trace, "{\"traceEvents\":[" + trace + "]}\n", existing, "simulate"));
   });

@@ -3,9 +3,11 @@
 #include <ATen/Context.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
+#include "engine/asynchronous/push_order.h"
 #include "engine/job/same_start.h"
 #include "engine/loop/token_stream.h"
 #include "runtime/base/bytes.h"
@@ -26,7 +28,8 @@ namespace tessera::app {
 //
 // `prepare` checks the options, reads the model's file, makes the model without memory, and opens tokenizer, data and
 // held-out data. It finds the checkpoint to go on from, and rank 0 checks the outputs. `with_global_batch` and
-// `with_outputs` bring options of the command line into the strategy. All ranks must have the same `description`.
+// `with_outputs` bring options of the command line into the strategy, and `with_own_steps` brings an order's steps
+// into the command. All ranks must have the same `description`.
 
 namespace {
 
@@ -243,6 +246,20 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
     TESSERA_ASSIGN_OR_RETURN(run.lock, lock_for_run(strategy.checkpoint.dir, "--checkpoint-dir"));
   }
   return run;
+}
+
+TrainCommand with_own_steps(TrainCommand command, const Strategy& strategy, int rank) {
+  const std::string& order = strategy.sync.asynchronous.play_order;
+  if (order.empty()) return command;
+  const std::optional<std::int64_t> steps = value_or_throw(steps_in_order(order, rank));
+  if (!steps) return command;
+  if (!strategy.checkpoint.dir.empty() || command.evaluation.every > 0)
+    throw Error(ExitCode::kUsage,
+                "train: ranks that play " + order +
+                    " make different numbers of steps, so they cannot meet between two steps. [T1097] hint: leave "
+                    "--checkpoint-dir and --eval-every out; --eval-data and --save-weights alone are for the end");
+  command.steps = std::min(command.steps, *steps);
+  return command;
 }
 
 nlohmann::json description(const TrainCommand& command, const Strategy& strategy, const Prepared& run) {

@@ -383,12 +383,13 @@ int train_on(const TrainCommand& command, const Strategy& strategy, const Mesh& 
   absl::StatusOr<nlohmann::json> mine =
       run.ok() ? description(command, strategy, *run) : absl::StatusOr<nlohmann::json>(run.status());
   throw_if_error(agree(mine, {mesh.rank(), mesh.world_size(), strategy.comm.init_timeout_s}, groups_of(mesh).store()));
+  const TrainCommand own = with_own_steps(command, strategy, mesh.rank());
   const int threads = set_threads_of_rank(mesh.topology().local_world_size);
   Engine engine(run->model, strategy, mesh);
   // Weights are the same on all ranks. Random numbers that are drawn while training (dropout) must differ between
   // ranks. If "reproducible" is set, the Engine sets the generator for each microbatch.
   if (!strategy.reproducible) at::manual_seed(seed_for_rank(command.seed, mesh.rank()));
-  return train(command, mesh, *run, engine, threads);
+  return train(own, mesh, *run, engine, threads);
 }
 
 }  // namespace

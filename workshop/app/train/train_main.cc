@@ -431,7 +431,11 @@ void add_simulate(CLI::App& app, SimulateCommand& simulate) {
   command->add_option("--traced-ranks", simulate.traced_ranks, "in the trace, the first so many")
       ->transform(integer_from(1, 64))
       ->capture_default_str();
-  command->add_flag("--overwrite", simulate.overwrite, "replace a trace that exists");
+  command
+      ->add_option("--order", simulate.order,
+                   "\"sync\" asynchronous: file for the order of pushes and pulls, which \"play_order\" plays")
+      ->check(not_empty());
+  command->add_flag("--overwrite", simulate.overwrite, "replace a trace or an order that exists");
 }
 
 void add_export(CLI::App& command, CheckpointCommand& checkpoint) {

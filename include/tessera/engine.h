@@ -508,7 +508,7 @@ class Engine {
   /// Returns the samples of all ranks in the steps that updated parameters, as the program gave them to backward
   /// (MicrobatchInfo::samples). Checkpoints and durable commits keep the number. If replicas train apart ("sync"), each
   /// step counts this replica's samples times the number of replicas. With "sync" asynchronous and hogwild, only this
-  /// rank's samples are counted. On a GPU it waits for the latest step.
+  /// rank's samples are counted, or those of its replica (sync.replica_ranks). On a GPU it waits for the latest step.
   std::int64_t samples_seen() const;
   /// Returns the loss scale of the next backward; 1 unless parameters are fp16.
   double loss_scale() const;

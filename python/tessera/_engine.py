@@ -130,7 +130,8 @@ class Engine:
         The call repeats the communication of this rank's latest microbatch, so the rank needs an earlier microbatch. No
         earlier microbatch is needed inside `uneven`, where the other ranks tell this rank what to communicate. A module
         whose forward makes its own collectives needs a batch on every rank. `uneven` calls it for loaders of different
-        lengths. Raises Error (64) if there was no microbatch before.
+        lengths. Raises Error (64) if there was no microbatch before, and before a step's first microbatch if several
+        ranks are one replica (sync.replica_ranks): the other ranks of the replica would wait for this rank's pulls.
         """
         self._live().backward_nothing()
 
@@ -531,7 +532,8 @@ class Engine:
         """Returns the number of samples of all ranks in the steps that updated parameters, as given to `backward`.
 
         If replicas train apart ("sync"), a step's samples are counted as this replica's samples times the number of
-        replicas. With "sync" asynchronous and hogwild, only this rank's samples count.
+        replicas. With "sync" asynchronous and hogwild, only the samples of this rank count, or those of the ranks of its
+        replica (sync.replica_ranks).
         """
         return self._live().samples_seen()
 

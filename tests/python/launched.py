@@ -1,8 +1,10 @@
 """Starts Python programs on several ranks, as a user does."""
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
+import secrets
 import subprocess
 import sys
 import textwrap
@@ -38,6 +40,21 @@ def launch(ranks, program, *arguments, at_rest=300, **variables):
     python = [sys.executable, "-B"]
     python += [RANKS / program] if program.endswith(".py") else ["-c", textwrap.dedent(program)]
     return run([TESSERA, "launch", "-n", ranks, "--", *python, *arguments], at_rest, **variables)
+
+
+@contextlib.contextmanager
+def parameter_servers(count):
+    """Runs parameter servers. Yields the variables that name them to ranks that no launcher has started."""
+    secret = secrets.token_hex(16)
+    command = [TESSERA, "serve", "--listen", "127.0.0.1:0"]
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
+                                                        env={**os.environ, "TESSERA_SERVERS_SECRET": secret}))
+                   for _ in range(count)]
+        for server in servers:
+            stack.callback(server.terminate)
+        addresses = [server.stdout.readline().split()[-1] for server in servers]  # "parameter server at HOST:PORT"
+        yield {"TESSERA_SERVERS": ",".join(addresses), "TESSERA_SERVERS_SECRET": secret}
 
 
 def run_forked_files(modules, *runs, at_rest=300, **variables):

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import unittest
 
-from launched import RANKS, TESSERA, main, run, run_forked_files
+from launched import RANKS, TESSERA, main, parameter_servers, run, run_forked_files
 
 
 class RulesTest(unittest.TestCase):
@@ -38,6 +38,14 @@ class AsynchronousTest(unittest.TestCase):
             code, output = run_forked_files(["tessera"], (1, "asynchronous_ranks.py", one), (2, "asynchronous_ranks.py", two))
             self.assertEqual(code, 0, output)
             self.assertEqual(output.count("trained by orders, backups and hogwild like plain PyTorch"), 3, output)
+
+
+class ReplicasTest(unittest.TestCase):
+    def test_replicas_of_two_ranks_train_like_plain_pytorch(self):
+        with parameter_servers(2) as servers:
+            code, output = run_forked_files(["tessera"], (2, "replicas_ranks.py"), (4, "replicas_ranks.py"), **servers)
+            self.assertEqual(code, 0, output)
+            self.assertEqual(output.count("replicas trained like plain PyTorch"), 6, output)
 
 
 class WorkersTest(unittest.TestCase):

@@ -1,16 +1,22 @@
 // Tests `tessera launch --hosts`: training on hosts that are reached over ssh. tests/support/ssh/ssh_stand_in takes the
-// place of ssh. Hosts are network namespaces (scripts/net_lab), or addresses of the loopback interface if namespaces
-// cannot be made.
+// place of ssh. It also tests launchers on two hosts, of which the second one joins a running job (`--join`). Hosts are
+// network namespaces (scripts/net_lab), or addresses of the loopback interface if namespaces cannot be made.
 
 #include <gmock/gmock.h>
 #include <signal.h>
+
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <thread>
 
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
 namespace hosts_test {
 
-using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 constexpr int kSkipped = 77;
@@ -40,6 +46,19 @@ class Hosts : public Workplace {
   }
   Words on_two_hosts() const {
     return on_two_hosts({"--hosts", "127.0.0.1:2,127.0.0.2:2"}, {"--hosts", "10.77.0.1:2,10.77.0.2:2"});
+  }
+
+  /// Returns the words by which a command runs on a host, 0 or 1.
+  Words on_host(int host) const {
+    const Words with = {"env", "OMP_NUM_THREADS=1", "TESSERA_LOG_LEVEL=info"};
+    return in_namespaces_ ? Words{"ip", "netns", "exec", lab_ + "-h" + std::to_string(host)} + with : with;
+  }
+  /// Waits until a launcher's workers have told of `count` steps in all.
+  static void wait_for_steps(const Program& launcher, std::size_t count) {
+    for (Deadline limit(std::chrono::seconds(60)); steps_told_of(launcher.out()).size() < count;) {
+      ASSERT_FALSE(limit.passed()) << launcher.out() << launcher.err();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
   }
 
   const std::string lab_ = "tessera-ssh" + std::to_string(::getpid());
@@ -87,6 +106,62 @@ TEST_F(Hosts, KilledRankOfAnotherHostEndsTheJobAndIsTheFirstCause) {
   EXPECT_THAT(ended.err,
               HasSubstr("first cause: rank 3 (pid " + std::to_string(victim) + " on " + host + "): signal 9"));
   for (const int rank : {0, 1, 2}) EXPECT_EQ(job.rank_pid(rank), 0) << rank;
+}
+
+// The first host has the servers, and a worker that begins when the workers of the second host have gone.
+TEST_F(Hosts, WorkersOfASecondHostJoinARunningJobAndTheirStepsAreDealtAgainWhenTheyGo) {
+  constexpr int kSteps = 60;
+  write_file(path("elastic.json"),
+             R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]}, "gradient_sync": "last_microbatch",
+                 "sync": {"type": "asynchronous", "owners": "servers", "elastic": true}})");
+  Words command = train(path("elastic.json"), "metrics");
+  command.resize(command.size() - 2);  // this drops `--metrics FILE`, which is refused with workers
+  // Large batches: a worker that is killed is nearly always amid a step.
+  command = command + Words{"--steps", std::to_string(kSteps), "--batch", "64", "--save-weights", path("weights.pt")};
+  const std::string begins_late = "until test -e '" + path("go") + R"('; do sleep 0.05; done; exec "$@")";
+  Program first(on_host(0) +
+                    Words{TESSERA_PROGRAM, "launch", "--workers", "1", "--servers", "2", "--address",
+                          in_namespaces_ ? "10.77.0.1" : "127.0.0.2", "--secret", path("secret"), "--", "sh", "-c",
+                          begins_late, "sh"} +
+                    command,
+                path("first"));
+  const std::string at = address_to_join(first);
+  const auto join = [&](const std::string& secret) {
+    return on_host(1) + Words{TESSERA_PROGRAM, "launch", "--workers", "1", "--join", at, "--secret", secret, "--"} +
+           command;
+  };
+  write_file(path("another"), "a secret of another job");
+  std::filesystem::permissions(path("another"), std::filesystem::perms::owner_read);
+  const Ended stranger = run_program(join(path("another")), path("run"));
+  EXPECT_EQ(stranger.code, 77) << stranger.err;
+  EXPECT_THAT(stranger.err, HasSubstr("the secret is another one"));
+
+  Program stays(join(path("secret")), path("stays"));
+  wait_for_steps(stays, 1);
+  const pid_t worker = stays.rank_pid(0);
+  ASSERT_GT(worker, 0);
+  ASSERT_EQ(::kill(worker, SIGSTOP), 0);  // so that it does not make all steps while the next one starts
+  Program leaves(join(path("secret")), path("leaves"));
+  wait_for_steps(leaves, 1);
+  ASSERT_EQ(::kill(leaves.pid(), SIGKILL), 0) << "the launcher, with its worker";
+  EXPECT_EQ(leaves.wait(60).code, 128 + SIGKILL);
+  ASSERT_EQ(::kill(worker, SIGCONT), 0);
+  wait_for_steps(stays, steps_told_of(stays.out()).size() + 2);  // it goes on
+  ASSERT_EQ(::kill(worker, SIGKILL), 0);
+  const Ended killed = stays.wait(60);
+  EXPECT_EQ(killed.code, 128 + SIGKILL);
+  EXPECT_THAT(killed.err, HasSubstr("worker 0 has ended: signal 9"));
+
+  write_file(path("go"), "");
+  const Ended ended = first.wait(60);
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("they are dealt again"));
+  const auto told = steps_told_of(ended.out + killed.out + leaves.out());
+  for (const std::string& step : told) EXPECT_EQ(told.count(step), 1u) << step << " is made once";
+  // A worker that is killed may have pushed a step of which it does not tell any more.
+  EXPECT_GE(told.size(), std::size_t{kSteps - 2});
+  EXPECT_THAT(told, Contains(std::to_string(kSteps) + "/" + std::to_string(kSteps)));
+  EXPECT_TRUE(std::filesystem::exists(path("weights.pt")));
 }
 
 }  // namespace hosts_test

@@ -3,14 +3,10 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <map>
-#include <set>
 #include <sstream>
-#include <thread>
 
-#include "tests/support/limits/patience.h"
 #include "tests/support/workplace.h"
 
 namespace tessera::testing {
@@ -353,15 +349,6 @@ TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
   EXPECT_EQ(losses("broken"), losses("unbroken"));
 }
 
-/// Returns the steps that a run of workers has printed, each as many times as it was printed: [step, such as "3/12"].
-std::multiset<std::string> steps_told_of(const std::string& out) {
-  std::multiset<std::string> told;
-  std::istringstream words(out);
-  for (std::string word, next; words >> word;)
-    if (word == "step" && words >> next) told.insert(next);
-  return told;
-}
-
 TEST_F(Train, WorkersThatComeAndGoMakeEachStepOnceAndOneOfThemWritesTheWeights) {
   const auto write_elastic = [&](const std::string& value) {
     write_file(path("elastic.json"),
@@ -397,13 +384,7 @@ TEST_F(Train, WorkersOfAnotherLauncherJoinWithTheSecretAlone) {
   Program servers(Words{TESSERA_PROGRAM, "launch", "--workers", "1", "--servers", "2", "--secret", path("secret"), "--",
                         "/bin/sh", "-c", "until test -e " + path("late") + "; do sleep 0.05; done"},
                   path("servers"));
-  const std::string before = "workers join by --join ";
-  for (Deadline limit(std::chrono::seconds(60)); servers.err().find(before) == std::string::npos;) {
-    ASSERT_FALSE(limit.passed()) << servers.err();
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  std::string at;
-  std::istringstream(servers.err().substr(servers.err().find(before) + before.size())) >> at;
+  const std::string at = address_to_join(servers);
   const auto join = [&](const std::string& secret) {
     return Words{TESSERA_PROGRAM, "launch", "--workers", "1:2", "--join", at, "--secret", secret, "--"} + command +
            Words{"--save-weights", path("weights.pt")};

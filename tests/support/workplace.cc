@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstdio>
+#include <sstream>
+#include <stdexcept>
 #include <thread>
 
 #include "tests/support/free_port.h"
@@ -87,6 +89,26 @@ std::vector<std::string> Workplace::losses(const std::string& metrics) const {
     texts.push_back(text);
   }
   return texts;
+}
+
+std::multiset<std::string> steps_told_of(const std::string& out) {
+  std::multiset<std::string> told;
+  std::istringstream words(out);
+  for (std::string word, next; words >> word;)
+    if (word == "step" && words >> next) told.insert(next);
+  return told;
+}
+
+std::string address_to_join(const Program& launcher) {
+  const std::string before = "workers join by --join ";
+  for (Deadline limit(std::chrono::seconds(60)); launcher.err().find(before) == std::string::npos;) {
+    if (limit.passed()) throw std::runtime_error("the launcher prints no address to join: " + launcher.err());
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  const std::string err = launcher.err();
+  std::string at;
+  std::istringstream(err.substr(err.find(before) + before.size())) >> at;
+  return at;
 }
 
 std::string free_port() { return std::to_string(tessera::free_port()); }

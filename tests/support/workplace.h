@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,12 @@ class Workplace : public ::testing::Test {
 
   TestFolder folder_;
 };
+
+/// Returns the steps that a run of workers has printed, each as many times as it was printed: [step, such as "3/12"].
+std::multiset<std::string> steps_told_of(const std::string& out);
+/// Waits until `launcher` has started the servers of workers that come and go. Returns their addresses, as they are
+/// given to --join.
+std::string address_to_join(const Program& launcher);
 
 /// Returns the number of a free port as text (tests/support/free_port.h).
 std::string free_port();

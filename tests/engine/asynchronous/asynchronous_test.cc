@@ -384,27 +384,37 @@ TEST(Asynchronous, StoppedRankHoldsNobodyUp) {
   }
 }
 
+/// Kills a rank amid the training of all, and expects that the others end and name it.
+void expect_end_of_all(const Adjust& adjust, int killed) {
+  const int port = free_port();
+  ForkedRanks ranks(kRanks, [&](int rank, KeyValueStore&) {
+    return as_process(rank, port, 60, [&](const Mesh& mesh) {
+      Session session(mesh, asynchronous(adjust));
+      for (std::size_t i = 0;; ++i) {
+        if (rank == killed && i == 5) ::raise(SIGKILL);
+        session.train(i);
+      }
+    });
+  });
+  EXPECT_EQ(ranks.wait(killed).signal, SIGKILL);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == killed) continue;
+    const RankEnd end = ranks.wait(rank);
+    EXPECT_EQ(end.signal, 0) << rank;
+    EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+    EXPECT_THAT(end.message, HasSubstr("rank " + std::to_string(killed)));
+  }
+}
+
 TEST(Asynchronous, KilledRankEndsTheOthersWithItsName) {
   const Adjust at_most_one_ahead = [](Strategy& s) { sgd(s), s.sync.asynchronous.max_staleness = 1; };
-  for (const Adjust& adjust : {Adjust(sgd), at_most_one_ahead, Adjust(hogwild), Adjust(one_backup)}) {
-    const int port = free_port();
-    ForkedRanks ranks(kRanks, [&](int rank, KeyValueStore&) {
-      return as_process(rank, port, 60, [&](const Mesh& mesh) {
-        Session session(mesh, asynchronous(adjust));
-        for (std::size_t i = 0;; ++i) {
-          if (rank == 2 && i == 5) ::raise(SIGKILL);
-          session.train(i);
-        }
-      });
-    });
-    EXPECT_EQ(ranks.wait(2).signal, SIGKILL);
-    for (int rank = 0; rank < 2; ++rank) {
-      const RankEnd end = ranks.wait(rank);
-      EXPECT_EQ(end.signal, 0) << rank;
-      EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
-      EXPECT_THAT(end.message, HasSubstr("rank 2"));
-    }
-  }
+  for (const Adjust& adjust : {Adjust(sgd), at_most_one_ahead, Adjust(hogwild), Adjust(one_backup)})
+    expect_end_of_all(adjust, /*killed=*/2);
+}
+
+TEST(Asynchronous, KilledRankZeroThatServesTheStoreIsNamedToo) {
+  for (const Adjust& adjust : {Adjust(sgd), Adjust(hogwild), Adjust(one_backup)})
+    expect_end_of_all(adjust, /*killed=*/0);
 }
 
 TEST(Asynchronous, RankThatEndsEarlyIsNamedByThoseWhoWaitForIt) {

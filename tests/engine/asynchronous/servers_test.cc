@@ -293,6 +293,47 @@ TEST(Servers, KilledRankOnAnotherHostStopsNobody) {
   }
 }
 
+// Rank 0 serves the store of the job. Ranks that train need no store. A save is a meeting of all ranks, so it ends, and
+// names rank 0.
+TEST(Servers, KilledRankZeroStopsNobodyAndIsNamedByThoseWhoMeet) {
+  for (const int hosts : {1, kRanks}) {
+    SCOPED_TRACE(hosts);
+    const TestFolder folder;
+    const NamedServer named;
+    const int port = free_port();
+    ForkedRanks ranks(kRanks, [&](int rank, KeyValueStore& store) -> absl::Status {
+      join_as(rank, kRanks, port, hosts);
+      at::set_num_threads(1);
+      const Strategy strategy = served([](Strategy& s) { sgd(s), s.sync.asynchronous.max_staleness = 1; });
+      const Mesh mesh = init(strategy);
+      Session session(mesh, strategy);
+      for (std::size_t i = 0; i < 20; ++i) {
+        if (rank == 0 && i == 5) ::raise(SIGKILL);
+        session.train(i);
+      }
+      require(session.engine.steps_applied() == 20, "all steps are this rank's own");
+      const auto meet_in_store = [&](const std::string& what) -> absl::Status {
+        TESSERA_RETURN_IF_ERROR(store.set(what + std::to_string(rank), ""));
+        for (int other = 1; other < kRanks; ++other)
+          TESSERA_RETURN_IF_ERROR(told(store, what + std::to_string(other)).status());
+        return absl::OkStatus();
+      };
+      TESSERA_RETURN_IF_ERROR(meet_in_store("trained "));
+      const std::string error = error_of([&] { save_checkpoint(session.engine, folder.path()); });
+      TESSERA_RETURN_IF_ERROR(meet_in_store("ended "));
+      return make_error(ExitCode::kPeerLost, error);
+    });
+    const auto server = value_or_throw(ParameterServer::start(named.address, kSecret));  // ranks wait for this server
+    EXPECT_EQ(ranks.wait(0).signal, SIGKILL);
+    for (int rank = 1; rank < kRanks; ++rank) {
+      const RankEnd end = ranks.wait(rank);
+      EXPECT_EQ(end.signal, 0);
+      EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
+      EXPECT_THAT(end.message, HasSubstr("rank 0")) << "a save ends, since it needs all ranks";
+    }
+  }
+}
+
 // A replica is made of the two ranks of a host, or of ranks of two hosts that Gloo joins.
 TEST(Servers, KilledRankEndsItsReplicaAndOtherReplicasTrainOn) {
   for (const int hosts : {2, 4}) {

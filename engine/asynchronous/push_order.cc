@@ -162,19 +162,25 @@ absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string
   return turns;
 }
 
-absl::StatusOr<std::optional<std::int64_t>> steps_in_order(const std::string& path, int rank) {
+absl::StatusOr<OrderHead> read_order_head(const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const InputFile file, InputFile::open(path, "sync.play_order"));
   std::string line(std::min(file.size(), kMostOfFirstLine), '\0');
   const ssize_t got = ::pread(file.fd(), line.data(), line.size(), 0);
   if (got < 0) return input_error(path, "sync.play_order", "cannot be read", errno);
   line.resize(std::min(static_cast<std::size_t>(got), line.find('\n')));
-  const json first = json::parse(line, nullptr, /*allow_exceptions=*/false);
-  const auto steps = first.is_object() ? first.find("steps") : first.end();
-  if (steps == first.end()) return std::nullopt;
-  const auto own = static_cast<std::size_t>(rank);
-  if (!steps->is_array() || own >= steps->size() || !(*steps)[own].is_number_integer())
-    return bad_line(path, 1, "\"steps\" has no number for rank " + std::to_string(rank));
-  return (*steps)[own].get<std::int64_t>();
+  OrderHead head;
+  try {
+    const json first = json::parse(line);
+    head.ranks = first.at("ranks");
+    if (first.contains("steps")) head.steps = first.at("steps").get<std::vector<std::int64_t>>();
+  } catch (const json::exception&) {
+    return bad_line(path, 1, "it is no line of an order");
+  }
+  if (!head.steps.empty() && std::ssize(head.steps) != head.ranks)
+    return bad_line(path, 1,
+                    "it has the steps of " + std::to_string(head.steps.size()) + " ranks, and the order is of " +
+                        std::to_string(head.ranks));
+  return head;
 }
 
 absl::Status PushOrder::open(const AsynchronousConfig& config, const OrderParties& parties, int rank,

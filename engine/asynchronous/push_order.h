@@ -45,7 +45,7 @@ struct OrderParties {
 };
 
 /// Returns the first line of an order. `steps`: the number of steps of each rank, if it is known when the file begins.
-/// The line then has them as "steps" (steps_in_order).
+/// The line then has them as "steps" (OrderHead).
 std::string first_line_of(const OrderParties& parties, const std::vector<std::int64_t>& steps = {});
 /// Returns the line of an event of `shard`.
 std::string line_of(const ShardEvent& event, const ShardName& shard);
@@ -100,9 +100,13 @@ absl::Status expect_turn(const ShardTurn& turn, bool is_push, const std::string&
 absl::StatusOr<std::vector<std::vector<ShardTurn>>> read_order(const std::string& path, const OrderParties& parties,
                                                                std::span<const ShardName> shards);
 
-/// Returns the number of steps that the order's first line has for `rank`. Returns nothing if that line has no numbers
-/// of steps, as in a recorded order. Errors: those of read_order for the file and its first line.
-absl::StatusOr<std::optional<std::int64_t>> steps_in_order(const std::string& path, int rank);
+/// The content of an order's first line that a program needs before it makes an Engine.
+struct OrderHead {
+  int ranks = 0;
+  std::vector<std::int64_t> steps = {};  ///< [rank]; empty if the line has no numbers of steps, as in a recorded order
+};
+/// Reads the first line of an order. Errors: those of read_order for the file and this line.
+absl::StatusOr<OrderHead> read_order_head(const std::string& path);
 
 /// The order of the pulls and pushes of one rank, as "sync" says: it is recorded ("record_order"), replayed
 /// ("play_order"), or free. PulledParameters owns a PushOrder.

@@ -234,6 +234,8 @@ TEST_F(Prediction, SimulatedOrderIsPlayedWithItsStepsAndAges) {
   run(launch(2) + train(path("play.json"), "first", enough + weights));
   run(launch(2) + train(path("play.json"), "second", enough));
   EXPECT_EQ(losses("second"), losses("first"));
+  run(train(path("play.json"), "alone", enough));
+  EXPECT_EQ(losses("alone"), losses("first")) << "one process without a launcher plays the order by threads";
   EXPECT_TRUE(std::filesystem::exists(path("weights.pt"))) << "they are saved when all pushes of the order are made";
   ASSERT_EQ(std::ssize(steps("first")), made[0]);
   for (const json& step : steps("first"))
@@ -245,6 +247,12 @@ TEST_F(Prediction, SimulatedOrderIsPlayedWithItsStepsAndAges) {
       fail(launch(2) + train(path("play.json"), "meets", enough + Words{"--checkpoint-dir", path("checkpoints")}));
   EXPECT_EQ(meets.code, 64) << meets.err;
   EXPECT_THAT(meets.err, HasSubstr("make different numbers of steps"));
+  const Ended few = fail(train(path("play.json"), "few", {"--steps", "1"}));
+  EXPECT_EQ(few.code, 64) << few.err;
+  EXPECT_THAT(few.err, HasSubstr("hint: give --steps " + std::to_string(made[0])));
+  const Ended alone = fail(train(path("play.json"), "meets", enough + Words{"--checkpoint-dir", path("checkpoints")}));
+  EXPECT_EQ(alone.code, 64) << alone.err;
+  EXPECT_THAT(alone.err, HasSubstr("hint: start it by tessera launch -n 2"));
   const Ended none = fail(world("simulate", strategy("FULL_SHARD"), "2", {"--order", path("none.jsonl")}));
   EXPECT_EQ(none.code, 78);
   EXPECT_THAT(none.err, AllOf(HasSubstr("simulate --order"), HasSubstr("hint:")));
@@ -366,6 +374,9 @@ TEST_F(Prediction, MissingOrMismatchedInputsAreNamed) {
   const Ended no_choice = fail(world("plan", strategy("FULL_SHARD"), "2", {"--write", path("chosen.json")}));
   EXPECT_EQ(no_choice.code, 64);
   EXPECT_THAT(no_choice.err, HasSubstr("--strategy auto"));
+  const Ended few = fail(train(path("play.json"), "few", {"--steps", "1"}));
+  EXPECT_EQ(few.code, 64) << few.err;
+  EXPECT_THAT(few.err, HasSubstr("hint: give --steps " + std::to_string(made[0])));
   const Ended alone = fail({TESSERA_PROGRAM, "doctor", "--links", path("a.json")});
   EXPECT_EQ(alone.code, 64);
   EXPECT_THAT(alone.err, AllOf(HasSubstr("--links measures between ranks"), HasSubstr("hint:")));

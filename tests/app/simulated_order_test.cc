@@ -134,9 +134,9 @@ void expect_the_bits_of_plain_libtorch(const OrderOption& option, int servers) {
   EXPECT_EQ(lines.size(), 2 * timeline.steps.size() * order.shards().size());
   expect_ages_of_shards(lines, timeline);
   const std::vector<std::size_t> steps = steps_of(timeline);
-  for (int rank = 0; rank < kRanks; ++rank)
-    EXPECT_EQ(value_or_throw(steps_in_order(file, rank)),
-              static_cast<std::int64_t>(steps[static_cast<std::size_t>(rank)]));
+  const OrderHead head = value_or_throw(read_order_head(file));
+  EXPECT_EQ(head.ranks, kRanks);
+  EXPECT_EQ(head.steps, std::vector<std::int64_t>(steps.begin(), steps.end()));
 
   strategy.sync.asynchronous.play_order = file;
   std::optional<testing::servers_test::Servers> running;

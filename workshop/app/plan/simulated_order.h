@@ -1,5 +1,7 @@
 #pragma once
 
+// See docs/glossary.md: unit.
+
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 

@@ -3,14 +3,13 @@
 #include <ATen/Context.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <utility>
 
-#include "engine/asynchronous/push_order.h"
 #include "engine/job/same_start.h"
 #include "engine/loop/token_stream.h"
 #include "runtime/base/bytes.h"
+#include "runtime/base/mutex.h"
 #include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/config/strategy_file.h"
@@ -18,6 +17,7 @@
 #include "tessera/tessera.h"
 #include "workshop/app/text/text_sample.h"
 #include "workshop/app/train/durable_steps.h"
+#include "workshop/app/train/played_order.h"
 #include "workshop/app/train/replay.h"
 #include "workshop/app/train/training_checkpoints.h"
 #include "workshop/models/hf_config.h"
@@ -28,8 +28,7 @@ namespace tessera::app {
 //
 // `prepare` checks the options, reads the model's file, makes the model without memory, and opens tokenizer, data and
 // held-out data. It finds the checkpoint to go on from, and rank 0 checks the outputs. `with_global_batch` and
-// `with_outputs` bring options of the command line into the strategy, and `with_own_steps` brings an order's steps
-// into the command. All ranks must have the same `description`.
+// `with_outputs` bring options of the command line into the strategy. All ranks must have the same `description`.
 
 namespace {
 
@@ -112,6 +111,8 @@ absl::StatusOr<std::shared_ptr<models::LanguageModel>> make_deferred(const model
   const models::CheckpointFn recompute = [](const auto& segment, const at::Tensor& x) {
     return checkpoint(segment, x);
   };
+  static Mutex default_generator;  // ranks that are threads share it
+  const MutexLock lock(default_generator);
   at::manual_seed(seed);
   return deferred_init([&] { return models::make_language_model(config, recompute); });
 }
@@ -216,6 +217,7 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   Prepared run;
   TESSERA_ASSIGN_OR_RETURN(run.config, models::read_model_config(model_of(command)));
   TESSERA_RETURN_IF_ERROR(check_size(run.config, strategy, mesh.topology()));
+  TESSERA_RETURN_IF_ERROR(check_played(run.config, strategy, mesh.topology()));
   TESSERA_ASSIGN_OR_RETURN(run.model, make_deferred(run.config, command.seed));
   run.seq_len = command.data.seq_len > 0 ? command.data.seq_len : run.model->seq_len();
   if (run.seq_len > run.model->seq_len())
@@ -246,20 +248,6 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
     TESSERA_ASSIGN_OR_RETURN(run.lock, lock_for_run(strategy.checkpoint.dir, "--checkpoint-dir"));
   }
   return run;
-}
-
-TrainCommand with_own_steps(TrainCommand command, const Strategy& strategy, int rank) {
-  const std::string& order = strategy.sync.asynchronous.play_order;
-  if (order.empty()) return command;
-  const std::optional<std::int64_t> steps = value_or_throw(steps_in_order(order, rank));
-  if (!steps) return command;
-  if (!strategy.checkpoint.dir.empty() || command.evaluation.every > 0)
-    throw Error(ExitCode::kUsage,
-                "train: ranks that play " + order +
-                    " make different numbers of steps, so they cannot meet between two steps. [T1097] hint: leave "
-                    "--checkpoint-dir and --eval-every out; --eval-data and --save-weights alone are for the end");
-  command.steps = std::min(command.steps, *steps);
-  return command;
 }
 
 nlohmann::json description(const TrainCommand& command, const Strategy& strategy, const Prepared& run) {

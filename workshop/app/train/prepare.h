@@ -54,11 +54,6 @@ Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int r
 /// (agreement.h).
 absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh);
 
-/// Returns the command with the steps of this rank. A run that plays an order of `tessera simulate --order` makes as
-/// many steps on each rank as the order has for it, but no more than --steps. Other runs make --steps steps. Throws
-/// tessera::Error: 64 if ranks were to meet between two of these steps; as steps_in_order for the file.
-TrainCommand with_own_steps(TrainCommand command, const Strategy& strategy, int rank);
-
 /// Returns everything that must be the same on every rank.
 nlohmann::json description(const TrainCommand& command, const Strategy& strategy, const Prepared& run);
 

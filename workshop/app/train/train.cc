@@ -30,6 +30,7 @@
 #include "workshop/app/train/durable_steps.h"
 #include "workshop/app/train/evaluation.h"
 #include "workshop/app/train/operator_trace.h"
+#include "workshop/app/train/played_order.h"
 #include "workshop/app/train/prepare.h"
 #include "workshop/app/train/replay.h"
 #include "workshop/app/train/run_outputs.h"
@@ -49,7 +50,7 @@ constexpr std::int64_t kTracedSteps = 3;
 // prepared (agreement.h). Only then does `train_on` make the Engine, which gives parameters memory. `train` is the
 // loop: `train_step` runs microbatches until they complete a step. Then a report, an evaluation, a checkpoint and a
 // commit follow, if they are due. Weights, exports, traces and a sample are written at the end. The result of a GPU's
-// step is known one step late (`unknown`).
+// step is known one step late (`unknown`). A process without a launcher plays an order of several ranks as threads.
 
 constexpr std::int64_t kMostTokensToCount = std::int64_t{1} << 30;
 
@@ -400,9 +401,11 @@ int run_train(const TrainCommand& command) {
   if (command.checkpoints.allows_other_processor) ::setenv("TESSERA_ALLOW_OTHER_PROCESSOR", "1", /*overwrite=*/1);
   const int failed = run([&] {
     const Strategy strategy = with_outputs(Strategy::from_file(command.strategy), command);
-    const Mesh mesh = init(strategy);
-    const Strategy complete = with_global_batch(strategy, command, mesh.world_size());
-    code = train_on(command, as_replayed(complete, mesh.world_size()), mesh);
+    const Mesh of_process = init(strategy);
+    code = on_ranks_of_this_process(strategy, of_process, [&](const Mesh& mesh) {
+      const Strategy complete = with_global_batch(strategy, command, mesh.world_size());
+      return train_on(command, as_replayed(complete, mesh.world_size()), mesh);
+    });
   });
   return failed != 0 ? failed : code;
 }

@@ -153,7 +153,8 @@ void Update::make(const Visit& visit) {
       });
     case VisitWork::kDirections:
       return for_slices(visit, [&](const OptimizerSlice& slice, const Run& run) {
-        if (run.is_updated) matrices_->make_directions(flat, slice, elements_.scalars_of(rates_, run), run.group);
+        if (run.is_updated)
+          matrices_->rule().make_directions(flat, slice, elements_.scalars_of(rates_, run), run.group);
       });
     case VisitWork::kReadMasters:
       return;  // `exchange` makes this pass
@@ -182,7 +183,7 @@ void Update::update_run(const FlatGroup& group, const OptimizerSlice& slice, con
 }
 
 const Optimizer& Update::optimizer_of(const FlatGroup& group, const Run& run) const {
-  return group.matrices.empty() ? elements_.optimizer_of(run) : matrices_->optimizer_of(run.group);
+  return group.matrices.empty() ? elements_.optimizer_of(run) : matrices_->rule().optimizer_of(run.group);
 }
 
 void Update::agree_on_norms() { layers_->agree(unit_under_way(), squares_, rates_.gradient_scale); }

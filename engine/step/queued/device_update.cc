@@ -73,7 +73,7 @@ StepRequest DeviceUpdate::request() const {
   request.rule = rules_.rule();
   request.numbers = numbers_of(configs_[0], own_ != nullptr);
   request.trust_coefficient = context_.strategy.optimizer.trust_coefficient;
-  if (is_muon()) request.of_matrices = matrices_->muon_of(FlatParameter::kNoGroup).step_numbers();
+  if (is_muon()) request.of_matrices = matrices_->rule().muon_of(FlatParameter::kNoGroup).step_numbers();
   return request;
 }
 
@@ -96,7 +96,7 @@ DeviceRun DeviceUpdate::run_of(const Group& group, const StateView& view) const 
   if (group.is_of_matrices()) {
     run.rule = StepRule::kSgd;
     run.takes_direction = true;
-    run.arguments = matrices_->step_arguments(slice);
+    run.arguments = matrices_->rule().step_arguments(slice);
   } else {
     run.arguments = rules_.arguments(own_ ? own_->without_states(slice) : slice);
     run.arguments.clip_value = static_cast<float>(context_.strategy.gradient_clip_value);
@@ -119,7 +119,7 @@ DeviceRun DeviceUpdate::directions_of(const Group& group, const StateView& view)
   const std::span<float> place = gradients_of(*group.group, slice);
   DeviceRun run = group.run;
   if (is_muon()) {
-    run.arguments = matrices_->muon_of(FlatParameter::kNoGroup).direction_arguments(slice, place);
+    run.arguments = matrices_->rule().muon_of(FlatParameter::kNoGroup).direction_arguments(slice, place);
   } else {
     run.direction = place.data();
     run.arguments = rules_.arguments(slice);
@@ -163,7 +163,7 @@ std::vector<GroupNumbers> DeviceUpdate::group_numbers() const {
     const OptimizerConfig& config = configs_[1 + numbers.size()];
     GroupNumbers& added = numbers.emplace_back(GroupNumbers{numbers_of(config, own_ != nullptr), group.lr_ratio});
     added.adapts_layers = group.layer_adaptation;
-    if (is_muon()) added.of_matrices = matrices_->muon_of(numbers.size() - 1).step_numbers();
+    if (is_muon()) added.of_matrices = matrices_->rule().muon_of(numbers.size() - 1).step_numbers();
   }
   return numbers;
 }
@@ -405,7 +405,7 @@ void DeviceUpdate::prepare(const Visit& visit) {
   const bool copies_weights = layers_ && weights_below(g);
   const auto body = [&](const StateView& view) {
     if (visit.work == VisitWork::kDirections) {
-      const MuonMomentumConstants momentum = matrices_->muon_of(FlatParameter::kNoGroup).momentum_constants();
+      const MuonMomentumConstants momentum = matrices_->rule().muon_of(FlatParameter::kNoGroup).momentum_constants();
       context_.kernels.muon_directions(directions_of(g, view), momentum, tables_);
     }
     if (visit.work == VisitWork::kLayerUpdates) context_.kernels.update(directions_of(g, view), tables_);

@@ -111,7 +111,7 @@ class DeviceUpdate final : public StepWalk {
   void fill_group_of_parameters(StepTables& tables, DeviceTables& memory) const;
   void fill_matrices(StepTables& tables, DeviceTables& memory) const;
   void make_layers();
-  bool is_muon() const { return matrices_ && matrices_->makes_directions(); }
+  bool is_muon() const { return matrices_ && matrices_->rule().makes_directions(); }
   bool makes_lamb_directions() const { return makes_direction(rules_.rule()); }
   void report_speed() const;
   /// The decision of the device about the step, and for each parameter whether it is used.

@@ -9,10 +9,8 @@
 #include "tessera/span.h"
 
 namespace tessera {
-namespace {
 
-/// Returns a meeting about `groups`. LayerMeeting::totals numbers tensors from 0, in the order of the groups.
-LayerMeeting meeting_of(std::vector<const FlatGroup*> groups, std::size_t parts) {
+LayerMeeting layer_meeting(std::vector<const FlatGroup*> groups, std::size_t parts) {
   std::vector<std::size_t> numbers;
   std::vector<std::uint64_t> numels;
   std::vector<std::vector<NormRun>> runs(parts);
@@ -38,8 +36,6 @@ LayerMeeting meeting_of(std::vector<const FlatGroup*> groups, std::size_t parts)
   return {std::move(groups), std::move(numbers), std::move(totals)};
 }
 
-}  // namespace
-
 std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts,
                                          bool by_unit) {
   std::vector<LayerMeeting> meetings;
@@ -48,9 +44,9 @@ std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>
     for (const auto& group : unit->groups) {
       if (group->trainable) train.push_back(group.get());
     }
-    if (by_unit) meetings.push_back(meeting_of(std::exchange(train, {}), parts));
+    if (by_unit) meetings.push_back(layer_meeting(std::exchange(train, {}), parts));
   }
-  if (!by_unit) meetings.push_back(meeting_of(std::move(train), parts));
+  if (!by_unit) meetings.push_back(layer_meeting(std::move(train), parts));
   return meetings;
 }
 

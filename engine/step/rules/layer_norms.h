@@ -22,8 +22,11 @@ struct LayerMeeting {
   NormTotals totals;
 };
 
+/// Returns a meeting about `groups`. LayerMeeting::totals numbers tensors from 0, in the order of the groups. `parts`:
+/// the number of equal parts of a group's optimizer state.
+LayerMeeting layer_meeting(std::vector<const FlatGroup*> groups, std::size_t parts);
 /// Returns the meetings of a step: one about all trainable groups or, with `by_unit`, one for each unit. A unit that
-/// does not train has a meeting without groups. `parts`: the number of equal parts of a group's optimizer state.
+/// does not train has a meeting without groups.
 std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts,
                                          bool by_unit);
 

@@ -12,7 +12,7 @@
 #include "engine/step/agree/step_context.h"
 #include "engine/step/agree/update_options.h"
 #include "engine/step/rules/layer_norms.h"
-#include "optim/layerwise_optimizer.h"
+#include "engine/step/rules/layerwise_rule.h"
 
 namespace tessera {
 
@@ -24,7 +24,7 @@ class LayerwiseUpdate {
   explicit LayerwiseUpdate(const StepContext& context);
 
   /// Takes the numbers in `options` for the next step.
-  void follow(const UpdateOptions& options);
+  void follow(const UpdateOptions& options) { rule_.follow(options); }
 
   /// Begins the first pass over a group. `measure` is then called for the group's slices in order.
   void begin(const FlatGroup& group) { norms_.begin(group); }
@@ -44,13 +44,9 @@ class LayerwiseUpdate {
   double seconds() const { return norms_.seconds(); }
 
  private:
-  const LayerwiseOptimizer& optimizer_of(std::size_t config) const { return *optimizers_[config + 1]; }
-  double norm_of_update(const LayerwiseOptimizer& optimizer, std::int64_t number) const;
+  double norm_of_update(std::size_t config, std::int64_t number) const;
 
-  std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;  ///< [0]: for parameters in no group; [1 + i]: for
-                                                                 ///< those of group i
-  std::vector<bool> adapts_;                                     ///< with the same index as optimizers_: whether the
-                                                                 ///< rates are adapted to norms
+  LayerwiseRule rule_;
   const bool in_backward_;
   LayerNorms norms_;
   std::span<const double> squares_;

@@ -8,6 +8,7 @@
 
 #include "engine/memory/state_views.h"
 #include "engine/step/agree/step_context.h"
+#include "engine/step/rules/matrix_rule.h"
 #include "optim/device_kernels.h"
 #include "optim/master_assigner.h"
 #include "runtime/comm/collectives.h"
@@ -16,15 +17,6 @@
 #include "sharding/unit.h"
 
 namespace tessera {
-
-/// A matrix on its owner, joined from the parts of all ranks.
-struct WholeMatrix {
-  std::span<float> gradient;  ///< [numel]: the gradient or direction; under muon the owner writes its result here
-  /// [numel]: masters, into which the owner writes its result; empty unless the rule updates whole tensors
-  std::span<float> masters;
-  std::span<float> states;  ///< all of DealtMatrix::states; the owner also sends them back
-  std::span<float> work;    ///< scratch: the remaining elements of MatrixDeal::work_numel
-};
 
 /// Calls the function with views that together are this rank's whole optimizer part of a group, in the order of
 /// elements. The views have masters.

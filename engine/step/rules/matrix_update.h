@@ -14,8 +14,8 @@
 #include "engine/step/agree/step_context.h"
 #include "engine/step/rules/element_update.h"
 #include "engine/step/rules/matrix_exchange.h"
+#include "engine/step/rules/matrix_rule.h"
 #include "engine/step/rules/tensor_rule.h"
-#include "optim/muon_optimizer.h"
 #include "optim/optimizer.h"
 #include "sharding/carrier.h"
 
@@ -30,17 +30,14 @@ class MatrixUpdate {
                DeviceKernels* kernels = nullptr);
 
   /// Takes the numbers in `options` for the next step.
-  void follow(const UpdateOptions& options);
+  void follow(const UpdateOptions& options) { rule_.follow(options); }
 
   /// Announces the exchange of all units, or in backward that of `unit`. The offloaded state that the exchange uses is
   /// then read ahead.
   void expect(std::optional<std::int32_t> unit);
 
-  /// Returns whether there is a pass before the exchange: Muon then updates momenta, and writes directions over the
-  /// gradients.
-  bool makes_directions() const { return !rule_; }
-  void make_directions(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars,
-                       std::size_t config) const;
+  /// Returns the rule, for the passes over single elements before and after the exchange.
+  const MatrixRule& rule() const { return rule_; }
 
   /// The inputs from which the numbers of a step are computed.
   struct OfStep {
@@ -55,14 +52,6 @@ class MatrixUpdate {
   /// order, except under muon. Throws tessera::Error, and what a program's rule throws.
   void exchange(std::optional<std::int32_t> unit, const OfStep* step, VisitMasters visit_masters);
 
-  /// Returns the Muon optimizer of a group. A GPU's kernels compute directions and updates with its numbers.
-  const MuonOptimizer& muon_of(std::size_t config) const { return *directions_[config + 1]; }
-
-  /// Returns the arguments for the GPU's kernel that applies the results.
-  StepArguments step_arguments(const OptimizerSlice& slice) const;
-  /// Returns the optimizer that applies the results of the owners. `config`: FlatParameter::group.
-  const Optimizer& optimizer_of(std::size_t config) const;
-
   /// Returns the seconds spent in exchanges so far.
   double seconds() const { return exchange_->seconds(); }
   /// Returns the bytes of states of whole tensors that were copied to the GPU so far.
@@ -72,22 +61,12 @@ class MatrixUpdate {
   std::span<const MatrixBatch> batches_of(std::optional<std::int32_t> unit) const;
   void exchange_batch(const MatrixBatch& batch, const OfStep* step, VisitMasters visit_masters);
   void compute(const DealtMatrix& matrix, const WholeMatrix& whole, const OfStep* step) const;
-  void orthogonalize_matrix(const DealtMatrix& matrix, const FlatParameter& parameter, const WholeMatrix& whole) const;
-  void scale(std::span<float> gradient, const UpdateRates& rates) const;
-  void apply_rule(const DealtMatrix& matrix, const WholeMatrix& whole, const OfStep& step) const;
   std::size_t parameter_of(const DealtMatrix& matrix) const;
   std::vector<FlatGroup*> offloaded_in(const MatrixBatch& batch) const;
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   const MatrixDeal& deal_;
-  const MuonConfig muon_;
-  const ComputeDevice device_;
-  const std::shared_ptr<const TensorRule> rule_;
-  // In both vectors the first element is for parameters in no group, and each other element is for one group. One of
-  // the two vectors is empty.
-  std::vector<std::unique_ptr<MuonOptimizer>> directions_;
-  std::vector<std::unique_ptr<MasterAssigner>> assigners_;
-  std::vector<double> weight_decays_;
+  MatrixRule rule_;
   std::vector<std::size_t> parameters_;  ///< [dealt matrix]: index of the parameter among all trainable parameters
   std::optional<MatrixExchange> exchange_;
   Carrier* const states_;  ///< brings the offloaded states of tensors; null if none are offloaded

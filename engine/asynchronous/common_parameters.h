@@ -7,7 +7,7 @@
 #include <span>
 
 #include "engine/asynchronous/peer_board.h"
-#include "engine/step/rules/element_update.h"
+#include "engine/asynchronous/shard_rule.h"
 #include "sharding/unit.h"
 #include "tessera/age_histogram.h"
 
@@ -63,6 +63,8 @@ class CommonParameters {
 
   /// Returns the bytes that this rank has beside TrainingMemory (MemoryCategory::kOptimizer).
   virtual std::int64_t memory_bytes() const = 0;
+  /// Returns the bytes of this rank's scratch (MemoryCategory::kStaging).
+  virtual std::int64_t scratch_bytes() const { return 0; }
   /// Shares this rank's parameters and states with all ranks after they were written. The written values are the same
   /// on all ranks, or are at least correct in the part that each rank owns. It is collective.
   virtual void adopt() = 0;
@@ -93,7 +95,7 @@ class PushedParameters : public CommonParameters {
 
   /// Applies this rank's gradients of all units with the update rule `rule`, and ends this rank's step. Throws
   /// tessera::Error (75) where another rank has ended.
-  virtual GradientAges push(const ElementUpdate& rule, const PushRates& with) = 0;
+  virtual GradientAges push(const ShardRule& rule, const PushRates& with) = 0;
   /// Returns how many ranks make a step together, with the sum of their gradients (AsynchronousConfig::replica_ranks).
   virtual int ranks_of_replica() const { return 1; }
   /// Sums the gradients of all units over the ranks of a replica, in place. Afterwards `told` and `used` ([trainable

@@ -223,7 +223,7 @@ void FirstGradients::check_numbers(const LocalStep& own) {
   }
 }
 
-void FirstGradients::update(const ElementUpdate& rule, const PushRates& with) {
+void FirstGradients::update(const ShardRule& rule, const PushRates& with) {
   const Span span("update");
   for_own_owners([&](int owner) { shards_.apply(owner, rule, with); });
 }

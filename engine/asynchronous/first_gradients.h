@@ -67,7 +67,7 @@ class FirstGradients final : public CommonParameters {
   /// Returns whether this rank writes log messages for all ranks of the step. The first of these ranks does. Call it
   /// after `offer`.
   bool speaks() const { return members_.front() == board_.rank(); }
-  void update(const ElementUpdate& rule, const PushRates& with);
+  void update(const ShardRule& rule, const PushRates& with);
   /// The number of steps that updated parameters, and the number of samples in these steps.
   struct Counts {
     std::int64_t steps = 0, samples = 0;

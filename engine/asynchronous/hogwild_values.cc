@@ -69,7 +69,7 @@ std::span<std::int64_t> HogwildValues::counts(const FlatGroup& group) {
   return {found->pieces[piece].counts, group.parameters.size()};
 }
 
-GradientAges HogwildValues::push(const ElementUpdate& rule, const PushRates& with) {
+GradientAges HogwildValues::push(const ShardRule& rule, const PushRates& with) {
   const Span span("push");
   board_.look();
   GradientAges ages;
@@ -80,7 +80,7 @@ GradientAges HogwildValues::push(const ElementUpdate& rule, const PushRates& wit
     // Each rank begins at its own part, so that the ranks do not all write the same cache lines at the same time.
     const std::size_t pieces = group.pieces.size(), first = static_cast<std::size_t>(board_.rank());
     for (std::size_t k = 0; k < pieces; ++k)
-      update(group, group.pieces[(first + k) % pieces], rule, {with.rates, used});
+      update(group, group.pieces[(first + k) % pieces], rule.elements(), {with.rates, used});
   }
   end_step();
   return ages;

@@ -45,7 +45,7 @@ class HogwildValues final : public PushedParameters {
   /// Returns the bytes of this rank's states, or of its part of the shared states.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
   /// The age is the number of steps that other ranks have made since this rank's last step.
-  GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
+  GradientAges push(const ShardRule& rule, const PushRates& with) override;
   void skip() override;
   /// All ranks have the values already. If each rank has its own states, it copies each other rank's part of the states
   /// from that rank.

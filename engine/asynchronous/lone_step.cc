@@ -32,7 +32,7 @@ LoneStep::LoneStep(const StepContext& context, GradientNorm& norm, CommonParamet
       agreement_(context, norm),
       rates_(strategy_.optimizer),
       options_(strategy_.optimizer),
-      elements_(strategy_, context.own_rules, rates_) {
+      rule_(strategy_, context.own_rules, rates_) {
   std::size_t parameters = 0;
   for_each_trainable(units_, [&](const FlatGroup& group) { parameters += group.parameters.size(); });
   own_used_.resize(parameters);
@@ -109,9 +109,9 @@ UpdateRates LoneStep::rates_for(double weight, const StepResult& result) const {
   return update_rates(strategy_, mean_factor(weight, /*scale=*/1.0) * clip, result.lr, applied());
 }
 
-const ElementUpdate& LoneStep::rule() {
-  if (std::exchange(followed_, options_.version()) != options_.version()) elements_.follow(options_);
-  return elements_;
+const ShardRule& LoneStep::rule() {
+  if (std::exchange(followed_, options_.version()) != options_.version()) rule_.follow(options_);
+  return rule_;
 }
 
 StepProgress LoneStep::progress() const {

@@ -8,12 +8,12 @@
 
 #include "engine/asynchronous/common_parameters.h"
 #include "engine/asynchronous/host_copies.h"
+#include "engine/asynchronous/shard_rule.h"
 #include "engine/step/agree/gradient_norm.h"
 #include "engine/step/agree/learning_rates.h"
 #include "engine/step/agree/step_agreement.h"
 #include "engine/step/agree/step_context.h"
 #include "engine/step/agree/update_options.h"
-#include "engine/step/rules/element_update.h"
 #include "engine/step/step.h"
 
 namespace tessera {
@@ -60,7 +60,7 @@ class LoneStep : public Step {
   /// Returns the learning rates for an update with gradients whose sum has this `weight`.
   UpdateRates rates_for(double weight, const StepResult& result) const;
   /// Returns the rule with this step's options.
-  const ElementUpdate& rule();
+  const ShardRule& rule();
   /// Fills in `own_used_`, which `known_used` returns from then on.
   void note_used();
 
@@ -81,8 +81,8 @@ class LoneStep : public Step {
   StepAgreement agreement_;    ///< adds up the norm, for this rank alone
   LearningRates rates_;
   UpdateOptions options_;
-  std::uint64_t followed_ = 0;  ///< UpdateOptions::version of the options that `elements_` uses
-  ElementUpdate elements_;
+  std::uint64_t followed_ = 0;  ///< UpdateOptions::version of the options that `rule_` uses
+  ShardRule rule_;
   double loss_ = 0;
 };
 

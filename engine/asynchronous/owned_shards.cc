@@ -123,27 +123,32 @@ OwnedShards::OwnedShards(const std::vector<std::unique_ptr<Unit>>& units, const 
     : PulledParameters(units, board, plan.update().outer.asynchronous, copies), update_(config_) {
   memory_ = Arena::part_of_common("shards", plan.passes().outer.shard_bytes, board.group());
   const auto owners = static_cast<std::size_t>(board.size());
-  std::size_t parameters = 0;
+  std::size_t parameters = 0, counts_numel = 0;
   for_each_trainable(units, [&](FlatGroup& flat) {
     Group& added = groups_.emplace_back();
     added.flat = &flat;
-    added.pulled.resize(owners);
+    added.is_whole = plan.has_whole_shard(flat.shape());
+    added.pulled.resize(added.is_whole ? 1 : owners);
+    if (added.is_whole) added.known_counts.resize(flat.parameters.size());
+    if (plan.update().twice) added.norms.emplace(flat);
     added.first_shard = order_.shards();
     added.first_parameter = parameters;
     parameters += flat.parameters.size();
-    for (int owner = 0; owner < board.size(); ++owner) order_.add_shard({flat.unit->name, flat.index, owner});
+    counts_numel += flat.parameters.size() * added.pulled.size();
+    for (int shard = 0; shard < added.shards(); ++shard) order_.add_shard({flat.unit->name, flat.index, shard});
     place(flat, plan);
   });
   memory_.expect_full();
+  work_ = Arena::plain("whole matrices", 4 * plan.passes().outer.work);
   const auto shards_bytes = static_cast<std::int64_t>(order_.shards() * sizeof(Shard));
-  const auto counts_bytes = static_cast<std::int64_t>(parameters * owners * sizeof(std::int64_t));
+  const auto counts_bytes = static_cast<std::int64_t>(counts_numel * sizeof(std::int64_t));
   control_ = Arena::common("versions of shards", shards_bytes + counts_bytes, board.group());
   auto* counts = reinterpret_cast<std::int64_t*>(control_.data() + shards_bytes);
   for (Group& group : groups_) {
     group.counts = counts;
-    counts += group.flat->parameters.size() * owners;
+    counts += group.flat->parameters.size() * group.pulled.size();
     if (board.rank() != 0) continue;
-    for (int owner = 0; owner < board.size(); ++owner) make_mutex(shard(group, owner).mutex);
+    for (int shard = 0; shard < group.shards(); ++shard) make_mutex(shard_at(group, shard).mutex);
   }
   throw_if_error(order_.open(config_, {board.size(), "ranks", board.size()}, board.rank(), [&] { adopt(); }));
 }
@@ -158,6 +163,8 @@ void OwnedShards::place(FlatGroup& flat, const MemoryPlan& plan) {
   const StateFormats& formats = flat.records.state().states;
   for (std::size_t i = 0; i < formats.size(); ++i)
     flat.state[i].data = memory_.take(state_piece(formats[i], flat.optimizer_part.numel).data_bytes);
+  const bool has_tensor_states = flat.of_tensors.part.numel > 0;
+  if (has_tensor_states) flat.of_tensors.data = reinterpret_cast<float*>(memory_.take(flat.of_tensors.part.numel * 4));
   const PlannedPlacement& placement = plan.placement();
   for (int owner = 0; owner < board_.size(); ++owner) {
     FlatGroup view = flat.without_module();
@@ -168,28 +175,41 @@ void OwnedShards::place(FlatGroup& flat, const MemoryPlan& plan) {
     view.shard = values + there;
     view.gradient = copies_.gradient(flat);
     for (std::size_t i = 0; i < formats.size(); ++i) view.state[i].data += there;
+    view.of_tensors.part = owned(placement.optimizer, placement.mesh.of(owner), flat.tensor_states.numel());
+    if (has_tensor_states) view.of_tensors.data += there / static_cast<std::int64_t>(sizeof(float));
     groups_.back().views.push_back(std::move(view));
     if (is_adaptive)
       groups_.back().mean_squares.push_back(mean_squares + there / static_cast<std::int64_t>(sizeof(float)));
   }
 }
 
-OwnedShards::Shard& OwnedShards::shard(const Group& group, int owner) const {
-  return reinterpret_cast<Shard*>(control_.data())[group.first_shard + static_cast<std::size_t>(owner)];
+OwnedShards::Shard& OwnedShards::shard_at(const Group& group, int shard) const {
+  return reinterpret_cast<Shard*>(control_.data())[group.first_shard + static_cast<std::size_t>(shard)];
 }
 
-std::span<std::int64_t> OwnedShards::counts_at(const Group& group, int owner) const {
+std::span<std::int64_t> OwnedShards::counts_at(const Group& group, int shard) const {
   const std::size_t count = group.flat->parameters.size();
-  return {group.counts + count * static_cast<std::size_t>(owner), count};
+  return {group.counts + count * static_cast<std::size_t>(shard), count};
+}
+
+std::span<const FlatGroup> OwnedShards::parts_of(const Group& group, int shard) const {
+  return std::span(group.views).subspan(static_cast<std::size_t>(shard), static_cast<std::size_t>(group.part_count()));
 }
 
 std::span<std::int64_t> OwnedShards::counts(const FlatGroup& group) {
   const auto found = std::ranges::find(groups_, &group, &Group::flat);
-  return counts_at(*found, board_.rank());
+  return found->is_whole ? std::span(found->known_counts) : counts_at(*found, board_.rank());
 }
 
-std::string OwnedShards::what(const Group& group, int owner, const char* operation) const {
-  return group.flat->unit->name + " " + operation + " of shard " + std::to_string(owner);
+void OwnedShards::share_counts() {
+  for (const Group& group : groups_) {
+    if (group.is_whole && board_.rank() == 0) std::ranges::copy(group.known_counts, counts_at(group, 0).begin());
+  }
+  PulledParameters::share_counts();
+}
+
+std::string OwnedShards::what(const Group& group, int shard, const char* operation) const {
+  return group.flat->unit->name + " " + operation + " of shard " + std::to_string(shard);
 }
 
 void OwnedShards::adopt() {
@@ -202,7 +222,7 @@ void OwnedShards::adopt() {
   board_.meet("asynchronous values");
   for (Group& group : groups_) {
     copies_.open(*group.flat);
-    for (int owner = 0; owner < board_.size(); ++owner) copy_shard(group, owner);
+    for (int shard = 0; shard < group.shards(); ++shard) copy_shard(group, shard);
     copies_.send(*group.flat);
   }
   board_.meet("asynchronous values");
@@ -214,6 +234,8 @@ void OwnedShards::bring_together() {
     take_as_fresh(unit);
     for (std::size_t i = first_group_[unit]; i < first_group_[unit + 1]; ++i) pull_group(groups_[i], /*first=*/0);
   }
+  for (Group& group : groups_)
+    if (group.is_whole) std::ranges::copy(counts_at(group, 0), group.known_counts.begin());
   board_.meet("asynchronous ranks come together");
 }
 
@@ -228,7 +250,7 @@ void OwnedShards::pull_unit(const Unit& unit) {
 /// Pulls all shards of a group. `first`: the owner whose shard comes first.
 void OwnedShards::pull_group(Group& group, int first) {
   copies_.open(*group.flat);
-  for (int k = 0; k < board_.size(); ++k) pull_shard(group, (first + k) % board_.size());
+  for (int k = 0; k < group.shards(); ++k) pull_shard(group, (first + k) % group.shards());
   copies_.send(*group.flat);
 }
 
@@ -238,28 +260,28 @@ void OwnedShards::wait_for_the_slowest(const Unit& unit) {
   board_.wait([&] { return unit.name + " pull"; }, [&](int q) { return board_.pushed(q) >= least; });
 }
 
-void OwnedShards::pull_shard(Group& group, int owner) {
-  await_turn(group, owner, /*is_push=*/false);
-  Shard& there = shard(group, owner);
-  const Holding holding(there, board_, [&] { return what(group, owner, "pull"); });
-  copy_shard(group, owner);
-  note(group, owner, /*is_push=*/false, there.version);
+void OwnedShards::pull_shard(Group& group, int shard) {
+  await_turn(group, shard, /*is_push=*/false);
+  Shard& there = shard_at(group, shard);
+  const Holding holding(there, board_, [&] { return what(group, shard, "pull"); });
+  copy_shard(group, shard);
+  note(group, shard, /*is_push=*/false, there.version);
 }
 
 /// REQUIRES: this rank holds the shard's lock, or no rank pushes. The group's copy is open (HostCopies::open).
-void OwnedShards::copy_shard(Group& group, int owner) {
-  const FlatGroup& view = group.views[static_cast<std::size_t>(owner)];
-  std::memcpy(copies_.values(*group.flat) + view.optimizer_part.offset * 4, view.shard,
-              static_cast<std::size_t>(view.optimizer_part.numel) * 4);
-  group.pulled[static_cast<std::size_t>(owner)] = shard(group, owner).version;
+void OwnedShards::copy_shard(Group& group, int shard) {
+  for (const FlatGroup& part : parts_of(group, shard))
+    std::memcpy(copies_.values(*group.flat) + part.optimizer_part.offset * 4, part.shard,
+                static_cast<std::size_t>(part.optimizer_part.numel) * 4);
+  group.pulled[static_cast<std::size_t>(shard)] = shard_at(group, shard).version;
 }
 
 void OwnedShards::take_newest() {
   for (Group& group : groups_) {
     copies_.open(*group.flat);
-    for (int owner = 0; owner < board_.size(); ++owner) {
-      const Holding holding(shard(group, owner), board_, [&] { return what(group, owner, "last copy"); });
-      copy_shard(group, owner);
+    for (int shard = 0; shard < group.shards(); ++shard) {
+      const Holding holding(shard_at(group, shard), board_, [&] { return what(group, shard, "last copy"); });
+      copy_shard(group, shard);
     }
     copies_.send(*group.flat);
   }
@@ -276,7 +298,7 @@ void OwnedShards::wait_for_turn_of_round() {
   board_.wait(operation, [&](int q) { return q >= board_.rank() || board_.pushed(q) >= now; });
 }
 
-GradientAges OwnedShards::push(const ElementUpdate& rule, const PushRates& with) {
+GradientAges OwnedShards::push(const ShardRule& rule, const PushRates& with) {
   const Span span("push");
   board_.look();
   wait_for_turn_of_round();
@@ -284,8 +306,8 @@ GradientAges OwnedShards::push(const ElementUpdate& rule, const PushRates& with)
   for (Group& group : groups_) {
     const auto used = with.used.subspan(group.first_parameter, group.flat->parameters.size());
     if (std::ranges::find(used, char{1}) == used.end()) continue;
-    for (int k = 0; k < board_.size(); ++k)
-      push_shard(group, (board_.rank() + k) % board_.size(), rule, {with.rates, used}, ages);
+    for (int k = 0; k < group.shards(); ++k)
+      push_shard(group, (board_.rank() + k) % group.shards(), rule, {with.rates, used}, ages);
   }
   end_step();
   return ages;
@@ -297,44 +319,52 @@ void OwnedShards::skip() {
   end_step();
 }
 
-void OwnedShards::push_shard(Group& group, int owner, const ElementUpdate& rule, const PushRates& with,
+void OwnedShards::push_shard(Group& group, int shard, const ShardRule& rule, const PushRates& with,
                              GradientAges& ages) {
-  await_turn(group, owner, /*is_push=*/true);
-  Shard& there = shard(group, owner);
-  const Holding holding(there, board_, [&] { return what(group, owner, "push"); });
-  const std::int64_t age = there.version - group.pulled[static_cast<std::size_t>(owner)];
+  await_turn(group, shard, /*is_push=*/true);
+  Shard& there = shard_at(group, shard);
+  const Holding holding(there, board_, [&] { return what(group, shard, "push"); });
+  const std::int64_t age = there.version - group.pulled[static_cast<std::size_t>(shard)];
   ages.add(age);
-  update_runs(group, owner, rule, with, age);
-  note(group, owner, /*is_push=*/true, there.version);
+  update_runs(group, shard, rule, with, age);
+  note(group, shard, /*is_push=*/true, there.version);
   ++there.version;
 }
 
-void OwnedShards::apply(int owner, const ElementUpdate& rule, const PushRates& with) {
+void OwnedShards::apply(int owner, const ShardRule& rule, const PushRates& with) {
   for (Group& group : groups_) {
     const auto used = with.used.subspan(group.first_parameter, group.flat->parameters.size());
     if (std::ranges::find(used, char{1}) == used.end()) continue;
-    Shard& there = shard(group, owner);
+    Shard& there = shard_at(group, owner);
     const Holding holding(there, board_, [&] { return what(group, owner, "update"); });
     update_runs(group, owner, rule, {with.rates, used}, /*age=*/0);
     ++there.version;
   }
 }
 
-/// REQUIRES: this rank holds the shard's lock. `with.used` is about the group's parameters.
-void OwnedShards::update_runs(Group& group, int owner, const ElementUpdate& rule, const PushRates& with,
-                              std::int64_t age) {
-  const auto index = static_cast<std::size_t>(owner);
-  const FlatGroup& view = group.views[index];
-  const auto* const pulled = reinterpret_cast<const float*>(copies_.values(*group.flat)) + view.optimizer_part.offset;
-  float* const mean_squares = group.mean_squares.empty() ? nullptr : group.mean_squares[index];
-  update_.apply(*group.flat, {view, counts_at(group, owner).data(), mean_squares, pulled}, rule, with, age);
+/// REQUIRES: this rank holds the shard's lock. `with.used` is about the group's parameters. If a program's rule throws,
+/// the shard may be half-updated, so the other ranks end.
+void OwnedShards::update_runs(Group& group, int shard, const ShardRule& rule, const PushRates& with, std::int64_t age) {
+  const std::span<const FlatGroup> parts = parts_of(group, shard);
+  PushedShard pushed{parts, counts_at(group, shard).data()};
+  if (!group.mean_squares.empty())
+    pushed.mean_squares = std::span(group.mean_squares).subspan(static_cast<std::size_t>(shard), parts.size());
+  pushed.pulled = reinterpret_cast<const float*>(copies_.values(*group.flat)) + parts.front().optimizer_part.offset;
+  pushed.norms = group.norms ? &*group.norms : nullptr;
+  pushed.work = {reinterpret_cast<float*>(work_.data()), static_cast<std::size_t>(work_.bytes()) / sizeof(float)};
+  try {
+    update_.apply(*group.flat, pushed, rule, with, age);
+  } catch (...) {
+    board_.note_failed();
+    throw;
+  }
 }
 
-void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
+void OwnedShards::await_turn(const Group& group, int shard, bool is_push) {
   if (!order_.is_played()) return;
-  const std::vector<ShardTurn>& turns = order_.turns(group.first_shard + static_cast<std::size_t>(owner));
-  const Shard& there = shard(group, owner);
-  const auto operation = [&] { return what(group, owner, is_push ? "push" : "pull"); };
+  const std::vector<ShardTurn>& turns = order_.turns(group.first_shard + static_cast<std::size_t>(shard));
+  const Shard& there = shard_at(group, shard);
+  const auto operation = [&] { return what(group, shard, is_push ? "push" : "pull"); };
   const auto whose = [&] {
     const auto played = static_cast<std::size_t>(there.played.load());
     return played < turns.size() ? turns[played].rank : -1;
@@ -357,15 +387,15 @@ void OwnedShards::await_turn(const Group& group, int owner, bool is_push) {
   throw_if_error(expect_turn(turns[static_cast<std::size_t>(there.played.load())], is_push, operation()));
 }
 
-void OwnedShards::note(const Group& group, int owner, bool is_push, std::int64_t version) {
+void OwnedShards::note(const Group& group, int shard, bool is_push, std::int64_t version) {
   if (order_.is_recorded())
     order_.add({.number = board_.next_event(),
                 .step = step(),
-                .shard = group.first_shard + static_cast<std::size_t>(owner),
+                .shard = group.first_shard + static_cast<std::size_t>(shard),
                 .version = version,
                 .rank = board_.rank(),
                 .is_push = is_push});
-  if (order_.is_played()) shard(group, owner).played.fetch_add(1);
+  if (order_.is_played()) shard_at(group, shard).played.fetch_add(1);
 }
 
 }  // namespace tessera

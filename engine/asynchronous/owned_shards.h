@@ -26,6 +26,10 @@ namespace tessera {
 /// stopped while it computes, delays no other rank, unless max_staleness is set. Nothing is sent, and gradients are
 /// read where backward left them.
 ///
+/// A shard is a part of a group, with one owner. If the rule needs norms of parameters or whole tensors
+/// (MemoryPlan::has_whole_shard), the shard is the whole group: its memory lies over all ranks as before, and it has
+/// one lock, one version, and one count of updates for each parameter.
+///
 /// | memory                                     | whose                | changed by                        |
 /// |--------------------------------------------|----------------------|-----------------------------------|
 /// | shards: values, states, version, counts    | all ranks'           | `push`, under the shard's lock    |
@@ -52,13 +56,15 @@ class OwnedShards final : public PulledParameters {
 
   /// Returns the bytes of the values and states of this rank's shards.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
+  std::int64_t scratch_bytes() const override { return work_.bytes(); }
 
   /// If max_staleness is 0, this waits until all ranks have computed and this rank's turn has come.
-  GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
+  GradientAges push(const ShardRule& rule, const PushRates& with) override;
   void skip() override;
   /// Applies the gradients that lie in this rank's memory to all shards of `owner`. They are this rank's own gradients,
   /// or a sum of the gradients of several ranks (FirstGradients). It neither waits for a turn nor ends a step.
-  void apply(int owner, const ElementUpdate& rule, const PushRates& with);
+  /// REQUIRES: the rule needs no whole groups.
+  void apply(int owner, const ShardRule& rule, const PushRates& with);
   /// Ends this rank's step: the next step pulls units anew.
   void end_step() { end_step_of_copies(); }
   void adopt() override;
@@ -67,41 +73,51 @@ class OwnedShards final : public PulledParameters {
   /// It waits for no rank, except for a rank that holds a shard's lock.
   void take_newest() override;
 
-  /// Returns the counts of updates of this rank's shard.
+  /// Returns the counts of updates of this rank's shard. If a shard is a whole group, the counts are those of the last
+  /// call of `bring_together`, and rank 0's are in effect after `share_counts`.
   std::span<std::int64_t> counts(const FlatGroup& group) override;
+  void share_counts() override;
 
  private:
   struct Shard;   // a shard, in memory that ranks share
   class Holding;  // a shard's lock
   struct Group {
     FlatGroup* flat = nullptr;
+    bool is_whole = false;             ///< whether the group is one shard
     std::vector<FlatGroup> views;      ///< [owner]: group with the owner's values and states, and with this rank's
                                        ///< gradients
-    std::vector<std::int64_t> pulled;  ///< [owner]: the version of the owner's shard that was pulled
+    std::vector<std::int64_t> pulled;  ///< [shard of the group]: the version that was pulled
     /// [owner]: means of squared gradients; empty unless lambda is adaptive
     std::vector<float*> mean_squares = {};
-    std::size_t first_shard = 0;      ///< shards are numbered by group, then owner
-    std::size_t first_parameter = 0;  ///< number of the group's first parameter among all trainable ones
-    std::int64_t* counts = nullptr;   ///< [owner][parameter]: number of updates so far
+    std::size_t first_shard = 0;                  ///< shards are numbered by group, then owner
+    std::size_t first_parameter = 0;              ///< number of the group's first parameter among all trainable ones
+    std::int64_t* counts = nullptr;               ///< [shard of the group][parameter]: number of updates so far
+    std::vector<std::int64_t> known_counts = {};  ///< whole group: this rank's copy of `counts` (OwnedShards::counts)
+    std::optional<GroupNorms> norms = {};         ///< set under lamb and lars
+    int shards() const { return static_cast<int>(pulled.size()); }
+    int part_count() const { return is_whole ? static_cast<int>(views.size()) : 1; }
   };
 
   void pull_unit(const Unit& unit) override;
+  // In the functions below, `shard` is the number of a shard of the group: its owner, or 0 if the group is one shard.
   void place(FlatGroup& group, const MemoryPlan& plan);
-  Shard& shard(const Group& group, int owner) const;
-  std::span<std::int64_t> counts_at(const Group& group, int owner) const;
+  Shard& shard_at(const Group& group, int shard) const;
+  std::span<std::int64_t> counts_at(const Group& group, int shard) const;
+  std::span<const FlatGroup> parts_of(const Group& group, int shard) const;
   void wait_for_the_slowest(const Unit& unit);
   void wait_for_turn_of_round();
-  void await_turn(const Group& group, int owner, bool is_push);
+  void await_turn(const Group& group, int shard, bool is_push);
   void pull_group(Group& group, int first);
-  void pull_shard(Group& group, int owner);
-  void copy_shard(Group& group, int owner);
-  void push_shard(Group& group, int owner, const ElementUpdate& rule, const PushRates& with, GradientAges& ages);
-  void note(const Group& group, int owner, bool is_push, std::int64_t version);
-  void update_runs(Group& group, int owner, const ElementUpdate& rule, const PushRates& with, std::int64_t age);
-  std::string what(const Group& group, int owner, const char* operation) const;
+  void pull_shard(Group& group, int shard);
+  void copy_shard(Group& group, int shard);
+  void push_shard(Group& group, int shard, const ShardRule& rule, const PushRates& with, GradientAges& ages);
+  void note(const Group& group, int shard, bool is_push, std::int64_t version);
+  void update_runs(Group& group, int shard, const ShardRule& rule, const PushRates& with, std::int64_t age);
+  std::string what(const Group& group, int shard, const char* operation) const;
 
   Arena memory_;   ///< this rank's part of values and states
   Arena control_;  ///< Shards, then counts
+  Arena work_;     ///< OuterNumel::work
   std::vector<Group> groups_;
   ShardUpdate update_;
 };

@@ -158,7 +158,8 @@ void for_each_state(const FlatGroup& group, StateKind kind, Extent run, StateUse
 }
 
 void visit_tensor_states(const FlatGroup& group, StateUse use, c10::function_ref<void(const TensorStatesView&)> visit) {
-  if (!group.of_tensors.below) return visit({group.of_tensors.part, group.of_tensors.data, group.device});
+  const c10::Device place = group.state[0].is_on_host ? c10::Device(c10::kCPU) : group.device;
+  if (!group.of_tensors.below) return visit({group.of_tensors.part, group.of_tensors.data, place});
   group.of_tensors.below->visit(group.of_tensors.record, use != StateUse::kRead, [&](std::byte* bytes) {
     visit({group.of_tensors.part, reinterpret_cast<float*>(bytes), MemoryPlace(group.device, /*in_record=*/true)});
   });

@@ -192,11 +192,12 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
                                   : Arena::shared("gradients", gradients, *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
-  // OuterSteps allocates its own memory, so those bytes are subtracted here. If ranks have common parameters,
-  // CommonParameters has the states, so none are allocated here.
+  // OuterSteps and OwnedShards allocate their own memory, so those bytes are subtracted here. If ranks have common
+  // parameters, CommonParameters has the states, so none are allocated here.
   const OuterNumel& outer = plan.passes().outer;
-  const std::int64_t scratch =
-      use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.passes().weight_copy_bytes - 4 * outer.staging();
+  const std::int64_t work_of_shards = placement.is_queued ? 0 : 4 * outer.work;
+  const std::int64_t scratch = use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.passes().weight_copy_bytes -
+                               4 * outer.staging() - work_of_shards;
   const std::int64_t states =
       plan.update().outer.has_common_parameters() ? 0 : use[MemoryCategory::kOptimizer] - 4 * outer.states;
   memory.optimizer = Arena::plain("optimizer", states, device);
@@ -224,7 +225,7 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
       place_training_state(*group, memory, plan);
     }
   }
-  place_tensor_states(plan, units, memory.optimizer);
+  if (!plan.update().outer.has_common_parameters()) place_tensor_states(plan, units, memory.optimizer);
   make_records(memory, {plan, units, axes, directories, kernels, durable});
   if (durable) durable->take_memory(memory, plan, units, device, kernels);
   for (const Arena* arena : {&memory.parameters, &memory.masters, &memory.optimizer}) arena->expect_full();

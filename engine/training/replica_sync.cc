@@ -85,8 +85,10 @@ void ReplicaSync::begin(const std::vector<std::unique_ptr<Unit>>& units, const M
     } else {
       push_to(std::make_unique<OwnedShards>(units, plan, *board_, *copies_));
     }
-    use[accelerator.device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kOptimizer] +=
+    const bool is_queued = accelerator.device.is_queued;
+    use[is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kOptimizer] +=
         common_->memory_bytes() + copies_->memory_bytes();
+    use[is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kStaging] += common_->scratch_bytes();
   } else if (is_apart()) {
     outer_ = std::make_unique<OuterSteps>(units, plan, replica, whole, outer_place_of(accelerator),
                                           accelerator.device.waits);

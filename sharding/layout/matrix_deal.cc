@@ -137,6 +137,17 @@ std::int64_t MatrixDeal::work_numel() const {
   return most;
 }
 
+std::int64_t work_where_it_lies(const GroupShape& group, MatrixWork work, bool is_cut) {
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < group.matrices.size(); ++i) {
+    const std::int64_t numel = MatrixDeal::in_whole_lines(group.layout.extent(i).numel);
+    const std::int64_t shorter = std::min(group.matrices[i].rows, group.matrices[i].columns);
+    const std::int64_t joined = is_cut ? numel + MatrixDeal::in_whole_lines(group.tensor_states.extent_of(i).numel) : 0;
+    most = std::max(most, work.is_muon ? 2 * numel + 2 * MatrixDeal::in_whole_lines(shorter * shorter) : joined);
+  }
+  return most;
+}
+
 std::int64_t MatrixDeal::own_numel() const {
   std::int64_t most = 0;
   for (const MatrixBatch& batch : batches_) {

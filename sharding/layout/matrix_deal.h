@@ -111,4 +111,9 @@ class MatrixDeal {
   std::vector<MatrixBatch> batches_;
 };
 
+/// Returns the number of fp32 elements of scratch with which one rank, or one server, updates any matrix of a group
+/// where it lies, without an exchange. `is_cut`: whether masters and states lie in several parts, and are joined first.
+/// It is 0 if the group has no matrices.
+std::int64_t work_where_it_lies(const GroupShape& group, MatrixWork work, bool is_cut);
+
 }  // namespace tessera

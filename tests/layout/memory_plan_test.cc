@@ -219,6 +219,11 @@ TEST(MemoryPlan, TableOfCommonParametersSaysWhatIsKept) {
   input.update.outer.asynchronous.play_order = "order.jsonl";
   EXPECT_TRUE(table_has("means of squares") && table_has("play_order: a rank keeps 8 bytes"));
   EXPECT_TRUE(table_has("writes " + std::to_string(2 * 4 * std::ssize(input.units)) + " lines a step"));
+  EXPECT_FALSE(table_has("whole shards"));
+  input.update.twice = true;  // lamb
+  EXPECT_TRUE(table_has("whole shards: a push updates each of " + std::to_string(std::ssize(input.units)) + " groups"));
+  EXPECT_TRUE(table_has("writes " + std::to_string(2 * std::ssize(input.units)) + " lines a step"));
+  input.update.twice = false;
   input.update.outer = {};
   input.update.outer.type = SyncType::kHogwild;
   EXPECT_TRUE(table_has("own states of the parts of other ranks"));

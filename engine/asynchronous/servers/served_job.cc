@@ -464,9 +464,10 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
       // A server that has come back may have a version of the shard that is older than the pulled version.
       const std::int64_t age = std::max<std::int64_t>(0, group.version - head.first);
       try {
-        update_.apply(*group.flat,
-                      {*group.flat, group.counts.data(), group.mean_squares, reinterpret_cast<const float*>(pulled)},
-                      rule_, {with, used_}, age);
+        PushedShard pushed{{group.flat, 1}, group.counts.data()};
+        if (group.mean_squares) pushed.mean_squares = {&group.mean_squares, 1};
+        pushed.pulled = reinterpret_cast<const float*>(pulled);
+        update_.apply(*group.flat, pushed, rule_, {with, used_}, age);
       } catch (const std::exception& error) {
         status = make_error(ExitCode::kInternal, error.what());
       }

@@ -18,10 +18,10 @@
 #include "engine/asynchronous/servers/job_members.h"
 #include "engine/asynchronous/servers/kept_shards.h"
 #include "engine/asynchronous/servers/server_link.h"
+#include "engine/asynchronous/shard_rule.h"
 #include "engine/asynchronous/shard_update.h"
 #include "engine/step/agree/learning_rates.h"
 #include "engine/step/agree/update_options.h"
-#include "engine/step/rules/element_update.h"
 #include "runtime/base/mutex.h"
 #include "sharding/arena.h"
 #include "sharding/unit.h"
@@ -112,7 +112,7 @@ class ServedJob {
     const std::function<bool()> is_gone_;
     LearningRates rates_;
     UpdateOptions options_;
-    ElementUpdate rule_;
+    ShardRule rule_;
     ShardUpdate update_;
     std::vector<double> numbers_, known_options_;  ///< `numbers_`: rates, then options; `known_options_`: the options
                                                    ///< that `rule_` uses

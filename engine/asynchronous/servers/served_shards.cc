@@ -531,7 +531,7 @@ void ServedShards::reduced(const Unit& unit) {
 }
 
 /// Servers apply the gradients of a group while the numbers, or gradients, of the next groups are on their way.
-GradientAges ServedShards::push(const ElementUpdate&, const PushRates& with) {
+GradientAges ServedShards::push(const ShardRule&, const PushRates& with) {
   const Span span("push", {}, &push_wait_seconds_);
   settle();
   begin();

@@ -84,7 +84,7 @@ class ServedShards final : public PulledParameters {
 
   /// Returns the bytes of this rank's states, from which checkpoints are written.
   std::int64_t memory_bytes() const override { return memory_.bytes(); }
-  GradientAges push(const ElementUpdate& rule, const PushRates& with) override;
+  GradientAges push(const ShardRule& rule, const PushRates& with) override;
   void skip() override;
   void begin_last_backward() override;
   void reduced(const Unit& unit) override;

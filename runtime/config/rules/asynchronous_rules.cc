@@ -13,6 +13,8 @@ namespace tessera {
 namespace {
 
 constexpr char kNotTriedTogether[] = "the two have not been tried together";
+constexpr char kByOwners[] =
+    "the ranks of a step update the owners' parts side by side, and these need whole tensors, or a program's code";
 constexpr char kUnknownInAStep[] = "no step knows of the other ranks'";
 
 /// Returns "asynchronous", "hogwild" or "backups".
@@ -129,7 +131,7 @@ bool compresses_anything(const CompressionConfig& c) {
 std::vector<StrategyRule> asynchronous_rules() {
   constexpr unsigned kSharesOrOnGpu = transport_traits::kSharedMemory | transport_traits::kOnGpu;
   using namespace optimizer_traits;
-  constexpr unsigned kExcluded = kMatrices | kTensors | kLayers | kOwnElements;
+  constexpr unsigned kWhole = kMatrices | kTensors | kLayers;
   std::vector<StrategyRule> rules = {
       placement_rule(),
       never_with(
@@ -147,11 +149,26 @@ std::vector<StrategyRule> asynchronous_rules() {
             return transport != TransportChoice::kAuto && !has(transport, kSharesOrOnGpu) && !s.sync.has_servers();
           },
           "parameters are in memory that the ranks of one host share"),
-      never_with(
-          "/optimizer/type", "optimizer.type " + types_with(kExcluded),
-          [](const Strategy& s) { return has(s.optimizer.type, kExcluded); },
-          "elements are updated one by one, and these need whole tensors, or a program's code amid other ranks' "
-          "updates"),
+      never_wild_with(
+          "/optimizer/type", "optimizer.type " + types_with(kWhole | kOwnElements),
+          [](const Strategy& s) { return has(s.optimizer.type, kWhole | kOwnElements); },
+          "elements are merged one by one into values that others write, and these need whole tensors, or a program's "
+          "code"),
+      refusal(
+          "/optimizer/type",
+          "sync.type backups goes without optimizer.type " + types_with(kWhole | kOwnElements) + ": " + kByOwners + ".",
+          "optimizer.type " + types_with(kWhole | kOwnElements),
+          [](const Strategy& s) {
+            return s.sync.type == SyncType::kBackups && has(s.optimizer.type, kWhole | kOwnElements);
+          },
+          kByOwners),
+      refusal(
+          "/optimizer/type",
+          "sync.type asynchronous goes without optimizer.type " + types_with(kWhole | kOwnElements) +
+              " where sync.owners is servers: " + kNotTriedTogether + ".",
+          "optimizer.type " + types_with(kWhole | kOwnElements),
+          [](const Strategy& s) { return s.sync.has_servers() && has(s.optimizer.type, kWhole | kOwnElements); },
+          kNotTriedTogether),
       never_with(
           "/optimizer/state_dtype", "optimizer.state_dtype bf16 or 8bit",
           [](const Strategy& s) { return s.optimizer.state_dtype != StateDType::kF32; }, kNotTriedTogether),

@@ -36,8 +36,10 @@ MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   plan_parameter_records(steps);
   plan_optimizer(steps);
   plan_weight_copy();
-  passes_.matrices = MatrixDeal(input_.units, input_.placement.optimizer, input_.placement.mesh,
-                                input_.update.matrix_work, input_.update.in_backward);
+  if (!input_.update.outer.has_common_parameters()) {
+    passes_.matrices = MatrixDeal(input_.units, input_.placement.optimizer, input_.placement.mesh,
+                                  input_.update.matrix_work, input_.update.in_backward);
+  }
   use_[MemoryCategory::kStaging] += matrix_bytes();
   plan_tensor_states(steps);
   if (input_.tiers.copies_checkpoints) plan_checkpoint();
@@ -495,10 +497,15 @@ MemoryPlan::SlotsOnHost MemoryPlan::replica_gathers_on_host() const {
 }
 
 MemoryPlan::ServedBytes MemoryPlan::served_bytes() const {
+  if (!input_.update.outer.has_servers()) return {};
   const DelayCompensationConfig& delay = input_.update.outer.asynchronous.delay_compensation;
-  const std::int64_t copies = 1 + static_cast<std::int64_t>(input_.update.states.size()) + (delay.adaptive ? 1 : 0);
   const std::int64_t part = 4 * passes_.outer.served / input_.update.outer.asynchronous.replica_ranks;
-  return {4 * passes_.outer.served * copies, part * (delay.lambda != 0 ? 2 : 1), part};
+  std::int64_t numel = 0;
+  for_each_trainable(input_.units, [&](const GroupShape& group) {
+    const std::int64_t copies = 1 + static_cast<std::int64_t>(states_of(group).size()) + (delay.adaptive ? 1 : 0);
+    numel += copies * group.layout.numel() + group.tensor_states.numel();
+  });
+  return {4 * numel, part * (delay.lambda != 0 ? 2 : 1), part};
 }
 
 void MemoryPlan::plan_outer() {
@@ -536,6 +543,12 @@ void MemoryPlan::plan_outer() {
 void MemoryPlan::plan_shards(std::int64_t numel) {
   std::int64_t& shards = use_[MemoryCategory::kOptimizer];
   passes_.outer.shard_bytes = shards;
+  const bool is_cut = input_.placement.mesh.world_size() > 1;
+  for_each_trainable(input_.units, [&](const GroupShape& group) {
+    if (input_.update.outer.has_servers()) return;
+    passes_.outer.work = std::max(passes_.outer.work, work_where_it_lies(group, input_.update.matrix_work, is_cut));
+  });
+  use_[input_.placement.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kStaging] += 4 * passes_.outer.work;
   if (!input_.placement.is_queued) return;
   passes_.outer.copied_bytes = 4 * numel * (input_.update.outer.type == SyncType::kBackups ? 3 : 2);
   use_[MemoryCategory::kHostRecords] += shards + passes_.outer.copied_bytes;

@@ -173,6 +173,9 @@ class MemoryPlan {
     std::int64_t shards = 0, sent = 0, received = 0;
   };
   ServedBytes served_bytes() const;
+  /// Returns whether the group is one shard if ranks have common parameters, since its rule needs norms of parameters,
+  /// or whole tensors. Other groups are cut into a shard for each owner.
+  bool has_whole_shard(const GroupShape& group) const { return input_.update.twice || !group.matrices.empty(); }
   /// Returns whether every record has all masters and states of its elements.
   bool has_whole_records() const;
   /// Returns whether updates go over all state twice (lamb, lars), or over whole matrices before they update elements.

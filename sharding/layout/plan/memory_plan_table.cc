@@ -58,11 +58,18 @@ std::string text_of_common_values(const MemoryPlan& plan) {
                      (is_adaptive ? ", and means of squares" : "") +
                      "; a step uses the values that it has pulled, which are the parameters above, and no older "
                      "version is kept\n";
-  std::int64_t groups = 0;
-  for_each_trainable(plan.units(), [&](const GroupShape&) { ++groups; });
+  std::int64_t shards = 0, whole = 0;
+  for_each_trainable(plan.units(), [&](const GroupShape& group) {
+    whole += plan.has_whole_shard(group) ? 1 : 0;
+    shards += plan.has_whole_shard(group) ? 1 : plan.placement().mesh.world_size();
+  });
+  if (whole > 0) {
+    text += "whole shards: a push updates each of " + std::to_string(whole) +
+            " groups at once, whose memory lies over all ranks, through " + exact_bytes(4 * plan.passes().outer.work) +
+            " of scratch\n";
+  }
   if (!outer.asynchronous.record_order.empty()) {
-    text += "record_order: a rank writes " + std::to_string(2 * groups * plan.placement().mesh.world_size()) +
-            " lines a step, of about 100 bytes each\n";
+    text += "record_order: a rank writes " + std::to_string(2 * shards) + " lines a step, of about 100 bytes each\n";
   }
   if (!outer.asynchronous.play_order.empty())
     text += "play_order: a rank keeps 8 bytes for each line of the file, which are not in this plan\n";

@@ -143,6 +143,9 @@ struct FirstPass {
 struct OuterNumel {
   std::int64_t part = 0, states = 0, largest = 0, sent = 0;
   std::int64_t served = 0;  ///< number of elements of all shards that parameter servers own
+  /// Scratch with which a rank updates whole matrices in shards that ranks own: kStaging, or kHostRecords if a GPU
+  /// trains.
+  std::int64_t work = 0;
   /// If ranks have common parameters: bytes of the values and states of this rank's shards, or of its states alone if
   /// servers own the shards. They lie in memory of the host: kOptimizer, or kHostRecords if a GPU trains.
   std::int64_t shard_bytes = 0;
@@ -153,7 +156,8 @@ struct OuterNumel {
 /// The memory with which the passes of an update work, and the part of an update that a GPU's host makes.
 struct PassPlan {
   /// The parameters that are updated as whole matrices. The memory for their exchange (MemoryPlan::matrix_bytes) has
-  /// first the buffers for messages, and then scratch.
+  /// first the buffers for messages, and then scratch. If ranks have common parameters, nothing is exchanged, and no
+  /// matrices are dealt (MemoryPlan::has_whole_shard).
   MatrixDeal matrices;
   FirstPass first_pass;
   OuterNumel outer;

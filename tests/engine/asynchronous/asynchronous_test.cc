@@ -450,8 +450,6 @@ TEST(Asynchronous, ProgramThatLeavesThePlayedOrderIsRefused) {
 
 TEST(Asynchronous, UnsupportedKeysBesideAsynchronousAreRefused) {
   const std::pair<const char*, const char*> refused[] = {
-      {R"("optimizer": {"type": "muon"})", "optimizer.type muon"},
-      {R"("optimizer": {"type": "lamb"})", "optimizer.type muon, lamb"},
       {R"("optimizer": {"state_dtype": "8bit"})", "state_dtype bf16 or 8bit"},
       {R"("optimizer": {"in_backward": true})", "in_backward"},
       {R"("mixed_precision": {"param": "bf16"})", "param bf16 or fp16"},

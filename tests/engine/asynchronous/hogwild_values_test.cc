@@ -117,7 +117,7 @@ class Rank {
   std::vector<std::unique_ptr<Unit>> units_;
   std::unique_ptr<Optimizer> optimizer_;
   LearningRates rates_;
-  ElementUpdate rule_;
+  ShardRule rule_;
   MemoryPlan plan_;
   MeshAxes axes_;
   TrainingMemory memory_;

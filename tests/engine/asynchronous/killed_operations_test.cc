@@ -113,8 +113,8 @@ void expect_end_of_all(int call, int pulled) {
     const Mesh mesh = init();
     try {
       Rank rank(mesh, owned_shards_test::strategy_of(OptimizerType::kSgd, {}), /*timeout_s=*/60, kHidden);
-      const ElementUpdate rule(owned_shards_test::strategy_of(OptimizerType::kOwn, {}),
-                               OwnRules::of(std::make_shared<DyingRule>(number == 2 ? call : 0)), rank.rates());
+      const ShardRule rule(owned_shards_test::strategy_of(OptimizerType::kOwn, {}),
+                           OwnRules::of(std::make_shared<DyingRule>(number == 2 ? call : 0)), rank.rates());
       for (int step = 0;; ++step) {
         const std::int64_t begun = value_or_throw(store.add("begun", 1));
         if (number == 2 && step == 1 && call == 0) die_in_pull_of(rank, pulled);

@@ -11,8 +11,11 @@
 #include <utility>
 
 #include "engine/asynchronous/servers/served_part.h"
+#include "engine/parameters/parameter_groups.h"
 #include "optim/lr_schedule.h"
+#include "runtime/config/strategy_names.h"
 #include "sharding/partition.h"
+#include "tests/engine/asynchronous/whole_rules_oracle.h"
 
 namespace tessera::testing {
 namespace {
@@ -121,14 +124,19 @@ OrderOracle::OrderOracle(const Strategy& strategy, int ranks, const OrderOption&
     for (auto* const list : {&first_, &second_, &third_, &mean_squares_})
       list->push_back(at::zeros_like(parameter).flatten());
   }
-  for (const auto& unit : partition(*owners_, strategy, ranks)) {
+  whole_.resize(of_.back().size());
+  const OptimizerConfig& optimizer = strategy.optimizer;
+  for (const auto& unit : partition(*owners_, strategy, ranks, nullptr, matrices_of(optimizer))) {
     for (const auto& group : unit->groups) {
       if (!group->trainable) continue;
-      const std::int64_t part = group->layout.numel() / ranks;
-      for (int owner = 0; owner < (servers > 0 ? servers : ranks); ++owner) {
-        const Extent cut =
-            servers > 0 ? served_part(group->layout.numel(), owner, servers) : Extent{owner * part, part};
+      const std::int64_t numel = group->layout.numel(), part = numel / ranks;
+      const bool is_whole = adapts_layers(optimizer.type) || !group->matrices.empty();
+      for (int owner = 0; owner < (is_whole ? 1 : servers > 0 ? servers : ranks); ++owner) {
+        const Extent cut = is_whole      ? Extent{0, numel}
+                           : servers > 0 ? served_part(numel, owner, servers)
+                                         : Extent{owner * part, part};
         Shard& shard = shards_[{unit->name, {group->index, owner}}];
+        shard.is_whole = is_whole;
         for (std::size_t i = 0; i < group->parameters.size(); ++i) {
           const Extent whole = group->layout.extent(i), own = intersect(whole, cut);
           if (own.numel <= 0) continue;
@@ -197,9 +205,18 @@ void OrderOracle::push(const OrderLine& line, Shard& shard) {
     if (!pulled.grad().defined()) continue;
     const auto cut = [&](const at::Tensor& whole) { return whole.view(-1).narrow(0, piece.begin, piece.numel); };
     const at::Tensor made = cut(pulled.grad().contiguous());
-    at::Tensor gradient = config.delay_compensation.lambda == 0
-                              ? made * (with.scale * younger)
-                              : compensated(piece, made * with.scale, cut(pulled)) * younger;
+    const bool is_plain = config.delay_compensation.lambda == 0;
+    const at::Tensor unscaled = is_plain ? made : compensated(piece, made * with.scale, cut(pulled));
+    const float scale = is_plain ? with.scale * younger : younger;
+    if (shard.is_whole) {
+      const at::Tensor& weight = of_.back()[piece.parameter];
+      const auto [lr, weight_decay] = numbers_of(piece.parameter, with.lr);
+      push_whole(strategy_.optimizer, option_.own_rules,
+                 {weight, unscaled.view_as(weight), scale, lr, weight_decay, ++shard.updates[piece.parameter]},
+                 whole_[piece.parameter]);
+      continue;
+    }
+    at::Tensor gradient = unscaled * scale;
     if (most > 0) {
       if ((gradient.abs() > most).any().item<bool>()) ++clipped_;
       gradient = gradient.clamp(-most, most);
@@ -221,6 +238,16 @@ at::Tensor OrderOracle::compensated(const Piece& piece, const at::Tensor& g, con
   return g + lambda * g * g * (now - pulled);
 }
 
+std::pair<double, double> OrderOracle::numbers_of(std::size_t parameter, double everybodys) const {
+  double weight_decay = strategy_.optimizer.weight_decay;
+  for (const ParameterGroup& group : strategy_.optimizer.groups) {  // the options select groups by max_dim alone
+    if (of_.back()[parameter].dim() > group.max_dim.value_or(0)) continue;
+    everybodys *= group.lr_ratio;
+    weight_decay = group.weight_decay.value_or(weight_decay);
+  }
+  return {everybodys, weight_decay};
+}
+
 /// The formulas are those of optim/rules. `everybodys`: the learning rate of parameters in no group.
 void OrderOracle::update(const Piece& piece, at::Tensor g, std::int64_t count, double everybodys) {
   const OptimizerConfig& config = strategy_.optimizer;
@@ -228,18 +255,15 @@ void OrderOracle::update(const Piece& piece, at::Tensor g, std::int64_t count, d
   const at::Tensor weight = cut(of_.back()[piece.parameter].view(-1));
   const at::Tensor first = cut(first_[piece.parameter]), second = cut(second_[piece.parameter]),
                    third = cut(third_[piece.parameter]);
-  double weight_decay = config.weight_decay;
-  for (const ParameterGroup& group : config.groups) {  // the options select groups by max_dim alone
-    if (of_.back()[piece.parameter].dim() > group.max_dim.value_or(0)) continue;
-    everybodys *= group.lr_ratio;
-    weight_decay = group.weight_decay.value_or(weight_decay);
-  }
-  const auto lr = static_cast<float>(everybodys), l2 = static_cast<float>(weight_decay);
+  const auto [rate, weight_decay] = numbers_of(piece.parameter, everybodys);
+  const auto lr = static_cast<float>(rate), l2 = static_cast<float>(weight_decay);
   const auto decay = static_cast<float>(1.0 - static_cast<double>(lr) * weight_decay);
   const auto momentum = static_cast<float>(config.momentum), eps = static_cast<float>(config.eps);
-  const bool is_decoupled = config.type == OptimizerType::kAdamW || config.type == OptimizerType::kLion;
+  // Rules of matrices leave all else to adamw.
+  const OptimizerType type = updates_whole_tensors(config.type) ? OptimizerType::kAdamW : config.type;
+  const bool is_decoupled = type == OptimizerType::kAdamW || type == OptimizerType::kLion;
   if (!is_decoupled) g = g + weight * l2;
-  switch (config.type) {
+  switch (type) {
     case OptimizerType::kSgd: {
       if (momentum == 0) {
         weight.copy_(weight - g * lr);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sharding/unit.h"
+#include "tessera/own_rules.h"
 #include "tests/engine/asynchronous/order_lines.h"
 #include "tests/support/session.h"
 
@@ -21,9 +22,11 @@ struct OrderOption {
   TinyOptions model = {};
   bool is_weighted = false;  ///< microbatches have the weights of weight_of
   int skipping_rank = -1;    ///< the rank whose step 2 has an infinite loss, so that it skips the step; -1: none
+  OwnRules own_rules = {};   ///< rules of the program's
 };
 
 /// Returns the options of all tests of orders: each rule for single elements, and each key that changes an update.
+/// whole_order_options has those of rules that need more.
 const std::vector<OrderOption>& order_options();
 
 /// Returns the weight of a rank's microbatch, which is counted over all steps.
@@ -65,6 +68,7 @@ class OrderOracle {
   };
   struct Shard {
     std::vector<Piece> pieces;
+    bool is_whole = false;  ///< whether it is a whole group, whose rule needs whole tensors
     std::int64_t version = 0;
     std::map<int, std::int64_t> pulled;                ///< one for each rank
     std::map<std::size_t, std::int64_t> updates = {};  ///< one for each parameter
@@ -80,6 +84,8 @@ class OrderOracle {
   void compute(int rank, std::int64_t step);
   void pull(const OrderLine& line, Shard& shard);
   void push(const OrderLine& line, Shard& shard);
+  /// Returns the rate and the weight decay of a parameter. `everybodys`: the learning rate of parameters in no group.
+  std::pair<double, double> numbers_of(std::size_t parameter, double everybodys) const;
   at::Tensor compensated(const Piece& piece, const at::Tensor& g, const at::Tensor& pulled);
   void update(const Piece& piece, at::Tensor g, std::int64_t count, double everybodys);
 
@@ -92,6 +98,7 @@ class OrderOracle {
   std::vector<std::vector<at::Tensor>> of_;
   std::vector<at::Tensor> first_, second_, third_;  ///< [parameter]: states
   std::vector<at::Tensor> mean_squares_;            ///< [parameter]: means of squared gradients
+  std::vector<std::vector<at::Tensor>> whole_;      ///< [parameter]: states of rules of whole tensors
   std::vector<Rates> rates_;                        ///< [rank]: the numbers of its newest step
   std::vector<Batch> batches_;
   std::map<Key, Shard> shards_;

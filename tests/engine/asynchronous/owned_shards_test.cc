@@ -303,7 +303,7 @@ TEST(OwnedShards, StoppedHolderOfAShardIsNamedAfterTheTimeout) {
   run_ranks({.ranks = kRanks}, [&](const Mesh& mesh) {
     Rank rank(mesh, strategy_of(OptimizerType::kSgd, {}), /*timeout_s=*/0.3);
     if (mesh.rank() == 1) {
-      rank.step_by(ElementUpdate(strategy_of(OptimizerType::kOwn, {}), OwnRules::of(still), rank.rates()));
+      rank.step_by(ShardRule(strategy_of(OptimizerType::kOwn, {}), OwnRules::of(still), rank.rates()));
       return;
     }
     still->has_begun.wait(false);

@@ -72,7 +72,7 @@ class Rank {
   }
 
   GradientAges step() { return step_by(rule_); }
-  GradientAges step_by(const ElementUpdate& rule) {
+  GradientAges step_by(const ShardRule& rule) {
     ++step_;
     for (auto& unit : units_) shards_->pull(*unit);
     std::size_t parameters = 0;
@@ -107,7 +107,7 @@ class Rank {
   std::vector<std::unique_ptr<Unit>> units_;
   std::unique_ptr<Optimizer> optimizer_;
   LearningRates rates_;
-  ElementUpdate rule_;
+  ShardRule rule_;
   MemoryPlan plan_;
   MeshAxes axes_;
   TrainingMemory memory_;

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: flat group.
-
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -7,26 +7,28 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
-#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "engine/asynchronous/servers/served_part.h"
+#include "engine/asynchronous/servers/served_definition.h"
 #include "engine/step/rules/own_optimizer.h"
 #include "offload/files/block_file.h"
+#include "optim/master_assigner.h"
+#include "optim/muon_optimizer.h"
 #include "runtime/base/errno_hint.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status.h"
-#include "runtime/config/strategy_file.h"
+#include "runtime/config/strategy_names.h"
+#include "sharding/layout/matrix_deal.h"
 
 namespace tessera {
 
 // This file makes the shards of a run, keeps them on the disk, and answers the questions of workers.
 //
-// `make` reads a worker's definition, lays out the groups as workers do, and takes memory for them (`place_all`). A
-// thread writes shards that have changed (`keep_shard`), and a question that changes a shard is answered after
-// `await_kept`. Each connection has a Worker, whose `answer` calls a `do_...` function for each kind of question. These
-// functions compare the sizes in the head with those of the shard before they receive anything, and hold the group's
-// mutex while they read or change the shard.
+// `make` reads a worker's definition (ServedDefinition), and takes memory for the groups (`place_all`). A thread writes
+// shards that have changed (`keep_shard`), and a question that changes a shard is answered after `await_kept`. Each
+// connection has a Worker, whose `answer` calls a `do_...` function for each kind of question. These functions compare
+// the sizes in the head with those of the shard before they receive anything, and hold the group's mutex while they
+// read or change the shard.
 
 namespace {
 
@@ -41,17 +43,6 @@ absl::Status strange_file(const std::string& folder) {
   return make_error(ExitCode::kCorruptData, "parameter server: a file of " + folder +
                                                 " is none of this version. [T1003] hint: end the run, remove this "
                                                 "folder, and go on from a checkpoint");
-}
-
-/// Throws if a group has sizes of which no layout can be made.
-void expect_layout(const std::vector<std::int64_t>& numels, int parts) {
-  constexpr std::int64_t kMostElements = std::int64_t{1} << 46;
-  std::int64_t left = kMostElements;
-  for (const std::int64_t numel : numels) {
-    if (numel < 0 || numel > left) throw std::invalid_argument("sizes of parameters");
-    left -= numel;
-  }
-  if (parts < 1) throw std::invalid_argument("a number of parts");
 }
 
 /// Returns memory for all shards, filled with zeros. If it is a mapped file, the system keeps the used bytes in memory,
@@ -83,36 +74,14 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
   std::unique_ptr<ServedJob> made(new ServedJob());
   made->definition_ = definition;
   try {
-    const nlohmann::json all = nlohmann::json::parse(definition.substr(std::min(definition.size(), kRunName)));
-    made->limit_ = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * all.at("timeout_s").get<double>()));
-    TESSERA_ASSIGN_OR_RETURN(made->strategy_, parse_strategy(all.at("strategy"), "a worker's strategy"));
-    const int server = all.at("server"), servers = all.at("servers"), ranks = all.at("ranks");
-    if (ranks < 1 || servers < 1 || server < 0 || server >= servers) throw std::invalid_argument("numbers of servers");
-    made->server_ = server;
-    made->members_ = std::make_unique<JobMembers>(made->strategy_.sync.is_elastic() ? 0 : ranks, made->limit_);
-    for (const nlohmann::json& each : all.at("groups")) {
-      const std::vector<std::int64_t> numels = each.at("numels"), options = each.at("options");
-      if (numels.size() != options.size() || numels.empty()) throw std::invalid_argument("a group's parameters");
-      const int parts = each.at("parts");
-      const auto pieces = static_cast<int>(made->strategy_.sync.asynchronous.replica_ranks);
-      expect_layout(numels, parts);
-      if (parts % pieces != 0) throw std::invalid_argument("ranks of a replica");
-      for (int piece = 0; piece < pieces; ++piece) {  // each rank of a replica pushes a part of the group
-        made->units_.push_back(std::make_unique<Unit>(each.at("unit_index").get<int>(), each.at("unit")));
-        FlatGroup& flat = *made->units_.back()->groups.emplace_back(std::make_unique<FlatGroup>());
-        flat.unit = made->units_.back().get();
-        flat.index = each.at("group");
-        flat.layout = Layout::pack(numels, parts);
-        flat.parameter_part = replica_part(flat.layout.numel(), piece, pieces);
-        for (const std::int64_t option : options) {
-          const auto known = static_cast<std::int64_t>(made->strategy_.optimizer.groups.size());
-          if (option < -1 || option >= known) throw std::invalid_argument("a group of the optimizer");
-          flat.parameters.emplace_back().group =
-              option < 0 ? FlatParameter::kNoGroup : static_cast<std::size_t>(option);
-        }
-      }
-    }
-    TESSERA_RETURN_IF_ERROR(made->place_all(server, servers, offload));
+    TESSERA_ASSIGN_OR_RETURN(ServedDefinition read,
+                             read_definition(definition.substr(std::min(definition.size(), kRunName))));
+    made->limit_ = read.limit;
+    made->strategy_ = std::move(read.strategy);
+    made->server_ = read.server;
+    made->members_ = std::make_unique<JobMembers>(made->strategy_.sync.is_elastic() ? 0 : read.ranks, made->limit_);
+    made->units_ = std::move(read.units);
+    TESSERA_RETURN_IF_ERROR(made->place_all(offload));
     if (keep) TESSERA_RETURN_IF_ERROR(made->begin_keeping(*keep));
   } catch (const std::exception& error) {
     return make_error(ExitCode::kConfig, std::string("the definition of shards cannot be read: ") + error.what() +
@@ -121,35 +90,49 @@ absl::StatusOr<std::unique_ptr<ServedJob>> ServedJob::make(const std::string& de
   return made;
 }
 
-absl::Status ServedJob::place_all(int server, int servers, const std::string& offload) {
-  const std::unique_ptr<Optimizer> optimizer = make_optimizer(strategy_.optimizer, strategy_.ema, OwnRules{});
-  const StateFormats formats = optimizer->state_formats();
-  states_ = formats.size();
+absl::Status ServedJob::place_all(const std::string& offload) {
+  const OptimizerConfig& optimizer = strategy_.optimizer;
+  const bool is_muon = optimizer.type == OptimizerType::kMuon;
+  const StateFormats of_elements = make_optimizer(optimizer, strategy_.ema, OwnRules{})->state_formats();
+  const StateFormats of_matrices = is_muon ? MuonOptimizer(optimizer, strategy_.ema).state_formats()
+                                           : MasterAssigner(optimizer, strategy_.ema).state_formats();
   const bool is_adaptive = strategy_.sync.asynchronous.delay_compensation.adaptive;
-  const std::int64_t copies = 1 + static_cast<std::int64_t>(states_) + (is_adaptive ? 1 : 0);
+  std::int64_t bytes = 0;
   for (const auto& unit : units_) {
     Group& group = *groups_.emplace_back(std::make_unique<Group>());
-    group.flat = unit->groups[0].get();
-    group.part = intersect(served_part(group.flat->layout.numel(), server, servers), group.flat->parameter_part);
+    FlatGroup& flat = *unit->groups[0];
+    group.flat = &flat;
+    group.part = flat.optimizer_part;
     group.first = elements_;
+    group.formats = flat.matrices.empty() ? of_elements : of_matrices;
+    if (group.part.numel > 0) flat.of_tensors.part = {0, flat.tensor_states.numel()};
     elements_ += group.part.numel;
     largest_ = std::max(largest_, group.part.numel);
+    const auto copies = static_cast<std::int64_t>(1 + group.formats.size() + (is_adaptive ? 1 : 0));
+    bytes += 4 * (copies * group.part.numel + flat.of_tensors.part.numel);
+    if (group.part.numel > 0) work_ = std::max(work_, work_where_it_lies(flat, {.is_muon = is_muon}, /*is_cut=*/false));
   }
-  TESSERA_ASSIGN_OR_RETURN(memory_, memory_of_shards(4 * copies * elements_, offload));
-  for (const auto& group : groups_) {
-    FlatGroup& flat = *group->flat;
-    flat.parameter_part = flat.optimizer_part = flat.gradient_part = group->part;
-    const std::int64_t bytes = 4 * group->part.numel;
-    flat.shard = memory_.take(bytes);
-    if (is_adaptive) group->mean_squares = reinterpret_cast<float*>(memory_.take(bytes));
-    for (std::size_t i = 0; i < states_; ++i) flat.state[i].data = memory_.take(bytes);
-    TieredState state;
-    state.states = formats;
-    if (bytes > 0) flat.records = RecordLayout(group->part.numel, state);
-    const MutexLock lock(group->mutex);
-    group->counts.resize(flat.parameters.size());
-  }
+  TESSERA_ASSIGN_OR_RETURN(memory_, memory_of_shards(bytes, offload));
+  for (const auto& group : groups_) place(*group, is_adaptive);
   return absl::OkStatus();
+}
+
+void ServedJob::place(Group& group, bool is_adaptive) {
+  FlatGroup& flat = *group.flat;
+  const std::int64_t bytes = 4 * group.part.numel;
+  flat.shard = memory_.take(bytes);
+  if (is_adaptive) group.mean_squares = reinterpret_cast<float*>(memory_.take(bytes));
+  for (std::size_t i = 0; i < group.formats.size(); ++i) flat.state[i].data = memory_.take(bytes);
+  if (flat.of_tensors.part.numel > 0)
+    flat.of_tensors.data = reinterpret_cast<float*>(memory_.take(4 * flat.of_tensors.part.numel));
+  if (bytes > 0) {
+    TieredState state;
+    state.states = group.formats;
+    flat.records = RecordLayout(group.part.numel, state);
+    if (adapts_layers(strategy_.optimizer.type)) group.norms.emplace(flat);
+  }
+  const MutexLock lock(group.mutex);
+  group.counts.resize(flat.parameters.size());
 }
 
 /// A worker that gives the first values tells all servers that the values are there, and server 0 last. If it ends
@@ -293,7 +276,10 @@ std::vector<std::span<std::byte>> ServedJob::data_of(const Group& group) const {
   const auto bytes = static_cast<std::size_t>(4 * group.part.numel);
   std::vector<std::span<std::byte>> data;
   data.emplace_back(group.flat->shard, bytes);
-  for (std::size_t i = 0; i < states_; ++i) data.emplace_back(group.flat->state[i].data, bytes);
+  for (std::size_t i = 0; i < group.formats.size(); ++i) data.emplace_back(group.flat->state[i].data, bytes);
+  const TensorStateMemory& of_tensors = group.flat->of_tensors;
+  if (of_tensors.part.numel > 0)
+    data.push_back(std::as_writable_bytes(std::span(of_tensors.data, static_cast<std::size_t>(of_tensors.part.numel))));
   if (group.mean_squares != nullptr) data.emplace_back(reinterpret_cast<std::byte*>(group.mean_squares), bytes);
   return data;
 }
@@ -343,6 +329,7 @@ ServedJob::Worker::Worker(ServedJob& job, int rank, std::int64_t life, std::func
   known_options_.assign(options_.all().begin(), options_.all().end());
   numbers_.resize(rates_.all().size() + known_options_.size());
   room_ = Arena::plain("what a worker sends", 2 * 4 * job.largest_);
+  work_ = Arena::plain("whole matrices", 4 * job.work_);
   is_early_.resize(job.groups_.size());
 }
 
@@ -382,9 +369,11 @@ absl::Status ServedJob::Worker::answer(const MessageHead& head, ServerLink& link
         return broken("it came after the start");
       return do_counts(head, link);
     case MessageKind::kWrite:
+    case MessageKind::kWriteTensorStates:
       if (job_.has_begun(head.shard)) return broken("it came after the start");
       [[fallthrough]];
     case MessageKind::kReadStates:
+    case MessageKind::kReadTensorStates:
       return do_range(head, link);
     default:
       return broken("its kind");
@@ -467,6 +456,8 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
         PushedShard pushed{{group.flat, 1}, group.counts.data()};
         if (group.mean_squares) pushed.mean_squares = {&group.mean_squares, 1};
         pushed.pulled = reinterpret_cast<const float*>(pulled);
+        pushed.norms = group.norms ? &*group.norms : nullptr;
+        pushed.work = {reinterpret_cast<float*>(work_.data()), static_cast<std::size_t>(job_.work_)};
         update_.apply(*group.flat, pushed, rule_, {with, used_}, age);
       } catch (const std::exception& error) {
         status = make_error(ExitCode::kInternal, error.what());
@@ -561,33 +552,45 @@ absl::Status ServedJob::Worker::do_counts(const MessageHead& head, ServerLink& l
   return link.send({}, writes ? std::span<const std::byte>() : std::as_bytes(std::span(counts)), job_.limit_);
 }
 
+/// Returns the memory of a run of elements: values and states, or states of whole tensors. Values are left out where
+/// `has_values` is false.
+std::vector<std::span<std::byte>> ServedJob::run_of(const Group& group, Extent run, bool is_of_tensors,
+                                                    bool has_values) {
+  const FlatGroup& flat = *group.flat;
+  const auto length = static_cast<std::size_t>(4 * run.numel);
+  if (is_of_tensors) return {{reinterpret_cast<std::byte*>(flat.of_tensors.data + run.offset), length}};
+  const std::int64_t there = 4 * (run.offset - group.part.offset);
+  std::vector<std::span<std::byte>> spans;
+  if (has_values) spans.emplace_back(flat.shard + there, length);
+  for (std::size_t i = 0; i < group.formats.size(); ++i) spans.emplace_back(flat.state[i].data + there, length);
+  return spans;
+}
+
 /// Reads or writes a run of elements. Ranks wait for each other before and after this call, so no rank pushes during
 /// it.
 absl::Status ServedJob::Worker::do_range(const MessageHead& head, ServerLink& link) {
   if (job_.groups_.empty()) return broken("a range");
   Group& group = *job_.groups_[head.shard];
-  const bool writes = head.kind == MessageKind::kWrite;
-  const bool is_inside = head.first >= group.part.offset && head.second >= 0 && head.first <= group.part.end() &&
-                         head.second <= group.part.end() - head.first;
+  const bool writes = head.kind == MessageKind::kWrite || head.kind == MessageKind::kWriteTensorStates;
+  const bool is_of_tensors =
+      head.kind == MessageKind::kWriteTensorStates || head.kind == MessageKind::kReadTensorStates;
+  const Extent whole = is_of_tensors ? group.flat->of_tensors.part : group.part;
+  const bool is_inside = head.first >= whole.offset && head.second >= 0 && head.first <= whole.end() &&
+                         head.second <= whole.end() - head.first;
   if (!is_inside) return broken("a range");
-  const std::int64_t bytes = 4 * head.second, there = 4 * (head.first - group.part.offset);
-  const auto states = static_cast<std::int64_t>(job_.states_);
-  if (head.bytes != (writes ? bytes * (1 + states) : 0)) return broken("a range");
+  const auto spans = run_of(group, {head.first, head.second}, is_of_tensors, /*has_values=*/writes);
+  const std::int64_t bytes = 4 * head.second * static_cast<std::int64_t>(spans.size());
+  if (head.bytes != (writes ? bytes : 0)) return broken("a range");
   const MutexLock lock(group.mutex);
-  const FlatGroup& flat = *group.flat;
-  const auto length = static_cast<std::size_t>(bytes);
   if (writes) {
-    TESSERA_RETURN_IF_ERROR(take({flat.shard + there, length}, link));
-    for (std::size_t i = 0; i < job_.states_; ++i)
-      TESSERA_RETURN_IF_ERROR(take({flat.state[i].data + there, length}, link));
+    for (const auto& span : spans) TESSERA_RETURN_IF_ERROR(take(span, link));
     ++group.changes;
     const absl::Status status = job_.await_kept(group, /*lose=*/0, is_gone_);
     return status.ok() ? link.send(MessageHead{}, {}, job_.limit_) : link.refuse(status, job_.limit_);
   }
-  const MessageHead reply{.bytes = bytes * states};
+  const MessageHead reply{.bytes = bytes};
   TESSERA_RETURN_IF_ERROR(link.send(bytes_of(reply), job_.limit_, /*more=*/reply.bytes > 0));
-  for (std::size_t i = 0; i < job_.states_; ++i)
-    TESSERA_RETURN_IF_ERROR(link.send({flat.state[i].data + there, length}, job_.limit_));
+  for (const auto& span : spans) TESSERA_RETURN_IF_ERROR(link.send(span, job_.limit_));
   return absl::OkStatus();
 }
 

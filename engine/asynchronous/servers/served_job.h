@@ -22,6 +22,7 @@
 #include "engine/asynchronous/shard_update.h"
 #include "engine/step/agree/learning_rates.h"
 #include "engine/step/agree/update_options.h"
+#include "engine/step/rules/group_norms.h"
 #include "runtime/base/mutex.h"
 #include "sharding/arena.h"
 #include "sharding/unit.h"
@@ -29,13 +30,13 @@
 
 namespace tessera {
 
-/// The shards that this server owns for one run of a job: a part of each trainable flat group, with values, states,
-/// version and counts. ParameterServer makes a ServedJob when the first worker of a run comes, and drops it when the
-/// last worker has gone. All functions may be called by several threads, one for each worker.
+/// The shards that this server owns for one run of a job: a part of each trainable flat group, or whole groups, with
+/// values, states, version and counts. ParameterServer makes a ServedJob when the first worker of a run comes, and
+/// drops it when the last worker has gone. All functions may be called by several threads, one for each worker.
 ///
 /// The server has no module. A worker sends a definition. It begins with the run's name of kRunName letters, which no
-/// other run has. JSON follows, with the strategy, the sizes of all parameters and their groups; the layouts follow
-/// from these. All workers of a run send the same definition.
+/// other run has. JSON follows, with the strategy, the sizes of all parameters and their groups; the layouts, and which
+/// server owns what (ServedCut), follow from these. All workers of a run send the same definition.
 ///
 /// If the server keeps its shards (KeepOptions), a thread copies each shard that has changed, and writes the copy. A
 /// push is answered when at most `lose` pushes to its shard, this push included, are missing on the disk. A worker's
@@ -118,6 +119,7 @@ class ServedJob {
                                                    ///< that `rule_` uses
     std::vector<char> used_;
     Arena room_;   ///< memory for the gradients of the largest shard, and for the values with which they were made
+    Arena work_;   ///< PushedShard::work
     Arena early_;  ///< memory for gradients of all shards that arrive before their push (kStage); empty until the first
                    ///< of them arrives
     std::vector<char> is_early_;  ///< [group]: whether the group's gradients have arrived
@@ -133,7 +135,9 @@ class ServedJob {
   struct Group {
     FlatGroup* flat = nullptr;
     Extent part;
-    std::int64_t first = 0;  ///< number of elements in this server's parts of the groups before this one
+    std::int64_t first = 0;           ///< number of elements in this server's parts of the groups before this one
+    StateFormats formats;             ///< states of an element
+    std::optional<GroupNorms> norms;  ///< set under lamb and lars; used under the mutex
     Mutex mutex;
     CondVar turned;  ///< `played` has changed
     CondVar saved;   ///< `kept` has changed
@@ -148,7 +152,9 @@ class ServedJob {
   };
 
   ServedJob() = default;
-  absl::Status place_all(int server, int servers, const std::string& offload);
+  absl::Status place_all(const std::string& offload);
+  void place(Group& group, bool is_adaptive);
+  static std::vector<std::span<std::byte>> run_of(const Group& group, Extent run, bool is_of_tensors, bool has_values);
   /// Waits for the turn of a pull or push, if a recorded order is replayed. REQUIRES: the group's mutex is held.
   absl::Status await_turn(Group& group, std::int64_t turn, const std::function<bool()>& is_gone) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
@@ -181,11 +187,11 @@ class ServedJob {
   Strategy strategy_;
   int server_ = 0;                      ///< this server's number among the servers of the run
   std::chrono::milliseconds limit_{0};  ///< comm.timeout_s: the longest wait, and the longest pause in a message
-  std::size_t states_ = 0;              ///< number of states of an element
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::unique_ptr<Group>> groups_;
   std::int64_t largest_ = 0;   ///< elements of the largest shard
   std::int64_t elements_ = 0;  ///< elements of all shards
+  std::int64_t work_ = 0;      ///< fp32 elements of scratch for a push to any shard
   Arena memory_;
 
   std::unique_ptr<JobMembers> members_;

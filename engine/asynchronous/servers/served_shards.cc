@@ -12,8 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "engine/asynchronous/servers/served_definition.h"
 #include "engine/asynchronous/servers/served_job.h"
-#include "engine/asynchronous/servers/served_part.h"
 #include "engine/memory/state_views.h"
 #include "engine/step/agree/step_agreement.h"
 #include "runtime/base/log.h"
@@ -81,8 +81,14 @@ ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, cons
   for (const std::string& address : addresses)
     servers_.push_back({address, "server " + std::to_string(servers_.size()) + " (" + address + ")", nullptr, {}});
   memory_ = Arena::plain("states for checkpoints", plan.passes().outer.shard_bytes);
+  std::vector<ServedCut::Group> sizes;
+  for_each_trainable(units, [&](const FlatGroup& flat) {
+    sizes.push_back({flat.layout.numel(), plan.has_whole_shard(flat.shape())});
+  });
+  cut_ = ServedCut(std::move(sizes), servers(), pieces_);
   std::size_t parameters = 0;
   for_each_trainable(units, [&](FlatGroup& flat) {
+    const std::size_t index = groups_.size();
     Group& added = groups_.emplace_back();
     added.flat = &flat;
     added.pulled.resize(servers_.size());
@@ -90,9 +96,7 @@ ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, cons
     added.first_parameter = parameters;
     parameters += flat.parameters.size();
     for (int server = 0; server < servers(); ++server) {
-      const std::int64_t numel = flat.layout.numel();
-      for (int piece = 0; piece < pieces_; ++piece)
-        added.shards.push_back(intersect(served_part(numel, server, servers()), replica_part(numel, piece, pieces_)));
+      for (int piece = 0; piece < pieces_; ++piece) added.shards.push_back(cut_.shard(index, server, piece));
       order_.add_shard({flat.unit->name, flat.index, server});
     }
     place(flat, plan);
@@ -107,9 +111,11 @@ ServedShards::ServedShards(const std::vector<std::unique_ptr<Unit>>& units, cons
 
 /// Takes memory for the states of this rank's part of a group.
 void ServedShards::place(FlatGroup& group, const MemoryPlan& plan) {
-  const StateFormats& formats = plan.update().states;
+  const StateFormats& formats = plan.states_of(group.shape());
   for (std::size_t i = 0; i < formats.size(); ++i)
     group.state[i].data = memory_.take(state_piece(formats[i], group.optimizer_part.numel).data_bytes);
+  if (group.of_tensors.part.numel > 0)
+    group.of_tensors.data = reinterpret_cast<float*>(memory_.take(group.of_tensors.part.numel * 4));
 }
 
 std::span<const std::byte> ServedShards::gradients_of(const FlatGroup& flat, Extent part) const {
@@ -188,22 +194,7 @@ std::string ServedShards::definition_for(int server, const std::string& run, con
   json all = {{"ranks", board_.size()},         {"server", server},
               {"servers", servers()},           {"timeout_s", strategy.comm.timeout_s},
               {"strategy", strategy.to_json()}, {"groups", json::array()}};
-  for (const Group& group : groups_) {
-    const FlatGroup& flat = *group.flat;
-    std::vector<std::int64_t> numels, options;
-    for (const FlatParameter& parameter : flat.parameters) {
-      numels.push_back(parameter.numel);
-      options.push_back(parameter.group == FlatParameter::kNoGroup ? -1 : static_cast<std::int64_t>(parameter.group));
-    }
-    TORCH_INTERNAL_ASSERT(Layout::pack(numels, flat.layout.parts()).numel() == flat.layout.numel(),
-                          "a server would lay out unit ", flat.unit->name, " in another way");
-    all["groups"].push_back({{"unit", flat.unit->name},
-                             {"unit_index", flat.unit->index},
-                             {"group", flat.index},
-                             {"numels", numels},
-                             {"parts", flat.layout.parts()},
-                             {"options", options}});
-  }
+  for (const Group& group : groups_) all["groups"].push_back(describe_group(*group.flat));
   return run + all.dump();
 }
 
@@ -379,12 +370,18 @@ void ServedShards::take_copies(std::size_t index, MessageKind kind) {
     if (piece == piece_) group.pulled[static_cast<std::size_t>(server)] = reply.first;
     if (is_pull) note(index, server, /*is_push=*/false, reply);
   });
-  if (is_pull) gather(*group.flat);
+  if (is_pull) gather(index);
   copies_.send(*group.flat);
 }
 
-void ServedShards::gather(const FlatGroup& group) {
+void ServedShards::gather(std::size_t index) {
   if (!replica_) return;
+  const FlatGroup& group = *groups_[index].flat;
+  if (cut_.is_whole(index)) {
+    const auto bytes = static_cast<std::size_t>(group.layout.numel()) * 4;
+    throw_if_error(replica_->broadcast(group.unit->name, values_of(group), bytes, cut_.piece_of(index)).wait());
+    return;
+  }
   const Extent own = replica_part(group.layout.numel(), piece_, pieces_);
   throw_if_error(replica_
                      ->all_gather(group.unit->name, values_of(group) + own.offset, values_of(group),
@@ -600,6 +597,18 @@ void ServedShards::adopt() {
   board_.meet("asynchronous values");
 }
 
+/// Calls `visit(server, question)` if this rank's part has states of whole tensors. The question is about all of these,
+/// and goes to the server that owns the group; its kind is not set.
+template <class Visit>
+void ServedShards::for_each_tensor_run(std::size_t index, const Visit& visit) const {
+  const Group& group = groups_[index];
+  const Extent own = group.flat->of_tensors.part;
+  if (own.numel == 0) return;
+  for_each_shard(group, Pieces::kAll, [&](int server, int piece, Extent) {
+    visit(server, {.head = {.shard = number_of(index, piece), .first = own.offset, .second = own.numel}});
+  });
+}
+
 /// Each rank gives the servers the values and states of its part.
 void ServedShards::write_values() {
   for (std::size_t i = 0; i < groups_.size(); ++i) {
@@ -616,6 +625,11 @@ void ServedShards::write_values() {
           values.rest.push_back(
               part_of(reinterpret_cast<const float*>(state.data), run.offset - flat.optimizer_part.offset, run.numel));
       answer_to(std::move(values), server, "first values");
+    });
+    for_each_tensor_run(i, [&](int server, ServerQuestion question) {
+      question.head.kind = MessageKind::kWriteTensorStates;
+      question.rest.push_back(part_of(flat.of_tensors.data, 0, flat.of_tensors.part.numel));
+      answer_to(std::move(question), server, "first values");
     });
   }
 }
@@ -656,11 +670,21 @@ void ServedShards::fetch_states() {
         if (state.data) question.answer.emplace_back(state.data + begin, static_cast<std::size_t>(run.numel) * 4);
       answer_to(std::move(question), server, "states");
     });
-    // All pushes have ended, so shards of a group have equal counts. The last server is asked, since it has elements of
-    // each group, and also of the group's last piece.
-    answer_to({.head = {.kind = MessageKind::kReadCounts, .shard = number_of(i, pieces_ - 1)},
+    for_each_tensor_run(i, [&](int server, ServerQuestion question) {
+      question.head.kind = MessageKind::kReadTensorStates;
+      question.answer.push_back(std::as_writable_bytes(
+          std::span(flat.of_tensors.data, static_cast<std::size_t>(flat.of_tensors.part.numel))));
+      answer_to(std::move(question), server, "states");
+    });
+    // All pushes have ended, so shards of a group have equal counts, and the last one is asked for them.
+    int last_server = 0, last_piece = 0;
+    for_each_shard(group, Pieces::kAll, [&](int server, int piece, Extent) {
+      last_server = server;
+      last_piece = piece;
+    });
+    answer_to({.head = {.kind = MessageKind::kReadCounts, .shard = number_of(i, last_piece)},
                .answer = {std::as_writable_bytes(std::span(group.counts))}},
-              servers() - 1, "counts");
+              last_server, "counts");
   }
 }
 

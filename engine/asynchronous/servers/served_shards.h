@@ -14,6 +14,7 @@
 
 #include "engine/asynchronous/pulled_parameters.h"
 #include "engine/asynchronous/servers/elastic_worker.h"
+#include "engine/asynchronous/servers/served_cut.h"
 #include "engine/asynchronous/servers/server_courier.h"
 #include "engine/asynchronous/servers/server_link.h"
 #include "runtime/comm/collectives.h"
@@ -44,10 +45,10 @@ class UnitsInTurn {
 };
 
 /// This rank's side of the parameters that asynchronous ranks train together, if parameter servers own the shards
-/// (ShardOwners::kServers). Each server owns a part of each flat group (served_part). The rank pulls from all servers,
-/// and pushes to each server the gradients of the server's part. A server applies a push as soon as the push has
-/// arrived (ServedJob). While ranks train, they communicate only with servers, over one connection per server. So ranks
-/// may be on any hosts, and the other ranks continue when one rank ends.
+/// (ShardOwners::kServers). Each server owns a part of each flat group, or whole groups (ServedCut). The rank pulls
+/// from all servers, and pushes to each server the gradients of what the server owns. A server applies a push as soon
+/// as the push has arrived (ServedJob). While ranks train, they communicate only with servers, over one connection per
+/// server. So ranks may be on any hosts, and the other ranks continue when one rank ends.
 ///
 /// A thread for each server sends and receives (ServerCourier). So the gradients of a unit are sent as soon as the last
 /// backward of a step has made them. They wait at the servers until the rank knows its norm. While a unit computes in
@@ -152,8 +153,11 @@ class ServedShards final : public PulledParameters {
   /// Calls `visit(server, piece, shard)` for each of these shards of a group, except for empty shards.
   template <class Visit>
   void for_each_shard(const Group& group, Pieces pieces, const Visit& visit) const;
-  /// Gathers a group's values from the ranks of the replica, each of which has pulled a piece.
-  void gather(const FlatGroup& group);
+  /// Gathers a group's values from the ranks of the replica, each of which has pulled a piece. If the group is one
+  /// shard, one of the ranks has pulled it, and sends it to the others.
+  void gather(std::size_t index);
+  template <class Visit>
+  void for_each_tensor_run(std::size_t index, const Visit& visit) const;
   std::size_t shard_of(std::size_t group, int server) const;
   /// Returns the turn of this rank's next pull or push of a shard in the recorded order that is replayed. A pull after
   /// the rank's last turn gets the number of all turns.
@@ -190,6 +194,7 @@ class ServedShards final : public PulledParameters {
   const std::chrono::milliseconds limit_;       ///< time for an answer of a server
   const bool pulls_ahead_;                      ///< whether a unit may be pulled before its first read
   Arena memory_;
+  ServedCut cut_;
   std::vector<Group> groups_;
   std::vector<char> is_staged_;          ///< [group]: the servers have this step's gradients
   std::optional<std::size_t> ahead_;     ///< the unit that is pulled ahead of its first read and whose values have not

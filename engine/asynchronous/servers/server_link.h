@@ -26,6 +26,10 @@ namespace tessera {
 /// | kReadVersions |                         |                                        | all versions       |
 /// | kWrite        | first element, elements | their values, then each state          |                    |
 /// | kReadStates   | first element, elements |                                        | each state         |
+/// | kWriteTensor- | first element, elements | elements of the states of whole        |                    |
+/// |   States      |                         | tensors (TensorStates::layout)         |                    |
+/// | kReadTensor-  | first element, elements |                                        | these elements     |
+/// |   States      |                         |                                        |                    |
 /// | kWriteCounts  |                         | a count for each parameter             |                    |
 /// | kReadCounts   |                         |                                        | the counts         |
 /// | kPull, kCopy  |                         |                                        | the shard's values |
@@ -59,6 +63,8 @@ enum class MessageKind : std::uint32_t {
   kJoin,
   kWrite,
   kReadStates,
+  kWriteTensorStates,
+  kReadTensorStates,
   kWriteCounts,
   kReadCounts,
   kReadVersions,

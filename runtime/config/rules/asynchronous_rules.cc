@@ -10,11 +10,17 @@
 #include "runtime/config/transport_rows.h"
 
 namespace tessera {
+
+// This file has the rules of a strategy whose ranks have common parameters ("sync" asynchronous, backups and hogwild).
+// Most of them refuse a setting beside one or all of the three types, with the reason (`refusal`). The functions before
+// `asynchronous_rules` make the rules; their list is in the order of docs/strategy.md, which is made from it.
+
 namespace {
 
 constexpr char kNotTriedTogether[] = "the two have not been tried together";
 constexpr char kByOwners[] =
     "the ranks of a step update the owners' parts side by side, and these need whole tensors, or a program's code";
+constexpr char kNoProgram[] = "a server has none of the program's code";
 constexpr char kUnknownInAStep[] = "no step knows of the other ranks'";
 
 /// Returns "asynchronous", "hogwild" or "backups".
@@ -164,11 +170,14 @@ std::vector<StrategyRule> asynchronous_rules() {
           kByOwners),
       refusal(
           "/optimizer/type",
-          "sync.type asynchronous goes without optimizer.type " + types_with(kWhole | kOwnElements) +
-              " where sync.owners is servers: " + kNotTriedTogether + ".",
-          "optimizer.type " + types_with(kWhole | kOwnElements),
-          [](const Strategy& s) { return s.sync.has_servers() && has(s.optimizer.type, kWhole | kOwnElements); },
-          kNotTriedTogether),
+          "sync.type asynchronous goes without optimizer.type own or own_matrix where sync.owners is servers: " +
+              std::string(kNoProgram) + ".",
+          "optimizer.type own or own_matrix where sync.owners is servers",
+          [](const Strategy& s) {
+            const OptimizerType type = s.optimizer.type;
+            return s.sync.has_servers() && (type == OptimizerType::kOwn || type == OptimizerType::kOwnMatrix);
+          },
+          kNoProgram),
       never_with(
           "/optimizer/state_dtype", "optimizer.state_dtype bf16 or 8bit",
           [](const Strategy& s) { return s.optimizer.state_dtype != StateDType::kF32; }, kNotTriedTogether),

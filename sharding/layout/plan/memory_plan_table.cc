@@ -65,8 +65,10 @@ std::string text_of_common_values(const MemoryPlan& plan) {
   });
   if (whole > 0) {
     text += "whole shards: a push updates each of " + std::to_string(whole) +
-            " groups at once, whose memory lies over all ranks, through " + exact_bytes(4 * plan.passes().outer.work) +
-            " of scratch\n";
+            " groups at once, whose memory lies over all ranks";
+    if (const std::int64_t work = plan.passes().outer.work; work > 0)
+      text += ", through " + exact_bytes(4 * work) + " of scratch";
+    text += "\n";
   }
   if (!outer.asynchronous.record_order.empty()) {
     text += "record_order: a rank writes " + std::to_string(2 * shards) + " lines a step, of about 100 bytes each\n";

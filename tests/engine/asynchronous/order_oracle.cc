@@ -10,7 +10,7 @@
 #include <set>
 #include <utility>
 
-#include "engine/asynchronous/servers/served_part.h"
+#include "engine/asynchronous/servers/served_cut.h"
 #include "engine/parameters/parameter_groups.h"
 #include "optim/lr_schedule.h"
 #include "runtime/config/strategy_names.h"
@@ -126,25 +126,29 @@ OrderOracle::OrderOracle(const Strategy& strategy, int ranks, const OrderOption&
   }
   whole_.resize(of_.back().size());
   const OptimizerConfig& optimizer = strategy.optimizer;
-  for (const auto& unit : partition(*owners_, strategy, ranks, nullptr, matrices_of(optimizer))) {
-    for (const auto& group : unit->groups) {
-      if (!group->trainable) continue;
-      const std::int64_t numel = group->layout.numel(), part = numel / ranks;
-      const bool is_whole = adapts_layers(optimizer.type) || !group->matrices.empty();
-      for (int owner = 0; owner < (is_whole ? 1 : servers > 0 ? servers : ranks); ++owner) {
-        const Extent cut = is_whole      ? Extent{0, numel}
-                           : servers > 0 ? served_part(numel, owner, servers)
-                                         : Extent{owner * part, part};
-        Shard& shard = shards_[{unit->name, {group->index, owner}}];
-        shard.is_whole = is_whole;
-        for (std::size_t i = 0; i < group->parameters.size(); ++i) {
-          const Extent whole = group->layout.extent(i), own = intersect(whole, cut);
-          if (own.numel <= 0) continue;
-          shard.pieces.push_back({number.at(group->parameters[i].name), own.offset - whole.offset, own.numel});
-        }
+  const auto units = partition(*owners_, strategy, ranks, nullptr, matrices_of(optimizer));
+  std::vector<ServedCut::Group> sizes;
+  for_each_trainable(units, [&](const FlatGroup& group) {
+    sizes.push_back({group.layout.numel(), is_served_whole(optimizer.type, !group.matrices.empty())});
+  });
+  const ServedCut served(sizes, std::max(servers, 1), /*pieces=*/1);
+  std::size_t index = 0;
+  for_each_trainable(units, [&](const FlatGroup& group) {
+    const std::int64_t numel = group.layout.numel(), part = numel / ranks;
+    const bool is_whole = sizes[index].is_whole;
+    for (int owner = 0; owner < (servers > 0 ? servers : ranks); ++owner) {
+      const Extent by_rank = is_whole ? Extent{0, owner == 0 ? numel : 0} : Extent{owner * part, part};
+      const Extent cut = servers > 0 ? served.shard(index, owner, /*piece=*/0) : by_rank;
+      Shard& shard = shards_[{group.unit->name, {group.index, owner}}];
+      shard.is_whole = is_whole;
+      for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+        const Extent whole = group.layout.extent(i), own = intersect(whole, cut);
+        if (own.numel <= 0) continue;
+        shard.pieces.push_back({number.at(group.parameters[i].name), own.offset - whole.offset, own.numel});
       }
     }
-  }
+    ++index;
+  });
 }
 
 void OrderOracle::compute(int rank, std::int64_t step) {

@@ -16,8 +16,8 @@ const std::vector<OrderOption>& whole_order_options();
 
 /// A push to one tensor, in plain LibTorch.
 struct PlainPush {
-  at::Tensor weight;    ///< of the tensor's shape; updated in place
-  at::Tensor gradient;  ///< of the tensor's shape, not scaled
+  at::Tensor weight;    ///< in the tensor's shape; updated in place
+  at::Tensor gradient;  ///< in the tensor's shape, not scaled
   float scale = 1;      ///< factor of the gradient
   double lr = 0, weight_decay = 0;
   std::int64_t count = 1;  ///< number of the tensor's updates, this one included

@@ -138,6 +138,7 @@ TEST(WholeShards, GroupsWhoseRuleNeedsThemAreOneShardAndOthersAreCut) {
 }
 
 TEST(WholeShards, RankAloneHasTheBitsOfPlainTraining) {
+  at::set_num_threads(1);
   for (const char* name : {"lamb", "lars, clipped by the norm", "muon", "adafactor", "a program's rule of matrices"}) {
     SCOPED_TRACE(name);
     const OrderOption& option = option_of(name);
@@ -166,6 +167,7 @@ TEST(WholeShards, MemoryEqualsThePlan) {
 }
 
 TEST(WholeShards, CheckpointResumesWithTheSameBits) {
+  at::set_num_threads(1);
   for (const char* name : {"lamb", "muon", "adafactor"}) {
     SCOPED_TRACE(name);
     const TestFolder folder;

@@ -367,6 +367,18 @@ TEST(DeviceAsynchronous, RoundsWithServersHaveTheCpusBits) {
                          options()[option].model);
 }
 
+TEST(DeviceAsynchronous, RulesOfWholeTensorsHaveTheCpusBits) {
+  const Servers servers(2);
+  const OptimizerConfig rules[] = {{.type = OptimizerType::kLamb, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1},
+                                   {.type = OptimizerType::kMuon, .lr = 1e-2, .eps = 1e-3, .weight_decay = 0.1},
+                                   {.type = OptimizerType::kAdafactor, .lr = 1e-1, .weight_decay = 0.1}};
+  for (const OptimizerConfig& rule : rules) {
+    const Adjust by_rule = [&rule](Strategy& s) { s.optimizer = rule; };
+    expect_as_on_the_cpu(2, in_rounds(by_rule), name_of(rule.type) + " of ranks");
+    expect_as_on_the_cpu(2, in_rounds(served(by_rule)), name_of(rule.type) + " of servers");
+  }
+}
+
 TEST(DeviceAsynchronous, ReplicasOfTwoRanksHaveTheCpusBitsAndNorms) {
   const Servers servers(2);
   const Strategy strategy = in_rounds(served([](Strategy& s) {

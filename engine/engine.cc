@@ -26,6 +26,7 @@
 #include "engine/replay/replay_request.h"
 #include "engine/step/rules/own_optimizer.h"
 #include "engine/step/rules/tensor_rule.h"
+#include "engine/training/microbatch_statistics.h"
 #include "runtime/base/log.h"
 #include "runtime/border/expect.h"
 #include "runtime/border/phrase.h"
@@ -405,7 +406,8 @@ MemoryPlan plan_in_detail(torch::nn::Module& module, const Strategy& strategy, c
   const MeshShape shape = mesh_shape(strategy, topology);
   const MeshPosition position = shape.position_of(topology.rank);
   const auto optimizer = make_optimizer(strategy.optimizer, strategy.ema, own_rules);
-  const PlanScene scene = plan_scene(strategy.sync, position, topology, planned_abilities(strategy, shape, topology));
+  PlanScene scene = plan_scene(strategy.sync, position, topology, planned_abilities(strategy, shape, topology));
+  scene.statistics_numel = MicrobatchStatistics::numel_of(module, strategy);
   const int parts = parts_for(strategy, position);
   const auto units = partition(module, strategy, parts, nullptr, matrices_of(strategy.optimizer));
   add_tensor_states(units, make_tensor_rule(strategy.optimizer, own_rules).get(), parts);

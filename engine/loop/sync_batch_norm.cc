@@ -11,6 +11,7 @@
 
 #include "engine/loop/batch_statistics.h"
 #include "engine/loop/recomputing.h"
+#include "engine/loop/recorded_norms.h"
 #include "engine/loop/same_call.h"
 #include "runtime/base/mutex.h"
 #include "runtime/base/text.h"
@@ -75,7 +76,7 @@ class ConvertedModules {
 at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); }
 
 /// Replaces aten::batch_norm under autograd: calls LibTorch's batch_norm, except for converted modules in training
-/// mode.
+/// mode. If a module is recorded (RecordedNorm), LibTorch's batch_norm writes the change of the microbatch.
 at::Tensor batch_norm_of_ranks(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                                const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
                                const std::optional<at::Tensor>& running_var, bool training, double momentum, double eps,
@@ -84,6 +85,11 @@ at::Tensor batch_norm_of_ranks(const at::Tensor& input, const std::optional<at::
   if (training) converted = ConvertedModules::all().find(running_mean, weight);
   const auto module = converted ? converted->module.lock() : nullptr;
   if (!module || !module->is_training()) {
+    if (const auto norm = training ? recorded_norm(running_mean) : nullptr) {
+      const RecordedNorm::Target target = norm->begin_forward(momentum);
+      return at::native::batch_norm(input, weight, bias, target.mean, target.variance, training, target.momentum, eps,
+                                    cudnn_enabled);
+    }
     return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
                                   cudnn_enabled);
   }
@@ -112,7 +118,20 @@ bool convert(const std::string& name, const std::shared_ptr<torch::nn::Module>& 
   return true;
 }
 
+/// Returns whether `module` is a `Norm` that was converted.
+template <class Norm>
+bool is_converted(const torch::nn::Module& module) {
+  const auto* const norm = module.as<Norm>();
+  return norm && ConvertedModules::all().find(norm->running_mean, norm->weight).has_value();
+}
+
 }  // namespace
+
+bool is_norm_of_ranks(const torch::nn::Module& module) {
+  using namespace torch::nn;
+  return module.as<SyncBatchNormImpl>() || is_converted<BatchNorm1dImpl>(module) ||
+         is_converted<BatchNorm2dImpl>(module) || is_converted<BatchNorm3dImpl>(module);
+}
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_given, const Mesh& mesh)
     : NormImplBase(options_given), mesh_(mesh) {

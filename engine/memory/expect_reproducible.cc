@@ -103,18 +103,4 @@ void expect_pairwise_transport(const Strategy& strategy, const MeshAxes& axes, c
   }
 }
 
-void expect_no_running_statistics(const Strategy& strategy, const torch::nn::Module& module) {
-  if (!strategy.reproducible) return;
-  for (const auto& part : module.named_modules()) {
-    if (!part.value()->is_training()) continue;
-    for (const auto& buffer : part.value()->named_buffers(/*recurse=*/false)) {
-      if (buffer.key() != "running_mean" || !buffer.value().defined()) continue;
-      refuse("module ", part.key(),
-             " keeps running statistics, which each rank moves by the microbatches that it has, one after the other. "
-             "[T0813] hint: make it with track_running_stats(false), or take a LayerNorm or GroupNorm; in C++ "
-             "eval() before the Engine is made will do, too");
-    }
-  }
-}
-
 }  // namespace tessera

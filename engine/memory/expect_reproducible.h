@@ -1,7 +1,5 @@
 #pragma once
 
-#include <torch/nn/module.h>
-
 #include "engine/memory/make_plan.h"
 #include "runtime/comm/mesh_groups.h"
 #include "tessera/strategy.h"
@@ -19,8 +17,5 @@ void expect_reproducible(const Strategy& strategy, const PlanScene& scene);
 
 /// Checks that the transport adds in the pairwise tree over ranks, whatever hosts the ranks are on.
 void expect_pairwise_transport(const Strategy& strategy, const MeshAxes& axes, const Topology& topology);
-
-/// Checks that forward keeps no running statistics, since these depend on which microbatches a rank had.
-void expect_no_running_statistics(const Strategy& strategy, const torch::nn::Module& module);
 
 }  // namespace tessera

@@ -224,6 +224,7 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
   input.wire.longest_run = order.longest;
   input.wire.backups = order.backups;
   input.wire.microbatches = order.total;
+  input.wire.statistics_numel = scene.statistics_numel;
   input.update.checks_values = strategy.check.values;
   input.wire.compression = strategy.compression;
   const WireForm gathers = strategy.compression.gathers;

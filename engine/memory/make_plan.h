@@ -28,6 +28,7 @@ struct PlanScene {
   int replicas = 1;                                  ///< PlannedPlacement::replicas; used only if there are outer steps
   int ranks_of_host = 1;                             ///< Topology::local_world_size; 0 if hosts have different numbers
                                                      ///< of ranks
+  std::int64_t statistics_numel = 0;                 ///< PlannedWire::statistics_numel
   std::optional<OffloadedStep> offloaded_step = {};  ///< the result of the measurement for OffloadConfig::step "auto"
 };
 

@@ -76,6 +76,8 @@ class BackupClaims {
   /// Returns the step's order, with the microbatches that other ranks made. All ranks call it when they have no
   /// microbatch left to compute; it is collective. Throws tessera::Error if a rank fails.
   const MicrobatchOrder& agree();
+  /// Returns the step's order, as of the last `begin_step` or `agree`.
+  const MicrobatchOrder& order() const { return order_; }
   /// Returns the number of the step's microbatches that other ranks made, after ranks have agreed.
   std::int64_t made_again() const { return std::ssize(order_.made_again); }
   /// Returns [rank] the number of microbatches on which each rank has spent time in the step, as of the last `agree`.

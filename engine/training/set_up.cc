@@ -39,7 +39,6 @@
 #include "sharding/whole_tensors.h"
 #include "tessera/deferred_init.h"
 #include "tessera/error.h"
-#include "tessera/sync_batch_norm.h"
 
 namespace tessera {
 namespace {
@@ -146,7 +145,7 @@ void expect_forward_meets_nobody(const torch::nn::Module& module, const Strategy
   const bool is_dealt = strategy.deal.by == DealBy::kSpeed;
   if (!is_dealt && !strategy.sync.has_common_parameters()) return;
   for (const auto& item : module.named_modules()) {
-    if (!item.value()->as<SyncBatchNormImpl>()) continue;
+    if (!is_norm_of_ranks(*item.value())) continue;
     if (is_dealt)
       throw Error(
           ExitCode::kConfig,
@@ -180,7 +179,7 @@ void Training::look_at_module() {
   const Strategy& strategy = job.strategy;
   throw_if_error(check_strategy(strategy));
   expect_forward_writes_nothing(*job.module);
-  expect_no_running_statistics(strategy, *job.module);
+  expect_running_statistics(strategy, *job.module);
   expect_forward_meets_nobody(*job.module, strategy);
   expect_comm_hook(strategy.compression, job.own_rules.comm_hook.get());
   optimizer = make_optimizer(strategy.optimizer, strategy.ema, job.own_rules);
@@ -214,6 +213,7 @@ void Training::make_plan(bool continues) {
   abilities.shard_compressed_part = compressed_part(*axes.reduce);
   abilities.replicate_compressed_part = compressed_part(*axes.replicate);
   PlanScene scene = plan_scene(sync.config(), job.position, topology, abilities);
+  scene.statistics_numel = MicrobatchStatistics::numel_of(*job.module, strategy);
   scene.offloaded_step = choose_offloaded_step(units, strategy, scene, *optimizer, job.accelerator, *job.axes.control);
   plan = tessera::make_plan(units, strategy, scene, *optimizer);
   if (job.mesh.rank() == 0) report_plan(continues);
@@ -281,6 +281,11 @@ void Training::set_up_gradients() {
   gradients.hooks.emplace(units, *gradients.reducer);
   if (plan.publishes_behind(axes.gather->gathers_in_background()))
     gathering.publication.emplace(pointers_to(units), *axes.gather, plan.wire().gathers, failing(job));
+  if (plan.wire().statistics_numel > 0) {
+    window.statistics.emplace(*job.module, plan.order(), job.axes.control);
+    footprint.allocated[device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kStaging] +=
+        plan.statistics_bytes();
+  }
   if (plan.wire().longest_run > 0) dealer.emplace(strategy, plan.placement().mesh.world_size());
   if (plan.wire().backups > 0) {
     const std::chrono::milliseconds limit(static_cast<std::int64_t>(1000 * strategy.comm.timeout_s));

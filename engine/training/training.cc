@@ -36,6 +36,7 @@ void Training::begin_backward(const MicrobatchInfo& info) {
   times.data.end();  // the wait for data ends here at the latest, since a forward on another thread does not end it
   window.rounds.announce(RoundLog::kBackward);
   times.mark(UseTimes::Event::kBackward);
+  if (window.statistics) window.statistics->begin_backward();
   if (activations) hook_saved_tensors(activations);  // a program may train on a thread that did not make the Engine
   expect_parameters();
   gradients.hooks->follow();
@@ -69,6 +70,7 @@ bool Training::passes_over_microbatch() {
   times.data.end();
   times.mark(UseTimes::Event::kBackward);
   expect_parameters();
+  if (window.statistics) window.statistics->drop_microbatch();
   claims->pass_over();
   ++window.microbatch;  // the step has begun, so zero_grad and a save come too late
   follow_claims();
@@ -85,7 +87,12 @@ bool Training::passes_over_microbatch() {
 
 bool Training::end_round(bool ends, bool has_batch) {
   window.rounds.announce(ends ? RoundLog::kEnd : RoundLog::kEndOfLoss);
+  const std::int64_t round = claims ? claims->round() : window.microbatch;
   const bool counts = !claims || claims->end();
+  if (window.statistics) {
+    window.statistics->end_backward();
+    if (ends) counts ? window.statistics->end_microbatch(round) : window.statistics->drop_microbatch();
+  }
   if (ends && job.strategy.reproducible) gradients.reducer->end_microbatch(counts);
   follow_claims();
   const bool last = ends && (claims ? step_is_due() : window.microbatch + 1 == microbatches());
@@ -128,7 +135,8 @@ double Training::communication_seconds() const {
   const double gathers = residency ? residency->counts().gather_seconds : publication ? publication->seconds() : 0;
   const double sums =
       axes.world->size() > 1 ? gradients.reducer->counts().reduction_seconds : 0;  // a single rank sends nothing
-  const double claiming = claims ? claims->communication_seconds() : 0;
+  const double claiming = (claims ? claims->communication_seconds() : 0) +
+                          (window.statistics ? window.statistics->communication_seconds() : 0);
   return gathers + sums + claiming + step->communication_seconds() + sync.communication_seconds();
 }
 
@@ -153,6 +161,7 @@ StepResult Training::take_step() {
   if (claims) result.made_again = claims->made_again();
   times.attempts = result.step;  // a rank that was late has skipped steps ("sync" backups)
   if (latencies && latencies->by_device) latencies->by_device->end_step();
+  make_buffers_alike();
   sync.after(times.attempts);
   deal_next_step();
   if (const std::int64_t every = job.strategy.check.replica_hash_every; every > 0 && times.attempts % every == 0) {
@@ -162,7 +171,6 @@ StepResult Training::take_step() {
     expect_equal_replicas(units, plan, *job.axes.control, times.attempts);
   }
   forget_what_is_skipped(result);
-  make_buffers_alike();
   if (times.attempts == 1 && job.accelerator.allocated) note_activations();
   if (times.attempts == 1 && activations) note_offloaded_activations();
   result.planned = plan.use();
@@ -285,9 +293,15 @@ void Training::note_offloaded_activations() const {
            format_bytes(counts.peak_bytes) + " at a time, and brought " + format_bytes(counts.bytes_got) + " back");
 }
 
-/// Makes buffers equal on all ranks, as Strategy::broadcast_buffers says.
+/// Makes buffers equal on all ranks, as Strategy::broadcast_buffers says. It is called before microbatches are dealt
+/// anew.
 void Training::make_buffers_alike() {
   const BufferBroadcast wanted = job.strategy.broadcast_buffers;
+  if (wanted == BufferBroadcast::kMicrobatchOrder) {
+    if (!window.statistics) return;
+    const MicrobatchOrder even = microbatch_order(job.strategy, job.mesh.world_size());
+    return window.statistics->apply(claims ? claims->order() : dealer ? dealer->order() : even);
+  }
   if (wanted == BufferBroadcast::kNone || job.mesh.world_size() == 1) return;
   const Span span("buffers");
   sync_buffers(*job.module, job.mesh, wanted == BufferBroadcast::kMean ? BufferSync::kMean : BufferSync::kFromRankZero);
@@ -331,6 +345,7 @@ void Training::drop_microbatches() {
   gradients.reducer->reset();
   if (gradients.norm) gradients.norm->reset();
   gradients.hooks->begin_step();
+  if (window.statistics) window.statistics->drop_step();
   window.begin();
   seed_microbatch();
 }

@@ -27,6 +27,7 @@
 #include "engine/training/backup_claims.h"
 #include "engine/training/flop_counter.h"
 #include "engine/training/microbatch_dealer.h"
+#include "engine/training/microbatch_statistics.h"
 #include "engine/training/replica_sync.h"
 #include "engine/training/round_meeting.h"
 #include "optim/optimizer.h"
@@ -90,12 +91,14 @@ struct Window {
                                  ///< (MicrobatchInfo::retain_graph)
   LocalStep local;
   RoundLog rounds;
-  std::optional<RoundMeeting> meeting;  ///< meeting for the next microbatch, on a rank without a batch
-  bool has_looked_at_loss = false;      ///< whether Training::warn_of_factor has looked at a loss
-  bool knows_microbatches = false;      ///< whether the program has asked for this rank's microbatches, or was warned
-  std::optional<std::int64_t> asked;    ///< the number that Engine::microbatch has returned since the last microbatch
-  std::uint32_t seed = 0;               ///< under "reproducible": seed of the run's random numbers
-                                        ///< (Training::take_seed)
+  std::optional<MicrobatchStatistics> statistics;  ///< set with "broadcast_buffers" microbatch_order, if the module has
+                                                   ///< batch norms
+  std::optional<RoundMeeting> meeting;             ///< meeting for the next microbatch, on a rank without a batch
+  bool has_looked_at_loss = false;                 ///< whether Training::warn_of_factor has looked at a loss
+  bool knows_microbatches = false;    ///< whether the program has asked for this rank's microbatches, or was warned
+  std::optional<std::int64_t> asked;  ///< the number that Engine::microbatch has returned since the last microbatch
+  std::uint32_t seed = 0;             ///< under "reproducible": seed of the run's random numbers
+                                      ///< (Training::take_seed)
 };
 
 /// The times for which gathers and reductions were under way, for each unit.

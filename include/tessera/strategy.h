@@ -563,7 +563,14 @@ enum class BufferBroadcast {
   kNone,          ///< each rank keeps its own values
   kFromRankZero,  ///< every rank gets rank 0's values
   kMean,          ///< floating-point buffers are averaged over the ranks; other buffers get rank 0's values
+  /// running statistics of batch norms count each microbatch of the step, in the order of their numbers
+  kMicrobatchOrder,
 };
+
+/// Returns whether ranks send each other whole buffers.
+constexpr bool sends_buffers(BufferBroadcast how) {
+  return how == BufferBroadcast::kFromRankZero || how == BufferBroadcast::kMean;
+}
 
 /// Hashes of the results of steps, for comparison with the same steps on other machines (docs/reproducible.md).
 struct RecordHashesConfig {

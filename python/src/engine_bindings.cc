@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/loop/recorded_norms.h"
 #include "python/src/bindings.h"
 #include "python/src/held.h"
 #include "python/src/job.h"
@@ -72,6 +73,8 @@ void bind_mirror(py::module_& module) {
       .def("set_buffers", &set_buffers)
       .def("add_child",
            py::overload_cast<const std::string&, const std::shared_ptr<ModuleView>&>(&ModuleView::add_module));
+  py::class_<NormView, ModuleView, std::shared_ptr<NormView>>(module, "MirroredNorm", py::module_local())
+      .def(py::init<std::string, bool>());
 }
 
 py::dict dict_of(const MemoryUse& use) {

@@ -48,16 +48,23 @@ class Evaluation(_Evaluation):
 
 
 def _expect_forward_meets_nobody(model: torch.nn.Module, strategy: dict[str, Any]) -> None:
-    """Raises Error (78) if the model has a SyncBatchNorm and the strategy lets ranks run forward at different times.
-    The Engine itself finds only a SyncBatchNorm of C++, since it does not see the class of a Python module.
+    """Raises Error (78) if the model has a SyncBatchNorm and the strategy lets ranks run forward at different times, or
+    wants results that do not depend on the ranks. The Engine itself finds only a SyncBatchNorm of C++, since it does
+    not see the class of a Python module.
     """
+    def norms_of_ranks() -> list[str]:
+        return [name or "(root)" for name, module in model.named_modules() if isinstance(module, (SyncBatchNorm, torch.nn.SyncBatchNorm))]
+
+    if strategy.get("reproducible") and (names := norms_of_ranks()):
+        raise Error(f"/reproducible: module {names[0]} is a SyncBatchNorm, which normalises over the microbatches that ranks compute at one time, "
+                    "so what it computes depends on the number of ranks. [T1160] hint: take BatchNorm, with \"broadcast_buffers\": "
+                    "\"microbatch_order\"", 78)
     key = "/deal/by" if strategy.get("deal", {}).get("by") == "speed" else "/sync/type"
     if key == "/sync/type" and strategy.get("sync", {}).get("type") not in ("asynchronous", "backups", "hogwild"):
         return
-    for name, module in model.named_modules():
-        if isinstance(module, (SyncBatchNorm, torch.nn.SyncBatchNorm)):
-            raise Error(f'{key}: module {name or "(root)"} is a SyncBatchNorm, whose forward waits for '
-                        "all ranks, and ranks do not run forward together here. [T0938] hint: take BatchNorm, or leave the key out", 78)
+    for name in norms_of_ranks():
+        raise Error(f"{key}: module {name} is a SyncBatchNorm, whose forward waits for "
+                    "all ranks, and ranks do not run forward together here. [T0938] hint: take BatchNorm, or leave the key out", 78)
 
 
 class Engine:

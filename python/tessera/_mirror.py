@@ -60,7 +60,7 @@ class _MirroredModule:
 
     def __init__(self, module: torch.nn.Module, path: str) -> None:
         self._module, self._path = module, path
-        self.native = _native.Mirror(getattr(module, "class_for_strategies", type(module).__name__))
+        self.native = _mirror_of(module)
         self._parameters: set[str] = set()
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -105,6 +105,15 @@ class _MirroredModule:
             with torch.inference_mode(False), torch.no_grad():
                 buffer = self._module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
         return buffer
+
+
+def _mirror_of(module: torch.nn.Module) -> _native.Mirror:
+    """Returns the C++ module of one Python module. That of a batch norm can have its running statistics recorded."""
+    name = getattr(module, "class_for_strategies", type(module).__name__)
+    is_norm_of_ranks = isinstance(module, torch.nn.SyncBatchNorm) or hasattr(module, "class_for_strategies")
+    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not is_norm_of_ranks:
+        return _native.MirroredNorm(name, module.momentum is None)
+    return _native.Mirror(name)
 
 
 def _expect_plain_tensor(tensor: torch.Tensor, what: str, name: str) -> None:

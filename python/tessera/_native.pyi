@@ -29,6 +29,11 @@ class Mirror:
     def add_child(self, name: str, child: Mirror) -> None: ...
     def set_buffers(self, buffers: Sequence[tuple[str, torch.Tensor]]) -> None: ...
 
+class MirroredNorm(Mirror):
+    """The C++ module of a batch norm. Its running statistics can be kept in the order of microbatches."""
+
+    def __init__(self, class_name: str, is_cumulative: bool) -> None: ...
+
 class StepResult:
     """The result of one optimizer step. All ranks have the same values, except for seconds.
 

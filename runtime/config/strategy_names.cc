@@ -78,7 +78,10 @@ const std::vector<Named<BufferBroadcast>>& buffer_broadcasts() {
   static const std::vector<Named<BufferBroadcast>> list = {
       {kNone, "none", "each rank keeps what its own forwards wrote"},
       {kFromRankZero, "from_rank_zero", "every rank gets rank 0's, as with DDP's broadcast_buffers"},
-      {kMean, "mean", "the mean over the ranks of floating-point buffers; of integers and flags rank 0's"}};
+      {kMean, "mean", "the mean over the ranks of floating-point buffers; of integers and flags rank 0's"},
+      {kMicrobatchOrder, "microbatch_order",
+       "running statistics of each BatchNorm count all microbatches of the step, in the order of their numbers, as on "
+       "one rank; it goes with reproducible"}};
   return list;
 }
 

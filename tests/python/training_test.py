@@ -22,6 +22,13 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("trained like plain PyTorch"), 3, output)
 
+    def test_running_statistics_have_the_bits_of_one_rank(self):
+        with tempfile.TemporaryDirectory() as folder:
+            runs = [(ranks, "statistics_ranks.py", pathlib.Path(folder)) for ranks in (1, 2, 4)]
+            code, output = run_forked_files(["tessera"], *runs, at_rest=500)
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("statistics of one rank"), 7, output)
+
 
 if __name__ == "__main__":
     main()

@@ -207,7 +207,7 @@ std::vector<StrategyRule> asynchronous_rules() {
           "parameters of ranks differ, or change meanwhile, by design"),
       never_with(
           "/broadcast_buffers", "broadcast_buffers from_rank_zero or mean",
-          [](const Strategy& s) { return s.broadcast_buffers != BufferBroadcast::kNone; },
+          [](const Strategy& s) { return sends_buffers(s.broadcast_buffers); },
           "that would meet all ranks in every step"),
       never_with(
           "/compression/gradients", "compression", [](const Strategy& s) { return compresses_anything(s.compression); },

@@ -79,8 +79,9 @@ std::vector<StrategyRule> deal_rules() {
           "ranks that compute different numbers of microbatches use units in different orders", ""),
       never_dealt_with(
           "/broadcast_buffers", "broadcast_buffers from_rank_zero or mean",
-          [](const Strategy& s) { return s.broadcast_buffers != BufferBroadcast::kNone; },
-          "what forward left in buffers depends on how many microbatches a rank had", ""),
+          [](const Strategy& s) { return sends_buffers(s.broadcast_buffers); },
+          "what forward left in buffers depends on how many microbatches a rank had",
+          "; \"microbatch_order\" goes with it, under reproducible"),
       never_dealt_with(
           "/comm/transport", "comm.transport " + transports_with(transport_traits::kOnGpu),
           [](const Strategy& s) { return has(s.comm.transport, transport_traits::kOnGpu); },

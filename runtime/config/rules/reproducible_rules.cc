@@ -67,8 +67,16 @@ std::vector<StrategyRule> reproducible_rules() {
           "the program sums the gradients of these parameters, in an order that the Engine does not know", ""),
       without(
           "/broadcast_buffers", "broadcast_buffers from_rank_zero or mean",
-          [](const Strategy& s) { return s.broadcast_buffers != BufferBroadcast::kNone; },
-          "what forward left in buffers depends on which microbatches a rank had", ""),
+          [](const Strategy& s) { return sends_buffers(s.broadcast_buffers); },
+          "what forward left in buffers depends on which microbatches a rank had",
+          "; \"microbatch_order\" goes with it"),
+      {{"/broadcast_buffers", "/reproducible"},
+       "broadcast_buffers microbatch_order goes with reproducible.",
+       [](const Strategy& s) -> std::string {
+         if (s.broadcast_buffers != BufferBroadcast::kMicrobatchOrder || s.reproducible) return "";
+         return "microbatch_order needs reproducible, which says what does not depend on ranks. [T1159] hint: set "
+                "reproducible to true, or take \"mean\"";
+       }},
       {{"/record_hashes/file"},
        "record_hashes.file is not empty where record_hashes.every is above 0.",
        [](const Strategy& s) -> std::string {

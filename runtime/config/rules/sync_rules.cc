@@ -91,7 +91,7 @@ std::vector<StrategyRule> sync_rules() {
           "optimizer states of replicas differ by design"),
       without(
           "/broadcast_buffers", "broadcast_buffers from_rank_zero or mean",
-          [](const Strategy& s) { return s.broadcast_buffers != BufferBroadcast::kNone; },
+          [](const Strategy& s) { return sends_buffers(s.broadcast_buffers); },
           "that would meet all replicas in every step"),
       without(
           "/compression/error_feedback", "compression.error_feedback",

@@ -178,7 +178,17 @@ void MemoryPlan::plan_gradients() {
   }
   use_[MemoryCategory::kStaging] =
       sums_.units_under_way() * sums_.scratch_numel * 4 + waiting_bytes() + block_exchange_numel() * 4;
+  use_[input_.placement.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kStaging] += statistics_bytes();
   if (input_.update.in_backward) plan_sums();
+}
+
+std::int64_t MemoryPlan::statistics_message_bytes() const {
+  return order().most_rounds() * input_.wire.statistics_numel * 8;
+}
+
+std::int64_t MemoryPlan::statistics_bytes() const {
+  const std::int64_t ranks = input_.placement.mesh.world_size();
+  return statistics_message_bytes() * (1 + (ranks > 1 ? ranks : 0));
 }
 
 bool MemoryPlan::keeps_gradients() const {

@@ -98,6 +98,11 @@ class MemoryPlan {
   /// Returns the bytes that a rank sends in a step: the bytes of block sums, and those of joined sums that are sent to
   /// other ranks.
   std::int64_t block_bytes_of_step() const;
+  /// The first function returns the bytes of a rank's message with the running statistics of its microbatches
+  /// (PlannedWire::statistics_numel). Its all-gather ends a step. The second function returns the bytes of the memory
+  /// for this message and those of all ranks.
+  std::int64_t statistics_message_bytes() const;
+  std::int64_t statistics_bytes() const;
   /// Returns the order of a step's microbatches.
   MicrobatchOrder order() const;
   /// Returns the bytes of one unit's whole bucket.

@@ -134,6 +134,11 @@ std::string text_of_microbatches(const MemoryPlan& plan) {
             counted(plan.sums().block_sums, "sum") + " of each gradient, " + exact_bytes(plan.block_bytes_of_step()) +
             " a step, through " + format_bytes(4 * plan.block_exchange_numel()) + " of scratch\n";
   }
+  if (plan.wire().statistics_numel > 0) {
+    text += "broadcast_buffers: a rank sends the running statistics of its microbatches in one all-gather a step, " +
+            exact_bytes(plan.statistics_message_bytes()) + ", through " + format_bytes(plan.statistics_bytes()) +
+            " of " + (plan.placement().is_queued ? "the host's memory" : "scratch") + "\n";
+  }
   return text;
 }
 

@@ -56,6 +56,9 @@ struct PlannedWire {
   /// `accumulation`.
   std::int64_t longest_run = 0;
   std::int64_t backups = 0, microbatches = 0;  ///< MicrobatchOrder::backups and total
+  /// With "broadcast_buffers" microbatch_order: fp64 numbers that ranks send each other for each microbatch, which are
+  /// the changes of the module's running statistics; else 0.
+  std::int64_t statistics_numel = 0;
   /// number of units that get gradients at the same time: 2 if units may cut modules (units.bucket_cap_mb), else 1
   int filling_buckets = 1;
   /// Whether reductions over a network, on some axis, run in the background while ranks compute

@@ -31,6 +31,7 @@ class StepTraffic {
     reduce_gradients();
     publish_updates();
     meet_replicas();
+    send_statistics();
     return std::move(collectives_);
   }
 
@@ -146,6 +147,12 @@ class StepTraffic {
     add(std::move(over_replicas));
     add(std::move(over_shard));
     if (placement_.shared) add({"barrier", "shard", "updated parameters", 1, 0});
+  }
+
+  /// Adds the exchange of microbatches' running statistics ("broadcast_buffers" microbatch_order).
+  void send_statistics() {
+    const std::int64_t ranks = placement_.mesh.world_size(), bytes = ranks * plan_.statistics_message_bytes();
+    if (bytes > 0 && ranks > 1) add({"all_gather", "world", "running statistics of microbatches", 1, bytes});
   }
 
   /// Adds the collectives of outer steps.

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tessera/module_view.h"
+
+namespace tessera {
+
+/// The C++ side of a BatchNorm of Python, whose forward is Python's code.
+class NormView final : public ModuleView {
+ public:
+  /// `is_cumulative`: whether the module has no momentum, so that its statistics are the plain mean of all batches.
+  NormView(std::string class_name, bool is_cumulative)
+      : ModuleView(std::move(class_name)), is_cumulative_(is_cumulative) {}
+  bool is_cumulative() const { return is_cumulative_; }
+
+ private:
+  bool is_cumulative_;
+};
+
+/// Returns whether `module` is a BatchNorm1d, 2d or 3d, of C++ or of Python, and if so, whether its statistics are the
+/// plain mean of all batches. A norm over all ranks (is_norm_of_ranks) is none, and neither is an InstanceNorm.
+std::optional<bool> batch_norm_is_cumulative(const torch::nn::Module& module);
+
+/// Returns whether `module` normalises over the batches of all ranks: a SyncBatchNorm, or a module that
+/// convert_sync_batchnorm has converted.
+bool is_norm_of_ranks(const torch::nn::Module& module);
+
+/// The change that the forwards of one microbatch make to the running statistics R of a batch norm. With momentum, R
+/// becomes keep * R + added. If the norm is cumulative, `added` is the mean over the forwards, which R has not seen yet.
+struct NormChange {
+  at::Tensor mean, variance;  ///< `added` [C] for running mean and variance; undefined before the first forward
+  double keep = 1;            ///< product of 1 - momentum over the forwards
+  std::int64_t forwards = 0;
+};
+
+/// A batch norm whose forwards in training mode do not write its running statistics. They write the change of the
+/// microbatch instead (MicrobatchStatistics). The thread that drives an Engine runs the forwards, and reads the change.
+struct RecordedNorm {
+  /// Where a forward writes, and with which momentum.
+  struct Target {
+    at::Tensor mean, variance;
+    double momentum = 0;
+  };
+  /// Prepares for a forward. LibTorch's module has counted it in `batches` already. A forward that is computed again for
+  /// backward changes nothing, so its target is thrown away.
+  Target begin_forward(double momentum);
+
+  std::string name;                ///< path of the module
+  at::Tensor mean, variance;       ///< the module's running_mean and running_var, [C]
+  at::Tensor batches;              ///< the module's num_batches_tracked, or undefined
+  bool is_cumulative = false;      ///< whether the module has no momentum
+  bool is_in_backward = false;     ///< whether forwards are computed again
+  NormChange change = {};          ///< change of the microbatch under way
+  at::Tensor batches_before = {};  ///< value of `batches` before the step's first forward; undefined before that
+};
+
+/// From now on, forwards of the norm in training mode call RecordedNorm::begin_forward, as long as the object lives.
+/// They are known by `mean`. Any thread may call it.
+void record_norm(const std::shared_ptr<RecordedNorm>& norm);
+
+/// Returns the recorded norm whose running mean is this tensor; null if there is none. Any thread may call it.
+std::shared_ptr<RecordedNorm> recorded_norm(const std::optional<at::Tensor>& running_mean);
+
+}  // namespace tessera

@@ -1,0 +1,87 @@
+#pragma once
+
+// See docs/glossary.md: dealt.
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/loop/recorded_norms.h"
+#include "runtime/comm/collectives.h"
+#include "sharding/layout/plan/microbatch_order.h"
+#include "tessera/strategy.h"
+
+namespace tessera {
+
+/// Keeps the running statistics of batch norms as one rank with all microbatches would have them ("broadcast_buffers":
+/// "microbatch_order"). During a step, forwards do not write running_mean and running_var, but the change that a
+/// microbatch makes to them (RecordedNorm). At the step's end ranks send each other these changes, and every rank applies
+/// those of all microbatches in the order of their numbers. So it does not matter which rank computed which microbatch.
+///
+/// - A forward that is computed again for backward changes nothing.
+/// - Changes of microbatches that do not count ("deal.backups", zero_grad) are dropped. A step that is skipped, because
+///   of an overflow or a spike, still changes the statistics, as forwards of plain LibTorch do.
+/// - The arithmetic is fp64, and results are rounded to the buffers' dtype at the end of a step.
+///
+/// Training owns it and calls it from the thread that trains.
+class MicrobatchStatistics {
+ public:
+  /// `group` has all ranks; it may be one rank. The object refers to `module`. REQUIRES: expect_running_statistics.
+  MicrobatchStatistics(const torch::nn::Module& module, const MicrobatchOrder& order,
+                       std::shared_ptr<Collectives> group);
+
+  /// Returns the fp64 numbers that a rank sends for one microbatch: two for each batch norm of the module, and two for
+  /// each of its channels. It is 0 without "microbatch_order".
+  static std::int64_t numel_of(const torch::nn::Module& module, const Strategy& strategy);
+
+  /// It is called when a backward begins. Forwards until `end_backward` are computed again.
+  void begin_backward();
+  /// It is called when a backward has ended.
+  void end_backward();
+  /// Notes that the microbatch of this rank's `round` has ended and counts. Throws tessera::Error (64) if two
+  /// microbatches, one after the other, wrote a norm's statistics by other operators than aten::batch_norm, as compiled
+  /// code does. (Once, a program may have loaded them.)
+  void end_microbatch(std::int64_t round);
+  /// Drops the change of the microbatch under way, which does not count.
+  void drop_microbatch();
+  /// Drops the changes of the step under way.
+  void drop_step();
+  /// Applies the changes of the step under way. `order`: who computed which microbatch of it. It is collective. Throws
+  /// tessera::Error (64) if the program has given a norm other buffers.
+  void apply(const MicrobatchOrder& order);
+  /// Returns the seconds spent in collectives so far.
+  double communication_seconds() const { return seconds_; }
+
+ private:
+  /// A norm, and what is known of writes to its statistics.
+  struct Kept {
+    const torch::nn::Module* module;
+    std::shared_ptr<RecordedNorm> norm;
+    at::Tensor known_mean;  ///< copy of the running mean when it was last looked at; undefined on a GPU
+    int unseen = 0;         ///< number of latest microbatches that wrote it without a recorded forward
+  };
+
+  void look_for_writes(Kept& kept) const;
+  void record(const torch::nn::Module& module, const std::string& name, bool is_cumulative);
+  void expect_same_buffers() const;
+  void follow();
+  void write_rows();
+  const std::vector<double>& exchange();
+  void apply_to(RecordedNorm& norm, const std::vector<const double*>& changes) const;
+
+  const std::shared_ptr<Collectives> group_;
+  std::vector<Kept> norms_;
+  std::size_t row_ = 0;                           ///< fp64 numbers of one microbatch
+  std::vector<std::vector<NormChange>> changes_;  ///< [round][norm] the changes of this rank's microbatches
+  std::vector<double> own_, all_;                 ///< the message of this rank, and the messages of all ranks
+  double seconds_ = 0;
+};
+
+/// Checks that the running statistics of a module in training can be the same on any number of ranks ("reproducible").
+/// Throws tessera::Error (78), which names the module and the remedy.
+void expect_running_statistics(const Strategy& strategy, const torch::nn::Module& module);
+
+}  // namespace tessera

@@ -1,0 +1,341 @@
+// Tests "broadcast_buffers": "microbatch_order": running statistics of batch norms have the bits of one rank that computes
+// all microbatches of a step, whoever computes them.
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/instancenorm.h>
+#include <torch/nn/modules/linear.h>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/detailed_plan.h"
+#include "tessera/checkpoint.h"
+#include "tessera/recompute.h"
+#include "tessera/sync_batch_norm.h"
+#include "tests/engine/files/reproducible_runs.h"
+#include "tests/engine/on_hosts.h"
+#include "tests/support/stand_ins/wrapped_groups.h"
+#include "tests/support/test_folder.h"
+
+namespace tessera::testing {
+namespace reproducible_test {
+namespace {
+
+constexpr std::int64_t kAll = 8, kRows = 4, kWidth = 6, kStepsOfRun = 3;
+
+/// A model with batch norms that differ in how they count: with a momentum, without one, in a part that is computed again
+/// for backward, twice in each forward, and not in each forward.
+struct NormedImpl : torch::nn::Module {
+  NormedImpl() {
+    using torch::nn::BatchNormOptions;
+    std::vector<torch::nn::Linear*> linears = {&up, &middle, &down};
+    for (std::size_t i = 0; i < linears.size(); ++i) {
+      *linears[i] = register_module("linear" + std::to_string(i), torch::nn::Linear(kWidth, kWidth));
+      const at::NoGradGuard no_grad;
+      int seed = static_cast<int>(i) * 3;
+      for (at::Tensor& parameter : (*linears[i])->parameters())
+        parameter.copy_(at::sin(at::arange(parameter.numel(), at::kFloat) + ++seed).view(parameter.sizes()) * 0.5);
+    }
+    moving = register_module("moving", torch::nn::BatchNorm1d(kWidth));
+    again = register_module("again", torch::nn::BatchNorm1d(BatchNormOptions(kWidth).momentum(0.3)));
+    twice = register_module("twice", torch::nn::BatchNorm1d(BatchNormOptions(kWidth).momentum(std::nullopt)));
+    rare = register_module("rare", torch::nn::BatchNorm1d(BatchNormOptions(kWidth).momentum(std::nullopt)));
+  }
+  at::Tensor forward(const at::Tensor& x, bool uses_rare) {
+    at::Tensor y = at::relu(moving(up(x)));
+    y = checkpoint([this](const at::Tensor& in) { return at::relu(again(middle(in))); }, y);
+    y = twice(twice(y) * 3 + x);
+    return down(uses_rare ? rare(y) : y);
+  }
+  torch::nn::Linear up{nullptr}, middle{nullptr}, down{nullptr};
+  torch::nn::BatchNorm1d moving{nullptr}, again{nullptr}, twice{nullptr}, rare{nullptr};
+};
+TORCH_MODULE(Normed);
+
+constexpr std::int64_t kNorms = 4;
+
+at::Tensor rows_of(std::int64_t step, std::int64_t microbatch) {
+  const at::Tensor all =
+      at::arange(kRows * kWidth, at::kDouble) + 100.0 * static_cast<double>(kAll * step + microbatch);
+  return at::sin(all.square()).to(at::kFloat).view({kRows, kWidth}) + 0.1 * static_cast<double>(microbatch);
+}
+
+/// A run of the model, or a part of one.
+struct NormedRun {
+  std::int64_t begin = 0, end = kStepsOfRun;
+  std::filesystem::path from = {}, to = {};  ///< checkpoints that are loaded at first, and saved at the end
+  int slow_rank = -1;                        ///< a rank that takes 20 ms longer than others for each microbatch
+};
+
+/// The bytes of parameters and buffers after a run, and the microbatches that other ranks made ("deal.backups").
+struct NormedResult {
+  std::string bytes;
+  std::int64_t made_again = 0;
+};
+
+NormedResult train_normed(const Mesh& mesh, const Strategy& strategy, const NormedRun& run = {}) {
+  at::set_num_threads(1);
+  Normed model;
+  Engine engine(model, strategy, mesh);
+  if (!run.from.empty()) load_checkpoint(engine, run.from);
+  NormedResult result;
+  for (std::int64_t step = run.begin; step < run.end; ++step) {
+    while (!engine.step_is_due()) {
+      const std::int64_t microbatch = engine.microbatch();
+      const at::Tensor x = rows_of(step, microbatch);
+      const at::Tensor loss = (model->forward(x, microbatch % 3 == 1) - x).square().mean();
+      if (mesh.rank() == run.slow_rank) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      engine.backward(loss);
+    }
+    const StepResult made = engine.step();
+    result.made_again += made.made_again;
+    EXPECT_EQ(made.planned, made.allocated);
+  }
+  if (!run.to.empty()) save_checkpoint(engine, run.to);
+  const Gathered gathered(engine);
+  const auto add = [&](const at::Tensor& tensor) {
+    result.bytes.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+  };
+  for (const at::Tensor& parameter : model->parameters()) add(parameter);
+  for (const at::Tensor& buffer : model->buffers()) add(buffer);
+  return result;
+}
+
+Strategy in_order(const Placed& placed, GradientSync sync, int ranks) {
+  Strategy strategy = tiny_strategy(placed, DType::kF32);
+  strategy.units.classes = {"Linear"};
+  strategy.reproducible = true;
+  strategy.gradient_sync = sync;
+  strategy.broadcast_buffers = BufferBroadcast::kMicrobatchOrder;
+  strategy.gradient_accumulation = kAll / ranks;
+  if (kAll % ranks != 0) {
+    strategy.gradient_accumulation = 1;
+    strategy.deal = {.by = DealBy::kSpeed, .window = 1, .microbatches = kAll};
+  }
+  return strategy;
+}
+
+std::string of_one_rank() {
+  NormedResult alone;
+  run_ranks({}, [&](const Mesh& mesh) {
+    alone = train_normed(mesh, in_order(ShardingStrategy::kFullShard, GradientSync::kEachMicrobatch, 1));
+  });
+  return alone.bytes;
+}
+
+/// Trains on ranks that are threads, and expects the bytes of one rank on each. Returns rank 0's result.
+NormedResult expect_bytes(const std::string& wanted, int ranks, const Strategy& strategy, const NormedRun& run = {}) {
+  std::vector<NormedResult> each(static_cast<std::size_t>(ranks));
+  run_ranks({.ranks = ranks},
+            [&](const Mesh& mesh) { each[static_cast<std::size_t>(mesh.rank())] = train_normed(mesh, strategy, run); });
+  for (const NormedResult& result : each) EXPECT_TRUE(result.bytes == wanted) << ranks << " ranks";
+  return each[0];
+}
+
+TEST(RunningStatistics, AnyNumberOfRanksGivesTheBitsOfOne) {
+  const std::string wanted = of_one_rank();
+  const Placed placements[] = {ShardingStrategy::kNoShard, ShardingStrategy::kFullShard,
+                               Placed(ShardingStrategy::kFullShard, /*shared=*/true)};
+  for (const Placed& placed : placements) {
+    for (const GradientSync sync : kBothSyncs) {
+      for (const int ranks : {1, 2, 4}) {
+        SCOPED_TRACE(name_of(placed) + (sync == GradientSync::kLastMicrobatch ? ", last" : ", each"));
+        expect_bytes(wanted, ranks, in_order(placed, sync, ranks));
+      }
+    }
+  }
+  const Strategy of_three = in_order(ShardingStrategy::kShardGradients, GradientSync::kLastMicrobatch, 3);
+  expect_bytes(wanted, 3, of_three, {.slow_rank = 1});
+}
+
+TEST(RunningStatistics, ProcessesThatGlooJoinsGiveTheBitsOfOneRank) {
+  at::set_num_threads(1);
+  const std::string wanted = of_one_rank();
+  for (const auto& [ranks, hosts] : {std::pair(2, 2), {4, 1}}) {
+    Strategy strategy = in_order(ShardingStrategy::kFullShard, GradientSync::kLastMicrobatch, ranks);
+    if (hosts == 1) strategy.comm.transport = TransportChoice::kGloo;
+    on_hosts(
+        ranks, hosts,
+        [&, &ranks = ranks](const Mesh& mesh) {
+          require(train_normed(mesh, strategy).bytes == wanted, std::to_string(ranks) + " processes have other bits");
+        },
+        strategy.comm);
+  }
+}
+
+// Without the value, a rank's statistics have its own microbatches alone. Otherwise the tests above would prove nothing.
+TEST(RunningStatistics, RanksDifferWithoutTheOrder) {
+  std::vector<std::string> each(2);
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Strategy strategy = in_order(ShardingStrategy::kFullShard, GradientSync::kEachMicrobatch, 2);
+    strategy.reproducible = false;
+    strategy.broadcast_buffers = BufferBroadcast::kNone;
+    each[static_cast<std::size_t>(mesh.rank())] = train_normed(mesh, strategy).bytes;
+  });
+  EXPECT_TRUE(each[0] != each[1]);
+}
+
+TEST(RunningStatistics, MicrobatchesMadeAgainCountOnce) {
+  Strategy strategy = in_order(ShardingStrategy::kShardGradients, GradientSync::kLastMicrobatch, 2);
+  strategy.deal = {.by = DealBy::kSpeed, .window = 1000, .backups = 2};
+  EXPECT_GT(expect_bytes(of_one_rank(), 2, strategy, {.slow_rank = 1}).made_again, 0);
+}
+
+TEST(RunningStatistics, ACheckpointGoesOnWithOtherRanksToTheSameBits) {
+  const std::string wanted = of_one_rank();
+  const TestFolder folder;
+  const GradientSync each = GradientSync::kEachMicrobatch;
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    train_normed(mesh, in_order(ShardingStrategy::kFullShard, each, 2), {.end = 1, .to = folder.path()});
+  });
+  for (const int ranks : {1, 4})
+    expect_bytes(wanted, ranks, in_order(ShardingStrategy::kFullShard, each, ranks),
+                 {.begin = 1, .from = folder.path()});
+}
+
+// One step of the Engine counts as eight forwards of plain LibTorch with the same parameters. What the part that is
+// computed again counts a second time, LibTorch alone would count, too.
+TEST(RunningStatistics, OneStepCountsAsPlainForwardsDo) {
+  at::set_num_threads(1);
+  Normed plain;
+  for (std::int64_t microbatch = 0; microbatch < kAll; ++microbatch)
+    plain->forward(rows_of(0, microbatch), microbatch % 3 == 1);
+  run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
+    Normed model;
+    Engine engine(model, in_order(ShardingStrategy::kShardGradients, GradientSync::kLastMicrobatch, 2), mesh);
+    while (!engine.step_is_due()) {
+      const std::int64_t microbatch = engine.microbatch();
+      engine.backward(model->forward(rows_of(0, microbatch), microbatch % 3 == 1).square().mean());
+    }
+    engine.step();
+    const auto wanted = plain->named_buffers(), got = model->named_buffers();
+    ASSERT_EQ(got.size(), static_cast<std::size_t>(3 * kNorms));
+    for (const auto& item : wanted) {
+      const at::Tensor difference = (got[item.key()] - item.value()).abs().max();
+      EXPECT_LE(difference.item<double>(), item.value().is_floating_point() ? 1e-5 : 0.0) << item.key();
+    }
+  });
+}
+
+TEST(RunningStatistics, DroppedMicrobatchesDoNotCount) {
+  run_ranks({}, [&](const Mesh& mesh) {
+    Normed model;
+    Engine engine(model, in_order(ShardingStrategy::kFullShard, GradientSync::kEachMicrobatch, 1), mesh);
+    engine.backward(model->forward(rows_of(0, 0), true).square().mean());
+    engine.zero_grad();
+    for (const at::Tensor& buffer : {model->moving->running_mean, model->rare->num_batches_tracked})
+      EXPECT_EQ(buffer.abs().max().item<double>(), 0.0);
+    for (std::int64_t microbatch = 0; microbatch < kAll; ++microbatch)
+      engine.backward(model->forward(rows_of(0, microbatch), true).square().mean());
+    engine.step();
+    EXPECT_EQ(model->twice->num_batches_tracked.item<std::int64_t>(), 2 * kAll);
+  });
+}
+
+/// The all-gathers of running statistics that a rank made.
+struct Gathers {
+  std::int64_t calls = 0;
+  std::size_t bytes = 0;
+};
+
+/// Passes all calls on, and counts the all-gathers of running statistics.
+class StatisticsCounter final : public ForwardingCollectives {
+ public:
+  StatisticsCounter(std::shared_ptr<Collectives> inner, Gathers& gathers)
+      : ForwardingCollectives(std::move(inner)), gathers_(gathers) {}
+
+ protected:
+  Work do_all_gather(const GatherCall& call) override {
+    if (call.label == "running statistics") ++gathers_.calls, gathers_.bytes += call.bytes_per_rank;
+    return ForwardingCollectives::do_all_gather(call);
+  }
+
+ private:
+  Gathers& gathers_;
+};
+
+TEST(RunningStatistics, AStepSendsThemInOneGatherOfThePlannedBytes) {
+  const Strategy strategy = in_order(ShardingStrategy::kFullShard, GradientSync::kLastMicrobatch, 2);
+  Normed model;
+  Topology topology;
+  topology.world_size = topology.local_world_size = 2;
+  topology.launcher = "thread";
+  const std::int64_t planned = plan_in_detail(*model, strategy, topology).statistics_message_bytes();
+  EXPECT_EQ(planned, kAll / 2 * kNorms * (2 + 2 * kWidth) * 8);
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Gathers>> counts;
+  ThreadRanks ranks{.ranks = 2};
+  ranks.wrap_groups = [&](std::shared_ptr<GroupFactory> factory) -> std::shared_ptr<GroupFactory> {
+    const std::lock_guard lock(mutex);
+    Gathers* const own = counts.emplace_back(std::make_unique<Gathers>()).get();
+    return wrapped_groups(std::move(factory), [own](const std::string&, auto group) {
+      return std::make_shared<StatisticsCounter>(std::move(group), *own);
+    });
+  };
+  run_ranks(ranks, [&](const Mesh& mesh) { train_normed(mesh, strategy); });
+  for (const auto& gathers : counts) {
+    EXPECT_EQ(gathers->calls, kStepsOfRun);
+    EXPECT_EQ(static_cast<std::int64_t>(gathers->bytes), kStepsOfRun * planned);
+  }
+}
+
+/// Returns the error of an Engine over a module that has `Norm` as its child "norm".
+template <class Norm>
+std::string refusal_of(const Norm& norm, const Strategy& strategy) {
+  std::string text;
+  run_ranks({}, [&](const Mesh& mesh) {
+    auto model = std::make_shared<torch::nn::Module>();
+    model->register_module("norm", norm(mesh));
+    model->register_module("linear", torch::nn::Linear(4, 4));
+    text = error_of([&] { const Engine engine(model, strategy, mesh); });
+  });
+  return text;
+}
+
+TEST(RunningStatistics, WhatCannotBeKeptIsRefusedByName) {
+  const Strategy strategy = in_order(ShardingStrategy::kFullShard, GradientSync::kEachMicrobatch, 1);
+  const auto instance = [](const Mesh&) {
+    return torch::nn::InstanceNorm1d(torch::nn::InstanceNormOptions(4).track_running_stats(true));
+  };
+  const auto over_ranks = [](const Mesh& mesh) {
+    return SyncBatchNorm(torch::nn::BatchNormOptions(4).track_running_stats(false), mesh);
+  };
+  const auto plain = [](const Mesh&) { return torch::nn::BatchNorm1d(4); };
+  const std::string of_instance = refusal_of(instance, strategy), of_sync = refusal_of(over_ranks, strategy);
+  EXPECT_NE(of_instance.find("microbatch_order knows those of a BatchNorm alone"), std::string::npos) << of_instance;
+  EXPECT_NE(of_sync.find("module norm is a SyncBatchNorm, which normalises over"), std::string::npos) << of_sync;
+  EXPECT_EQ(refusal_of(plain, strategy), "");
+  Strategy not_reproducible = strategy;
+  not_reproducible.reproducible = false;
+  const std::string alone = refusal_of(plain, not_reproducible);
+  EXPECT_NE(alone.find("microbatch_order needs reproducible"), std::string::npos) << alone;
+}
+
+// Code that hides its operators writes the statistics itself. Once, a program may have loaded them.
+TEST(RunningStatistics, WritesThatNoForwardExplainsAreRefused) {
+  run_ranks({}, [&](const Mesh& mesh) {
+    Normed model;
+    Engine engine(model, in_order(ShardingStrategy::kFullShard, GradientSync::kEachMicrobatch, 1), mesh);
+    const auto write = [&](std::int64_t microbatch) {
+      model->rare->running_mean.add_(1);
+      engine.backward(model->forward(rows_of(0, microbatch), false).square().mean());
+    };
+    write(0);
+    const std::string text = error_of(ExitCode::kUsage, [&] { write(1); });
+    EXPECT_NE(text.find("writes the running statistics of module rare"), std::string::npos) << text;
+  });
+}
+
+}  // namespace
+}  // namespace reproducible_test
+}  // namespace tessera::testing

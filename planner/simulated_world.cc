@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "planner/modes/backup_clock.h"
 #include "planner/step_clock.h"
 #include "planner/step_trace.h"
 #include "runtime/base/status.h"
@@ -32,14 +33,28 @@ class WorkFactors {
   /// `dealt`: SimulatedWorld::dealt. `each`: the microbatches of a rank in the script.
   WorkFactors(const StepScript& script, const RankSpeeds& speeds, const std::vector<std::int64_t>& dealt,
               std::int64_t each)
-      : script_(script), speeds_(speeds) {
+      : script_(script), speeds_(speeds), each_(each) {
     for (const std::int64_t count : dealt) of_deal_.push_back(static_cast<double>(count) / static_cast<double>(each));
-    const auto computes = [](const Instruction& instruction) {
-      return instruction.kind == Instruction::Kind::kWork && instruction.spending == Spending::kCompute &&
-             instruction.seconds > 0;
-    };
+    of_step_ = of_deal_;
     const auto first = std::ranges::find_if(script.instructions, computes);
     first_ = static_cast<std::size_t>(first - script.instructions.begin());
+  }
+
+  /// Plays a step whose ranks also compute microbatches of slower ranks. From now on, ranks compute for as long as they
+  /// do in this step. `forward_share`: the part of a microbatch's seconds that is forward.
+  BackupStep back_up(std::int64_t step, const MicrobatchOrder& order, double forward_share) {
+    std::vector<BackupRank> ranks;
+    std::vector<double> each_s;  // [rank]: seconds of `each_` microbatches
+    for (int rank = 0; rank < order.ranks; ++rank) {
+      const double seconds = each_s.emplace_back(compute_s(step, rank)) / static_cast<double>(each_);
+      ranks.push_back({speeds_.stall_s(step, rank), forward_share * seconds, (1 - forward_share) * seconds});
+    }
+    BackupStep played = play_backups(order, ranks);
+    of_step_ = of_deal_;
+    if (played.made_again == 0 && played.twice == 0) return played;  // each rank computes its own run
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+      of_step_[rank] = each_s[rank] > 0 ? (played.ends_s[rank] - ranks[rank].first_s) / each_s[rank] : 0.0;
+    return played;
   }
 
   double operator()(std::int64_t step, int rank, std::size_t instruction) const {
@@ -47,16 +62,53 @@ class WorkFactors {
     if (each.spending == Spending::kReduction) return 1;  // memory, not the rank, limits the speed of sums
     if (each.spending != Spending::kCompute) return speeds_.of_work(rank);
     double factor = speeds_.of_compute(step, rank, instruction);
-    if (!of_deal_.empty()) factor *= of_deal_[static_cast<std::size_t>(rank)];
+    if (!of_step_.empty()) factor *= of_step_[static_cast<std::size_t>(rank)];
     return instruction == first_ ? factor + speeds_.stall_s(step, rank) / each.seconds : factor;
   }
 
  private:
+  static bool computes(const Instruction& instruction) {
+    return instruction.kind == Instruction::Kind::kWork && instruction.spending == Spending::kCompute &&
+           instruction.seconds > 0;
+  }
+  /// Returns the seconds for which a rank would compute the script's microbatches in a step.
+  double compute_s(std::int64_t step, int rank) const {
+    double seconds = 0;
+    for (std::size_t i = 0; i < script_.instructions.size(); ++i) {
+      if (computes(script_.instructions[i]))
+        seconds += script_.instructions[i].seconds * speeds_.of_compute(step, rank, i);
+    }
+    return seconds;
+  }
+
   const StepScript& script_;
   const RankSpeeds& speeds_;
+  const std::int64_t each_;      ///< microbatches of a rank in the script
   std::vector<double> of_deal_;  ///< [rank]; empty: 1
+  std::vector<double> of_step_;  ///< `of_deal_`, or what backups make of it in the step at hand
   std::size_t first_ = 0;        ///< index of the first instruction that computes
 };
+
+/// Returns the order in which ranks have `dealt` microbatches.
+MicrobatchOrder order_of(MicrobatchOrder order, const std::vector<std::int64_t>& dealt) {
+  order.begins.clear();
+  std::int64_t begin = 0;
+  for (const std::int64_t count : dealt) {
+    order.begins.push_back(begin);
+    begin += count;
+  }
+  return order;
+}
+
+/// Returns the part of a microbatch's seconds that is forward.
+double forward_share_of(const StepProfile& profile) {
+  double forward_s = 0, all_s = 0;
+  for (const ProfileEntry& entry : profile.entries) {
+    all_s += entry.seconds;
+    if (entry.pass == RoundPass::kForward) forward_s += entry.seconds;
+  }
+  return all_s > 0 ? forward_s / all_s : 0.0;
+}
 
 /// Returns the smallest number in `sorted` that at least a share `p` of all numbers do not exceed. REQUIRES: `sorted`
 /// is sorted and not empty.
@@ -98,7 +150,9 @@ absl::StatusOr<SimulatedWorld> simulate_world(const MemoryPlan& plan, const Step
   StepTrace trace(options.traced, names_of_units(plan));
   SimulatedWorld world;
   world.dealt = dealt_by(speeds, plan.order());
-  const WorkFactors factors(script, speeds, world.dealt, plan.wire().accumulation);
+  const MicrobatchOrder order = order_of(plan.order(), world.dealt);
+  const bool has_backups = order.backups > 0 && order.ranks > 1;
+  WorkFactors factors(script, speeds, world.dealt, plan.wire().accumulation);
   std::vector<double> ends(static_cast<std::size_t>(clock.ranks()), 0.0);
   double offset_s = 0;
   for (std::int64_t step = 0; step < options.steps; ++step) {
@@ -107,6 +161,11 @@ absl::StatusOr<SimulatedWorld> simulate_world(const MemoryPlan& plan, const Step
     offset_s += first;
     for (double& end : ends) end -= first;
     trace.begin_step(offset_s);
+    if (has_backups) {
+      const BackupStep played = factors.back_up(step, order, forward_share_of(profile));
+      world.made_again += static_cast<double>(played.made_again) / static_cast<double>(options.steps);
+      world.twice += static_cast<double>(played.twice) / static_cast<double>(options.steps);
+    }
     const auto factor = [&](int rank, std::size_t instruction) { return factors(step, rank, instruction); };
     TESSERA_RETURN_IF_ERROR(clock.play(ends, factor, options.traced.empty() ? nullptr : &trace));
     for (std::size_t rank = 0; rank < ends.size(); ++rank) ends[rank] = clock.times(static_cast<int>(rank)).end_s;

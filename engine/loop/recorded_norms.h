@@ -33,7 +33,7 @@ std::optional<bool> batch_norm_is_cumulative(const torch::nn::Module& module);
 bool is_norm_of_ranks(const torch::nn::Module& module);
 
 /// The change that the forwards of one microbatch make to the running statistics R of a batch norm. With momentum, R
-/// becomes keep * R + added. If the norm is cumulative, `added` is the mean over the forwards, which R has not seen yet.
+/// becomes keep * R + added. If the norm is cumulative, `added` is the mean over the forwards.
 struct NormChange {
   at::Tensor mean, variance;  ///< `added` [C] for running mean and variance; undefined before the first forward
   double keep = 1;            ///< product of 1 - momentum over the forwards
@@ -48,8 +48,8 @@ struct RecordedNorm {
     at::Tensor mean, variance;
     double momentum = 0;
   };
-  /// Prepares for a forward. LibTorch's module has counted it in `batches` already. A forward that is computed again for
-  /// backward changes nothing, so its target is thrown away.
+  /// Prepares for a forward. LibTorch's module has counted it in `batches` already. A forward that is computed again
+  /// for backward changes nothing, so its target is thrown away.
   Target begin_forward(double momentum);
 
   std::string name;                ///< path of the module

@@ -18,10 +18,6 @@ namespace {
 /// claims.
 constexpr std::int64_t kClaim = std::int64_t{1} << 32;
 
-/// A rank claims a microbatch of another rank if that rank's remaining microbatches will take this many times as long
-/// as one microbatch takes here.
-constexpr double kOvertakes = 1.5;
-
 constexpr char kClaimsLabel[] = "claims of microbatches";
 
 class CountersInMemory final : public BackupClaims::Counters {
@@ -121,7 +117,7 @@ void BackupClaims::begin_step(const MicrobatchOrder& order) {
 
 std::int64_t BackupClaims::round() const { return turn_ ? order_.longest_run() + *turn_ : *next_ - own_run().begin; }
 
-BackupClaims::Progress BackupClaims::add(int rank, std::int64_t amount) const {
+RunProgress BackupClaims::add(int rank, std::int64_t amount) const {
   const std::int64_t value = counters_->add(counter_of_rank(rank), amount);
   return {value % kClaim, value / kClaim};
 }
@@ -168,36 +164,17 @@ void BackupClaims::choose(bool run_goes_on) {
 
 std::optional<std::int64_t> BackupClaims::claim() {
   while (claims_ < order_.backups) {
-    const std::optional<int> slow = slowest();
+    const std::optional<int> slow =
+        rank_to_help(order_, group_->rank(), computed_, [this](int rank) { return add(rank, 0); });
     if (!slow) return std::nullopt;
     const TreeBlock run = order_.run_of(*slow);
-    const Progress now = add(*slow, kClaim);
+    const RunProgress now = add(*slow, kClaim);
     const std::int64_t claimed = run.end - now.claimed;
     if (claimed < run.begin + now.ended) continue;  // the microbatch has ended, or others claimed the rest
     ++claims_;
     return claimed;
   }
   return std::nullopt;
-}
-
-/// Returns the rank that will probably be the last to complete its run, if it is slow enough (kOvertakes) and has a
-/// microbatch that no rank has claimed. All ranks began the step together, so the number of microbatches that they have
-/// completed since then shows how fast they are.
-std::optional<int> BackupClaims::slowest() const {
-  std::optional<int> found;
-  double longest = kOvertakes / static_cast<double>(computed_);  // as a multiple of the time since the step began
-  for (int rank = 0; rank < order_.ranks; ++rank) {
-    if (rank == group_->rank()) continue;
-    const Progress now = add(rank, 0);
-    const std::int64_t open = order_.run_of(rank).numel() - now.ended - now.claimed;
-    if (open <= 0) continue;
-    // On average, the rank has completed half of its current microbatch.
-    const double left = (static_cast<double>(open) - 0.5) / static_cast<double>(std::max<std::int64_t>(now.ended, 1));
-    if (left <= longest) continue;
-    longest = left;
-    found = rank;
-  }
-  return found;
 }
 
 const MicrobatchOrder& BackupClaims::agree() {

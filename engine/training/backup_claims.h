@@ -11,6 +11,7 @@
 #include "runtime/comm/call_watch.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/key_value_store.h"
+#include "sharding/layout/plan/microbatch_deal.h"
 #include "sharding/layout/plan/microbatch_order.h"
 
 namespace tessera {
@@ -86,20 +87,14 @@ class BackupClaims {
   double communication_seconds() const { return seconds_; }
 
  private:
-  /// The progress of a run: numbers of microbatches completed from its beginning, and claimed from its end.
-  struct Progress {
-    std::int64_t ended = 0, claimed = 0;
-  };
-
   std::int64_t counter_of_rank(int rank) const { return step_ % 2 * (order_.ranks + order_.all()) + rank; }
   std::int64_t counter_of_ends(std::int64_t microbatch) const { return counter_of_rank(order_.ranks) + microbatch; }
   TreeBlock own_run() const { return order_.run_of(group_->rank()); }
-  Progress add(int rank, std::int64_t amount) const;
+  RunProgress add(int rank, std::int64_t amount) const;
   bool is_made(std::int64_t microbatch) const;
   bool make(std::int64_t microbatch);
   void choose(bool run_goes_on);
   std::optional<std::int64_t> claim();
-  std::optional<int> slowest() const;
 
   const std::shared_ptr<Collectives> group_;
   const std::unique_ptr<Counters> counters_;

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: dealt.
-
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -18,8 +16,9 @@ namespace tessera {
 
 /// Keeps the running statistics of batch norms as one rank with all microbatches would have them ("broadcast_buffers":
 /// "microbatch_order"). During a step, forwards do not write running_mean and running_var, but the change that a
-/// microbatch makes to them (RecordedNorm). At the step's end ranks send each other these changes, and every rank applies
-/// those of all microbatches in the order of their numbers. So it does not matter which rank computed which microbatch.
+/// microbatch makes to them (RecordedNorm). At the step's end ranks send each other these changes, and every rank
+/// applies those of all microbatches in the order of their numbers. So it does not matter which rank computed which
+/// microbatch.
 ///
 /// - A forward that is computed again for backward changes nothing.
 /// - Changes of microbatches that do not count ("deal.backups", zero_grad) are dropped. A step that is skipped, because

@@ -258,6 +258,38 @@ TEST_F(Prediction, SimulatedOrderIsPlayedWithItsStepsAndAges) {
   EXPECT_THAT(none.err, AllOf(HasSubstr("simulate --order"), HasSubstr("hint:")));
 }
 
+TEST_F(Prediction, PlanAndSimulateSayWhatBackupsCostAndGain) {
+  measure();
+  const auto backed_up = [&](const std::string& backups) {
+    write_file(path("backups.json"),
+               R"({"strategy": "SHARD_GRADIENTS", "gradient_accumulation": 4, "reproducible": true,
+                                         "gradient_sync": "last_microbatch", "units": {"classes": ["Block"]},
+                                         "deal": {"by": "speed", "backups": )" +
+                   backups + "}}");
+    return path("backups.json");
+  };
+  const Words stalls = {"--stall", "0.2=1"};
+  const auto plan_of = [&](const std::string& backups, const Words& more) {
+    return json::parse(run(world("plan", backed_up(backups), "2", more + Words{"--json"})).out);
+  };
+  const json alike = plan_of("2", {}), slow = plan_of("2", stalls);
+  EXPECT_EQ(alike.at("backups").at("made_again"), 0);
+  EXPECT_GT(slow.at("backups").at("made_again").get<double>(), 0);
+  EXPECT_GT(slow.at("backups").at("seconds").get<double>(), alike.at("backups").at("seconds").get<double>());
+  const auto total = [](const json& plan) { return plan.at("total_bytes").get<std::int64_t>(); };
+  const json none = json::parse(run(world("plan", backed_up("0"), "2", {"--json"})).out);
+  EXPECT_EQ(slow.at("backups").at("memory_bytes"), total(slow) - total(none));
+  EXPECT_FALSE(none.contains("backups"));
+  EXPECT_THAT(run(world("plan", backed_up("2"), "2", stalls)).out,
+              ContainsRegex("deal.backups 2: a step takes .* s (won|lost)"));
+  EXPECT_THAT(run(world("simulate", backed_up("2"), "2", stalls + Words{"--steps", "100"})).out,
+              AllOf(ContainsRegex("deal.backups 2: a step takes .* s (won|lost)"),
+                    HasSubstr("microbatches of a step that another rank")));
+  const Ended unused = fail(world("plan", backed_up("0"), "2", stalls));
+  EXPECT_EQ(unused.code, 64);
+  EXPECT_THAT(unused.err, HasSubstr("a strategy that has deal.backups"));
+}
+
 TEST_F(Prediction, ServersShareTheWorkOfPushes) {
   measure();
   write_file(path("servers.json"), R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]},
@@ -374,9 +406,6 @@ TEST_F(Prediction, MissingOrMismatchedInputsAreNamed) {
   const Ended no_choice = fail(world("plan", strategy("FULL_SHARD"), "2", {"--write", path("chosen.json")}));
   EXPECT_EQ(no_choice.code, 64);
   EXPECT_THAT(no_choice.err, HasSubstr("--strategy auto"));
-  const Ended few = fail(train(path("play.json"), "few", {"--steps", "1"}));
-  EXPECT_EQ(few.code, 64) << few.err;
-  EXPECT_THAT(few.err, HasSubstr("hint: give --steps " + std::to_string(made[0])));
   const Ended alone = fail({TESSERA_PROGRAM, "doctor", "--links", path("a.json")});
   EXPECT_EQ(alone.code, 64);
   EXPECT_THAT(alone.err, AllOf(HasSubstr("--links measures between ranks"), HasSubstr("hint:")));

@@ -155,5 +155,32 @@ TEST(SimulatedWorld, OptionsOutOfRangeAreRefusedByName) {
             "simulated world: wants at most 4096 ranks, got a mesh of 4097. [T0630] hint: simulate fewer, and scale");
 }
 
+/// A plan whose ranks also compute microbatches of slower ranks.
+TimedPlan with_backups(std::int64_t backups) {
+  TimedPlan timed = timed_plan(ShardingStrategy::kShardGradients, {1, 4, 0, 0}, 3);  // these links cost nothing
+  timed.input.wire.sync = GradientSync::kLastMicrobatch;
+  timed.input.wire.reproducible = true;
+  timed.input.wire.accumulation = 4;
+  timed.input.wire.longest_run = 8;
+  timed.input.wire.backups = backups;
+  return timed;
+}
+
+TEST(SimulatedWorld, BackupsMakeStallsShorterAndChangeNothingForRanksThatAreAlike) {
+  const SimulatedWorld alike = world_of(with_backups(3), {.steps = 3});
+  EXPECT_EQ(alike.seconds, world_of(with_backups(0), {.steps = 3}).seconds);
+  EXPECT_EQ(alike.made_again, 0);
+  const double even_s = alike.mean_s;
+  // A rank stands still for twice the step, so its last three microbatches are made by others.
+  const WorldOptions stalls{.seed = 3, .stall_share = 0.1, .stall_s = 2 * even_s, .steps = 50};
+  const SimulatedWorld with = world_of(with_backups(3), stalls), without = world_of(with_backups(0), stalls);
+  EXPECT_GT(with.made_again, 0.1);
+  EXPECT_LT(with.mean_s, without.mean_s);
+  const SimulatedWorld one = world_of(with_backups(1), stalls);
+  EXPECT_LT(with.mean_s, one.mean_s);
+  EXPECT_LT(one.made_again, with.made_again);
+  EXPECT_EQ(without.made_again + without.twice, 0);
+}
+
 }  // namespace
 }  // namespace tessera::testing

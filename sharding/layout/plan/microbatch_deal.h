@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "sharding/layout/plan/microbatch_order.h"
@@ -39,6 +40,39 @@ inline void share_out(const MicrobatchOrder& order, std::span<const double> seco
     }
     ++counts[best];
   }
+}
+
+/// The progress of a rank's run in a step ("deal.backups"): the number of microbatches completed from its beginning,
+/// and the number that other ranks have claimed from its end.
+struct RunProgress {
+  std::int64_t ended = 0, claimed = 0;
+};
+
+/// A rank claims a microbatch of another rank if that rank's remaining microbatches will take this many times as long
+/// as one microbatch takes here.
+constexpr double kOvertakes = 1.5;
+
+/// Returns the rank that will probably be the last to complete its run, if it is slow enough for rank `self` to help
+/// (kOvertakes) and has a microbatch that no rank has claimed. `computed`: number of microbatches that `self` has
+/// computed. All ranks began the step together, so the number of microbatches that they have completed since then shows
+/// how fast they are. `progress_of(rank)` returns a RunProgress.
+template <class ProgressOf>
+std::optional<int> rank_to_help(const MicrobatchOrder& order, int self, std::int64_t computed,
+                                const ProgressOf& progress_of) {
+  std::optional<int> found;
+  double longest = kOvertakes / static_cast<double>(computed);  // as a multiple of the time since the step began
+  for (int rank = 0; rank < order.ranks; ++rank) {
+    if (rank == self) continue;
+    const RunProgress now = progress_of(rank);
+    const std::int64_t open = order.run_of(rank).numel() - now.ended - now.claimed;
+    if (open <= 0) continue;
+    // On average, the rank has completed half of its current microbatch.
+    const double left = (static_cast<double>(open) - 0.5) / static_cast<double>(std::max<std::int64_t>(now.ended, 1));
+    if (left <= longest) continue;
+    longest = left;
+    found = rank;
+  }
+  return found;
 }
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// Tests "broadcast_buffers": "microbatch_order": running statistics of batch norms have the bits of one rank that computes
-// all microbatches of a step, whoever computes them.
+// Tests "broadcast_buffers": "microbatch_order": running statistics of batch norms have the bits of one rank that
+// computes all microbatches of a step, whoever computes them.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -33,8 +33,8 @@ namespace {
 
 constexpr std::int64_t kAll = 8, kRows = 4, kWidth = 6, kStepsOfRun = 3;
 
-/// A model with batch norms that differ in how they count: with a momentum, without one, in a part that is computed again
-/// for backward, twice in each forward, and not in each forward.
+/// A model with batch norms that differ in how they count: with a momentum, without one, in a part that is computed
+/// again for backward, twice in each forward, and not in each forward.
 struct NormedImpl : torch::nn::Module {
   NormedImpl() {
     using torch::nn::BatchNormOptions;
@@ -173,7 +173,8 @@ TEST(RunningStatistics, ProcessesThatGlooJoinsGiveTheBitsOfOneRank) {
   }
 }
 
-// Without the value, a rank's statistics have its own microbatches alone. Otherwise the tests above would prove nothing.
+// Without the value, a rank's statistics have its own microbatches alone. Otherwise the tests above would prove
+// nothing.
 TEST(RunningStatistics, RanksDifferWithoutTheOrder) {
   std::vector<std::string> each(2);
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

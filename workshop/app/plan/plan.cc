@@ -15,6 +15,7 @@
 #include "tessera/run.h"
 #include "workshop/app/commands.h"
 #include "workshop/app/output_files.h"
+#include "workshop/app/plan/backup_gain.h"
 #include "workshop/app/plan/choose_strategy.h"
 #include "workshop/app/plan/mode_time.h"
 #include "workshop/app/plan/plan_of_world.h"
@@ -217,6 +218,12 @@ absl::Status check_limit(const MemoryPlan& plan, const Strategy& strategy, const
                                          : ". [T0031] hint: the next cheaper strategy that fits is " + cheaper));
 }
 
+/// Returns how many steps to simulate. Ranks that are alike need few steps. Very many ranks also need few steps, since
+/// some of them stall in each step.
+std::int64_t steps_for(const UnlikeRanks& ranks, int world_size) {
+  return ranks.differ() ? std::clamp(25600 / world_size, 10, 100) : 10;
+}
+
 /// Returns the modes of "sync" for the ranks of the command. The list is empty if all ranks are alike, no servers are
 /// asked for, and the ranks seldom wait for each other or are too many to simulate.
 std::vector<TriedMode> modes_beside(const PlanCommand& command, const models::ModelConfig& config, const Strategy& like,
@@ -227,8 +234,7 @@ std::vector<TriedMode> modes_beside(const PlanCommand& command, const models::Mo
   const bool is_likely = like.sync.makes_outer_steps() || best.step.communication_share() >= kMuchWaiting;
   if (!is_asked && (!is_likely || topology.world_size > kMostSimulatedRanks)) return {};
   WorldOptions options = options_of(command.ranks);
-  // Ranks that are alike need few steps. Very many ranks also need few steps, since some of them stall in each step.
-  options.steps = command.ranks.differ() ? std::clamp(25600 / topology.world_size, 10, 100) : 10;
+  options.steps = steps_for(command.ranks, topology.world_size);
   return try_modes(config, like, best.strategy, topology, files, options);
 }
 
@@ -276,8 +282,7 @@ void choose_strategy(const PlanCommand& command) {
 void expect_no_choice(const PlanCommand& command) {
   for (const auto& [option, is_given] :
        {std::pair("--like", !command.like.empty()), std::pair("--accumulations", !command.accumulations.empty()),
-        std::pair("--write", !command.write.empty()),
-        std::pair("--jitter, --straggler or --stall", command.ranks.differ())}) {
+        std::pair("--write", !command.write.empty())}) {
     if (is_given)
       throw Error(
           ExitCode::kUsage,
@@ -285,6 +290,22 @@ void expect_no_choice(const PlanCommand& command) {
               " goes with --strategy auto, which compares strategies. [T0034] hint: give --strategy auto, or leave " +
               option + " out");
   }
+}
+
+/// Returns what backups cost and gain for the ranks of the command; nothing if the strategy has none, or nothing was
+/// measured, or there are too many ranks to simulate. Throws if ranks differ and nothing would use that.
+std::optional<BackupGain> gain_of(const PlanCommand& command, const PlannedWorld& world) {
+  const bool differ = command.ranks.differ(), is_timed = !command.timing.links.empty();
+  if (differ && !(has_backups(world) && is_timed))
+    throw Error(ExitCode::kUsage,
+                "plan: --jitter, --straggler and --stall go with --strategy auto, which compares modes of \"sync\", or "
+                "with a strategy that has deal.backups, and --links and --profile. [T1161] hint: leave them out, or "
+                "take tessera simulate, which plays any strategy for ranks that differ");
+  if (!has_backups(world) || !is_timed || (!differ && world.topology.world_size > kMostSimulatedRanks))
+    return std::nullopt;
+  WorldOptions options = options_of(command.ranks);
+  options.steps = steps_for(command.ranks, world.topology.world_size);
+  return backup_gain(world, read_timing(command.timing), options);
 }
 
 }  // namespace
@@ -303,6 +324,7 @@ int run_plan(const PlanCommand& command) {
     std::optional<ModeCost> mode;
     AlikeSteps alike;
     std::vector<ScaledWorld> scaled;
+    const std::optional<BackupGain> gain = gain_of(command, world);
     if (!command.timing.links.empty()) {
       const TimingFiles files = read_timing(command.timing);
       if (strategy.sync.has_common_parameters()) {
@@ -318,12 +340,14 @@ int run_plan(const PlanCommand& command) {
       if (disks) json["disk"]["measured"] = {{"bytes_per_s", disks->bytes_per_s}, {"seconds_a_step", disks->seconds}};
       if (step) json["step"] = to_json(*step);
       if (step) json["scaling"] = to_json(scaled);
+      if (gain) json["backups"] = to_json(*gain);
       if (mode) json["step"] = to_json(*mode, alike);
       std::cout << json.dump(2) << "\n";
     } else {
       std::cout << to_text(plan, strategy, parameters);
       if (disks) std::cout << to_text(*disks);
       if (step) std::cout << "\n" << to_text(*step) << "\n" << to_text(scaled);
+      if (gain) std::cout << "\n" << to_text(*gain);
       if (mode) std::cout << "\n" << to_text(*mode, alike);
     }
     throw_if_error(check_limit(plan, strategy, topology));

@@ -10,6 +10,7 @@
 #include "tessera/run.h"
 #include "workshop/app/commands.h"
 #include "workshop/app/output_files.h"
+#include "workshop/app/plan/backup_gain.h"
 #include "workshop/app/plan/mode_time.h"
 #include "workshop/app/plan/plan_of_world.h"
 #include "workshop/app/plan/plan_time.h"
@@ -107,6 +108,7 @@ std::string print_synchronous(const PlannedWorld& world, const TimingFiles& file
     std::printf("dealt by speed: a rank computes %lld to %lld microbatches of a step\n", static_cast<long long>(fewest),
                 static_cast<long long>(most));
   }
+  if (has_backups(world)) std::printf("%s", to_text(backup_gain(world, files, options, &found)).c_str());
   std::printf("ranks that are alike: %s s, bound by %s; a rank alone works for %s s\n",
               number_text(alike.seconds, "%.4f").c_str(), name_of(alike.bound).c_str(),
               number_text(alike.work_s(), "%.4f").c_str());

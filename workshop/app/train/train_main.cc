@@ -408,7 +408,8 @@ void add_plan(CLI::App& app, PlanCommand& plan) {
       command->add_option("--write", plan.write, "with --strategy auto: file for the strategy that is chosen")
           ->check(not_empty());
   command->add_flag("--overwrite", plan.overwrite, "replace a file of --write that exists")->needs(write);
-  add_unlike_ranks(*command, plan.ranks, "with --strategy auto, which then compares modes of \"sync\": ");
+  add_unlike_ranks(*command, plan.ranks,
+                   "with --strategy auto, which then compares modes of \"sync\", or with deal.backups: ");
   command->add_flag("--measure-disks", plan.measure_disks,
                     "how long a step's traffic takes on the disks of offload.paths, measured here and now");
   command->add_flag("--json", plan.json, "for programs");

@@ -83,6 +83,21 @@ absl::Status CommitLog::begin() const {
   return has_begun() ? absl::OkStatus() : write_file_atomically(begun_file(stem_), {}, who_);
 }
 
+absl::Status CommitLog::remove_all(const std::string& folder, const std::string& who) {
+  TESSERA_RETURN_IF_ERROR(take_faults_from_environment());
+  std::vector<std::string> names;
+  if (const int got = file_calls::list_folder(FilePlace(folder, 0), names); got < 0)
+    return log_failure(who, "list", folder, -got);
+  std::erase_if(names, [](const std::string& name) { return !name.starts_with("rank-") || name.ends_with(".lock"); });
+  std::ranges::sort(names);
+  for (const std::string& name : names) {
+    const FilePlace file = FilePlace(folder, 0) / name;
+    if (const int got = file_calls::unlink(file); got < 0 && got != -ENOENT)
+      return log_failure(who, "unlink", file.path(), -got);
+  }
+  return absl::OkStatus();
+}
+
 /// Removes this rank's files for which `is_meant` returns true. `is_meant` gets the part of a name behind the stem and
 /// a dot.
 absl::Status CommitLog::remove_files(const std::function<bool(std::string_view end)>& is_meant) const {

@@ -38,6 +38,9 @@ class CommitLog {
   static bool was_opened(const std::string& folder, int rank);
   /// Returns how many ranks, from rank 0 on, have files of commits in the folder. It does not read these files.
   static int ranks_in(const std::string& folder);
+  /// Removes the files of all ranks' commits from the folder, those of rank 0 first. Locks stay. REQUIRES: no process
+  /// has opened commits of the folder. Errors: 77 without permission; 74 if the removal fails for another reason.
+  static absl::Status remove_all(const std::string& folder, const std::string& who);
   /// Returns the undamaged commits, the older commit first; none before the first commit. If one commit is damaged and
   /// the other is not, the damaged commit is left out, with a warning. It does not change files. Errors: 65 if there
   /// were commits, and none of them is whole.

@@ -19,8 +19,10 @@ namespace {
 /// Opens this rank's files and finds the last commit that all ranks hold. It is collective. Throws tessera::Error, the
 /// same on every rank: the errors of DurableFiles::look and choose.
 std::unique_ptr<DurableFiles> open_durable(const DurableConfig& config, const MemoryPlan& plan,
-                                           const std::string& layout, Collectives& control) {
-  auto files = std::make_unique<DurableFiles>(config, plan, layout, control.rank());
+                                           const std::string& layout, const Topology& topology, Collectives& control) {
+  std::vector<int> hosts = topology.ranks_of_hosts;
+  if (hosts.empty()) hosts.assign(static_cast<std::size_t>(topology.num_hosts()), topology.local_world_size);
+  auto files = std::make_unique<DurableFiles>(config, plan, layout, std::move(hosts), control.rank());
   files->choose(value_or_throw(share_outcomes(control, "commits found", [&] { return files->look(); })));
   throw_if_error(share_status(control, "commits chosen", status_from([&] { return files->forget_later(); })));
   if (files->last() && control.rank() == 0)
@@ -53,9 +55,9 @@ void Engine::State::set_up(bool continues) {
   if (strategy.checkpoint.async) saving.group = value_or_throw(groups_of(job.mesh).world("checkpoint"));
   training.make_plan(continues);
   if (strategy.durable.every > 0) {
-    saving.durable =
-        open_durable(strategy.durable, training.plan,
-                     durable_layout(training.plan, training.units, *job.module, strategy), *training.axes.control);
+    saving.durable = open_durable(strategy.durable, training.plan,
+                                  durable_layout(training.plan, training.units, *job.module, strategy),
+                                  job.mesh.topology(), *training.axes.control);
   }
   training.set_up(saving.durable.get(), continues);
   if (strategy.sync.has_servers() && !strategy.sync.is_elastic()) note_joined();

@@ -34,6 +34,7 @@ constexpr const char* kImage = "memory";
 constexpr const char* kWeights = "weights";
 constexpr const char* kAbout = "about";
 constexpr const char* kKept = "kept";
+constexpr const char* kRanks = "ranks";
 
 /// Returns a text for users that names the run to which the files belong.
 std::string about_run(const MeshPosition& mesh, std::size_t units) {
@@ -67,14 +68,23 @@ std::string words_of(const nlohmann::json& commits) {
 
 }  // namespace
 
-DurableFiles::DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout, int rank)
+std::vector<int> ranks_of_hosts(const Commit& commit) {
+  const auto part = commit.parts.find(kRanks);
+  return part == commit.parts.end() ? std::vector<int>() : nlohmann::json::parse(part->second).get<std::vector<int>>();
+}
+
+std::string durable_stem(const std::string& dir) {
+  return c10::str("tessera-durable-", hash_text(checkpoint_hash(folder_of(dir))), "-rank-");
+}
+
+DurableFiles::DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout,
+                           std::vector<int> rank_counts, int rank)
     : folder_(folder_of(config.dir)),
       rank_(rank),
       who_("rank " + std::to_string(rank)),
       layout_(checkpoint_hash(layout)),
-      about_(about_run(plan.placement().mesh, plan.units().size())) {
-  scratch_stem_ = c10::str("tessera-durable-", hash_text(checkpoint_hash(folder_)), "-rank-", rank);
-}
+      scratch_stem_(durable_stem(config.dir) + std::to_string(rank)),
+      notes_{about_run(plan.placement().mesh, plan.units().size()), std::move(rank_counts)} {}
 
 absl::StatusOr<std::string> DurableFiles::look() {
   TESSERA_ASSIGN_OR_RETURN(log_, CommitLog::open(folder_, rank_, who_));
@@ -128,7 +138,7 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
     throw Error(
         ExitCode::kCorruptData,
         c10::str("durable.dir ", folder_, " holds step ", common->at(2).get<std::int64_t>(), " of a run of ",
-                 ranks[rank].value("about", std::string("another kind")), "; this run is of ", about_,
+                 ranks[rank].value("about", std::string("another kind")), "; this run is of ", notes_.about,
                  ", and its model, strategy or number of ranks is another one. [T0222] hint: take the model, strategy "
                  "and ranks of that run; or name another folder, and load a checkpoint, which any run can: tessera "
                  "checkpoint from-commits makes one of these commits"));
@@ -309,7 +319,8 @@ absl::Status DurableFiles::write_kept() {
 
 void DurableFiles::begin(std::int64_t step, std::map<std::string, std::string> parts) {
   next_ = Commit{last_ ? last_->generation + 1 : 1, run_, step, layout_, std::move(parts)};
-  next_->parts[kAbout] = about_;
+  next_->parts[kAbout] = notes_.about;
+  next_->parts[kRanks] = nlohmann::json(notes_.rank_counts).dump();
   next_->parts[kWeights] = nlohmann::json(weights_).dump();
   try {
     for (const auto& records : pinned_) records->settle();

@@ -37,6 +37,14 @@ std::int64_t kept_gradient_bytes(const MemoryPlan& plan);
 std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                            const torch::nn::Module& module, const Strategy& strategy);
 
+/// Returns the number of ranks on each host of the run that made a commit; empty if an earlier version made it, which
+/// did not say.
+std::vector<int> ranks_of_hosts(const Commit& commit);
+
+/// Returns the beginning of the names of all ranks' files with records of offloaded state, in the directories of
+/// offload.paths. `dir`: DurableConfig::dir.
+std::string durable_stem(const std::string& dir);
+
 /// Writes and reads the files of this rank's durable commits (DurableConfig). The Engine owns one; only its thread
 /// calls it. A commit writes all training state that lies in memory to `rank-00000.memory`. For offloaded records it
 /// only notes where they lie. Each record has two places on the disk. The last commit uses one of them, so the other
@@ -49,8 +57,10 @@ std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique
 class DurableFiles {
  public:
   /// The constructor opens no file; open_durable (engine/engine_state.cc) opens the files. `layout`: the text that
-  /// durable_layout returned.
-  DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout, int rank);
+  /// durable_layout returned. `rank_counts`: the number of ranks on each host, which commits hold
+  /// (ranks_of_hosts).
+  DurableFiles(const DurableConfig& config, const MemoryPlan& plan, const std::string& layout,
+               std::vector<int> rank_counts, int rank);
 
   // Three calls find the last commit; all ranks make them in this order:
   /// First: returns this rank's commits as text. It changes no file. Errors: those of CommitLog.
@@ -119,6 +129,11 @@ class DurableFiles {
   absl::Status bring_back();
 
  private:
+  /// What all commits say of their run.
+  struct RunNotes {
+    std::string about;             ///< text for users
+    std::vector<int> rank_counts;  ///< number of ranks on each host
+  };
   struct Kind {
     std::string name;
     std::shared_ptr<TierCarrier> records;
@@ -154,7 +169,8 @@ class DurableFiles {
   std::optional<Commit> last_, next_;
   std::vector<double> weights_;
   bool is_resumed_ = false;
-  std::string scratch_stem_, about_;
+  const std::string scratch_stem_;
+  const RunNotes notes_;
   std::optional<std::string> to_keep_;  ///< bytes that were given to `keep` and are not written yet
   std::string kept_;                    ///< hash of the bytes that are written (CommitLog::keep); empty if there are
                                         ///< none

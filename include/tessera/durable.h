@@ -26,7 +26,8 @@ class Engine;
 /// written to D. A commit holds the same things as a checkpoint (save_checkpoint), in the form in which training has
 /// them. It can therefore be used only with the same model, strategy and number of ranks, on the same hosts. A
 /// checkpoint can be loaded anywhere. `tessera checkpoint from-commits` turns the commits of `tessera train` into a
-/// checkpoint. A program turns its commits into a checkpoint by resume_durable and then save_checkpoint.
+/// checkpoint. With "reproducible", `tessera train` does so by itself if it starts with another number of ranks. A
+/// program turns its commits into a checkpoint by resume_durable and then save_checkpoint.
 ///
 /// Some keys of the strategy may change from run to run. Learning rate, schedule, weight decay, clipping and similar
 /// keys come from the new strategy, as with a checkpoint. Rates and options set by hand, and a dynamic loss scale, come

@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: dealt.
-
 #include <cstdint>
 #include <span>
 #include <vector>

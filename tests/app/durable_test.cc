@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <random>
 #include <thread>
 
@@ -18,6 +19,7 @@ namespace durable_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
@@ -188,40 +190,148 @@ TEST_F(DurableSteps, BestLossIsRestoredFromACommit) {
   EXPECT_FALSE(fs::exists(path("parts/best")));
 }
 
-// The commits of two ranks become a checkpoint. The ranks are on one host, or on two hosts. One rank then continues
-// from the checkpoint, or four ranks do.
-TEST_F(DurableSteps, CheckpointOfCommitsGoesOnWithOtherRanksToTheSameBits) {
-  const auto file_of = [&](const std::string& name, const std::string& more) {
+/// Runs of eight microbatches a step, whose numbers of ranks change.
+class DurableRanks : public DurableSteps {
+ protected:
+  std::string file_of(const std::string& name, const std::string& more) const {
     write_file(path(name), R"({"strategy": "FULL_SHARD", "units": {"classes": ["Block"]}, "optimizer": {"lr": 0.01},
                                "reproducible": true, "gradient_sync": "last_microbatch")" +
                                more + "}");
     return path(name);
-  };
-  const auto run_of_eight = [&](const std::string& file, const std::string& steps, const Words& more = {}) {
+  }
+  std::string committing() const {
+    return file_of("durable.json", R"(, "durable": {"every": 1, "dir": ")" + path("commits") +
+                                       R"("}, "offload": {"moments": {"tier": "nvme"}, "paths": [")" + path("disk") +
+                                       R"("], "record": "8KiB"})");
+  }
+  Words run_of_eight(const std::string& file, const std::string& steps, const Words& more = {}) const {
     return train(file, "parts.jsonl", Words{"--steps", steps, "--batch", "1", "--global-batch", "8"} + more);
-  };
-  const auto start = [&](const Words& launching, const Words& command) {
-    run(Words{"env", "OMP_NUM_THREADS=1"} + launching + command);
+  }
+  Ended start(int ranks, const Words& command, const std::map<std::string, std::string>& variables = {}) const {
+    const Words words = Words{"env", "OMP_NUM_THREADS=1"} + launch(ranks) + command;
+    const Ended ended = run_program(words, path("run"), 120, variables);
     fs::remove(path("parts.jsonl"));
-  };
+    return ended;
+  }
+  void expect_bits_of(const std::string& whole) const {
+    const Ended same = run_program({TESSERA_PROGRAM, "checkpoint", "diff", path(whole), path("made")}, path("look"));
+    EXPECT_EQ(same.code, 0) << same.out << same.err;
+  }
+};
+
+// Two ranks commit, then one goes on, then four, then two again.
+TEST_F(DurableRanks, CommitsGoOnWithOtherRanksToTheSameBits) {
+  start(1, run_of_eight(file_of("plain.json", ""), "5", {"--checkpoint-dir", path("whole")}));
+  const std::string file = committing();
+  ASSERT_EQ(start(2, run_of_eight(file, "2")).code, 0);
+  const Ended alone = start(1, run_of_eight(file, "3"));
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  EXPECT_THAT(alone.out, HasSubstr("/moved-commits/step-000000000002 after step 2"));
+  EXPECT_FALSE(fs::exists(path("commits/moved-commits"))) << "the new rank has committed";
+  EXPECT_FALSE(fs::exists(path("commits/rank-00001.commit-0")));
+  for (const auto& entry : fs::directory_iterator(path("disk")))
+    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr("-rank-1.")));
+  const Ended four = start(4, run_of_eight(file, "4"));
+  ASSERT_EQ(four.code, 0) << four.err;
+  EXPECT_THAT(four.out, HasSubstr("after step 3"));
+  const Ended two = start(2, run_of_eight(file, "5", {"--checkpoint-dir", path("made")}));
+  ASSERT_EQ(two.code, 0) << two.err;
+  expect_bits_of("whole");
+}
+
+// A process dies while the checkpoint of the commits is made, while the commits are removed, and before the new ranks
+// have committed. The next run has another number of ranks.
+TEST_F(DurableRanks, DeathWhileCommitsAreMovedLosesNoStep) {
+  start(1, run_of_eight(file_of("plain.json", ""), "4", {"--checkpoint-dir", path("whole")}));
+  const std::string file = committing();
+  ASSERT_EQ(start(2, run_of_eight(file, "2")).code, 0);
+  fs::copy(path("commits"), path("commits-then"), fs::copy_options::recursive);
+  fs::copy(path("disk"), path("disk-then"), fs::copy_options::recursive);
+  std::vector<const char*> rules = {"rename path=moved nth=1 crash", "unlink path=commits/rank-0000 nth=3 crash"};
+  if (tests_are_long())
+    rules.insert(rules.end(), {"unlink path=commits/rank-0000 nth=1 crash", "unlink path=commits/rank-0000 nth=6 crash",
+                               "rename path=moved nth=3 crash", "rename path=.commit- nth=1 crash",
+                               "rename path=.commit- nth=2 crash"});
+  for (const char* rule : rules) {
+    for (const char* name : {"commits", "disk"}) {
+      fs::remove_all(path(name));
+      fs::copy(path(name + std::string("-then")), path(name), fs::copy_options::recursive);
+    }
+    fs::remove_all(path("made"));
+    EXPECT_NE(start(1, run_of_eight(file, "3"), {{"TESSERA_TEST_FAULTS", rule}}).code, 0) << rule;
+    const Ended after = start(4, run_of_eight(file, "4", {"--checkpoint-dir", path("made")}));
+    EXPECT_EQ(after.code, 0) << rule << after.err;
+    EXPECT_THAT(after.out, HasSubstr("after step 2")) << rule;
+    expect_bits_of("whole");
+  }
+}
+
+// TESSERA_SOAK_SEED makes the test use the same moments and ranks again.
+TEST_F(DurableRanks, KillsWithRanksDrawnAnewChangeNoBits) {
+  const char* const given = std::getenv("TESSERA_SOAK_SEED");
+  const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
+  SCOPED_TRACE("TESSERA_SOAK_SEED=" + std::to_string(seed));
+  std::mt19937 random(seed);
+  const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+  const int kills = tests_are_long() ? 50 : 1;
+  const std::string steps = tests_are_long() ? "800" : "60", all_steps = std::to_string(std::stoi(steps) + 2);
+  start(1, run_of_eight(file_of("plain.json", ""), all_steps, {"--checkpoint-dir", path("whole")}));
+  const std::string file = committing();
+  for (int killed = 0; killed < kills; ++killed) {
+    const Words words = Words{"env", "OMP_NUM_THREADS=1"} + launch(1 << up_to(2)) + run_of_eight(file, steps);
+    Program job(words, path("job"));
+    ASSERT_TRUE(job.wait_for_rank(0)) << job.out() << job.err();
+    std::this_thread::sleep_for(std::chrono::milliseconds(up_to(3000)));
+    kill_all(job);
+    const Ended ended = job.wait(30);
+    EXPECT_TRUE(ended.code == 0 || ended.code == 137) << ended.err;
+    fs::remove(path("parts.jsonl"));
+    if (ended.code == 0) break;  // this run had ended before the kill
+  }
+  const Ended last = start(4, run_of_eight(file, all_steps, {"--checkpoint-dir", path("made")}));
+  EXPECT_EQ(last.code, 0) << last.err;
+  expect_bits_of("whole");
+}
+
+TEST_F(DurableRanks, CommitsThatCannotGoOnWithOtherRanksAreNamed) {
+  const std::string file = committing();
+  ASSERT_EQ(start(2, run_of_eight(file, "2")).code, 0);
+  std::string other = read_file(file);
+  other.replace(other.find("\"reproducible\": true"), 20, "\"reproducible\": false");
+  write_file(path("other.json"), other);
+  const Ended plain = start(1, run_of_eight(path("other.json"), "3"));
+  EXPECT_EQ(plain.code, 65);
+  EXPECT_THAT(plain.err, AllOf(HasSubstr("holds step 2 of a run of 2 ranks"), HasSubstr("from-commits")));
+  for (const char* name : {"rank-00001.commit-0", "rank-00001.commit-1"}) fs::remove(path("commits") + "/" + name);
+  const Ended lost = start(1, run_of_eight(file, "3"));
+  EXPECT_EQ(lost.code, 66);
+  EXPECT_THAT(lost.err,
+              AllOf(HasSubstr("holds commits of 2 ranks, and rank 0's host has those of 1"), HasSubstr("rank-*")));
+}
+
+// The commits of two ranks become a checkpoint. The ranks are on one host, or on two hosts. One rank then continues
+// from the checkpoint, or four ranks do.
+TEST_F(DurableRanks, CheckpointOfCommitsGoesOnWithOtherRanksToTheSameBits) {
   const std::string plain = file_of("plain.json", "");
-  start(launch(1), run_of_eight(plain, "4", {"--checkpoint-dir", path("whole")}));
+  start(1, run_of_eight(plain, "4", {"--checkpoint-dir", path("whole")}));
   for (const auto& [hosts, ranks] : {std::pair("1", 1), {"2", 4}}) {
-    const std::string commits = path(std::string("commits") + hosts), made = path(std::string("made") + hosts);
+    const std::string commits = path(std::string("commits") + hosts);
     const std::string durable = file_of("durable.json", R"(, "durable": {"every": 1, "dir": ")" + commits + "\"}");
-    start(launch(2, {"--pretend-hosts", hosts}), run_of_eight(durable, "2"));
+    run(Words{"env", "OMP_NUM_THREADS=1"} + launch(2, {"--pretend-hosts", hosts}) + run_of_eight(durable, "2"));
+    fs::remove(path("parts.jsonl"));
+    fs::remove_all(path("made"));
     const std::string commit = read_file(commits + "/rank-00001.commit-0");
-    const Words from_commits = {TESSERA_PROGRAM, "checkpoint", "from-commits", commits, "--to", made, "--hosts"};
-    const Ended ended = run(from_commits + Words{hosts, "--"} + run_of_eight(durable, "2"));
+    const Words from_commits = {TESSERA_PROGRAM, "checkpoint", "from-commits", commits, "--to", path("made")};
+    const Ended ended = run(from_commits + Words{"--"} + run_of_eight(durable, "2"));  // the commits say the hosts
     EXPECT_THAT(ended.out, AllOf(HasSubstr(" after step 2"), HasSubstr("checkpoint after step 2: ")));
     EXPECT_FALSE(fs::exists(path("parts.jsonl"))) << "no step is made";
     EXPECT_EQ(read_file(commits + "/rank-00001.commit-0"), commit) << "the commits stay";
-    const Ended refused = run_program(from_commits + Words{"3", "--"} + run_of_eight(durable, "2"), path("run"));
+    const Ended refused =
+        run_program(from_commits + Words{"--hosts", "3", "--"} + run_of_eight(durable, "2"), path("run"));
     EXPECT_EQ(refused.code, 64) << refused.err;
     EXPECT_THAT(refused.err, HasSubstr("--hosts 3 does not divide the 2 ranks"));
-    start(launch(ranks), run_of_eight(plain, "4", {"--checkpoint-dir", made}));
-    const Ended same = run_program({TESSERA_PROGRAM, "checkpoint", "diff", path("whole"), made}, path("look"));
-    EXPECT_EQ(same.code, 0) << ranks << same.out << same.err;
+    start(ranks, run_of_eight(plain, "4", {"--checkpoint-dir", path("made")}));
+    expect_bits_of("whole");
   }
 }
 

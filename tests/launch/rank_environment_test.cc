@@ -34,6 +34,19 @@ TEST(RankEnvironment, StrictOptionSetsTesseraStrict) {
   EXPECT_THAT(rank_environment(options, {}, 0, {"TESSERA_STRICT=0"}), Contains("TESSERA_STRICT=1"));
 }
 
+TEST(RankEnvironment, ARankWithoutItsVariablesIsAJobOfOneRank) {
+  LaunchOptions options;
+  options.ranks = 3;
+  const std::vector<std::string> slurm = {"SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_LOCALID=1", "HOME=/root"};
+  const std::vector<std::string> rank = rank_environment(options, {}, 2, slurm);
+  ASSERT_TRUE(resolve(rank).ok());
+  EXPECT_EQ(resolve(rank)->world_size, 3);
+  const auto alone = resolve(without_rank(rank));
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->launcher, "single");
+  EXPECT_THAT(without_rank(rank), Contains("HOME=/root"));
+}
+
 TEST(RankEnvironment, WorkerThatComesAndGoesIsAJobOfOneRank) {
   LaunchOptions options;
   options.ranks = 3;

@@ -305,7 +305,8 @@ int run_checkpoint_export(const CheckpointCommand& command);
 struct FromCommitsCommand {
   std::string commits;                  ///< folder of commits (DurableConfig::dir), with the files of all ranks
   std::string to;                       ///< folder of checkpoints that gets the new one
-  int hosts = 1;                        ///< hosts of the run that committed; each had equally many ranks
+  int hosts = 0;                        ///< hosts of the run that committed, each with equally many ranks; 0: as the
+                                        ///< commits say
   TrainCommand run;                     ///< the options with which the run was started
   std::vector<std::string> words = {};  ///< all words of the command line after the program's name
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 
 #include "runtime/base/seeded_fault.h"
 #include "workshop/launch/launcher.h"
@@ -55,6 +56,31 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Jo
   std::vector<std::string> result;
   for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
   return result;
+}
+
+std::vector<std::string> without_rank(std::vector<std::string> environment) {
+  static constexpr std::string_view kBegins[] = {"RANK=",
+                                                 "WORLD_SIZE=",
+                                                 "LOCAL_RANK=",
+                                                 "LOCAL_WORLD_SIZE=",
+                                                 "GROUP_",
+                                                 "ROLE_",
+                                                 "MASTER_",
+                                                 "TORCHELASTIC_",
+                                                 "SLURM_",
+                                                 "OMPI_",
+                                                 "PMIX_",
+                                                 "PMI_",
+                                                 "MPI_LOCALRANKID=",
+                                                 "MPI_LOCALNRANKS=",
+                                                 "MV2_",
+                                                 "TESSERA_LAUNCHER=",
+                                                 "TESSERA_HOSTS=",
+                                                 "TESSERA_WORKER="};
+  std::erase_if(environment, [](const std::string& entry) {
+    return std::ranges::any_of(kBegins, [&](std::string_view begin) { return entry.starts_with(begin); });
+  });
+  return environment;
 }
 
 std::vector<std::string> current_environment() {

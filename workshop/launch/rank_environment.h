@@ -33,6 +33,10 @@ struct JobSettings {
 std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
                                           const std::vector<std::string>& inherited);
 
+/// Returns `environment` without the variables by which a launcher tells a process its rank, of any launcher. A process
+/// with the result is a job of one rank.
+std::vector<std::string> without_rank(std::vector<std::string> environment);
+
 /// Returns the environment of this process, as "NAME=value" strings.
 std::vector<std::string> current_environment();
 

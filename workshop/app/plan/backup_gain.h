@@ -1,7 +1,5 @@
 #pragma once
 
-// See docs/glossary.md: dealt.
-
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>

@@ -7,6 +7,7 @@
 #include "engine/engine_checkpoints.h"
 #include "tessera/durable.h"
 #include "tessera/error.h"
+#include "workshop/app/train/moved_commits.h"
 
 namespace tessera::app {
 
@@ -42,9 +43,11 @@ std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& op
   return resumed;
 }
 
-void commit_durable_step(Engine& engine, const CheckpointItems& items, bool is_last) {
-  if (engine.strategy().durable.every == 0) return;
-  commit_durable(engine, items);
+void commit_durable_step(Engine& engine, const CheckpointItems& items, bool is_last, bool speaks) {
+  const Strategy& strategy = engine.strategy();
+  if (strategy.durable.every == 0) return;
+  const bool commits = commit_durable(engine, items);  // when it returns, the folder has a whole commit of this run
+  if (commits && speaks) remove_moved_checkpoint(strategy);
   if (is_last) finish_commit(engine);
 }
 

@@ -1,11 +1,13 @@
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/commit_log.h"
 #include "engine/job/processor.h"
+#include "engine/memory/durable_files.h"
 #include "runtime/base/status.h"
 #include "runtime/comm/resolve_topology.h"
 #include "runtime/config/strategy_file.h"
@@ -30,7 +32,8 @@ absl::Status refused(ExitCode code, const std::string& what) {
 /// The run that committed.
 struct CommittedRun {
   int ranks = 0;
-  std::int64_t threads = 0;  ///< threads of a rank; 0: unknown
+  std::vector<int> hosts = {};  ///< ranks of each host; empty: unknown
+  std::int64_t threads = 0;     ///< threads of a rank; 0: unknown
 };
 
 /// Counts the ranks that have commits in the folder, and reads rank 0's commits.
@@ -47,6 +50,7 @@ absl::StatusOr<CommittedRun> committed_run(const std::string& folder) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<Commit> commits, log->read());
   if (commits.empty()) return none();
   if (const auto processor = processor_in(commits.back().parts)) run.threads = processor->threads;
+  run.hosts = ranks_of_hosts(commits.back());
   return run;
 }
 
@@ -75,15 +79,25 @@ absl::StatusOr<int> convert(const FromCommitsCommand& command) {
   TESSERA_ASSIGN_OR_RETURN(const CommittedRun run, committed_run(command.commits));
   // The checkpoint names the processor of the run that committed, which is also the one that these ranks must have.
   keep_threads(run.threads);
-  if (run.ranks % command.hosts != 0)
+  const int committed = std::accumulate(run.hosts.begin(), run.hosts.end(), 0);
+  if (!run.hosts.empty() && committed != run.ranks)
+    return refused(ExitCode::kNoInput, command.commits + " has files of " + std::to_string(run.ranks) + " ranks, and " +
+                                           std::to_string(committed) +
+                                           " committed. [T1162] hint: copy the files rank-* of all hosts into this "
+                                           "folder; or start this command on these hosts, as the run was started");
+  if (command.hosts > 0 && run.ranks % command.hosts != 0)
     return refused(ExitCode::kUsage, "--hosts " + std::to_string(command.hosts) + " does not divide the " +
                                          std::to_string(run.ranks) +
-                                         " ranks that committed. [T1089] hint: give the number of hosts of their run");
+                                         " ranks that committed. [T1089] hint: give the number of hosts of their run, "
+                                         "or leave it out");
   LaunchOptions launching;
   launching.ranks = run.ranks;
   // Ranks of several hosts keep memory in another form than ranks that share a host.
-  if (command.hosts > 1)
+  if (command.hosts > 1) {
     launching.pretended_hosts.assign(static_cast<std::size_t>(command.hosts), run.ranks / command.hosts);
+  } else if (command.hosts == 0 && run.hosts.size() > 1) {
+    launching.pretended_hosts = run.hosts;
+  }
   return launch_again(std::move(launching), command.words);
 }
 

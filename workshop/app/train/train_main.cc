@@ -457,9 +457,10 @@ void add_from_commits(CLI::App& checkpoint, FromCommitsCommand& from) {
       ->required()
       ->check(not_empty());
   command->add_option("--to", from.to, "folder of checkpoints that gets the new one")->required()->check(not_empty());
-  command->add_option("--hosts", from.hosts, "on which the ranks ran that committed, equally many on each")
-      ->transform(integer_from(1, kMostLaunched))
-      ->capture_default_str();
+  command
+      ->add_option("--hosts", from.hosts,
+                   "on which the ranks ran that committed, equally many on each; default: as the commits say")
+      ->transform(integer_from(1, kMostLaunched));
 }
 
 void add_checkpoint(CLI::App& app, CheckpointCommand& checkpoint, FromCommitsCommand& from) {

@@ -43,6 +43,12 @@ Json json_of(const SavedFile& file) {
           {"chunk_hashes", std::move(hashes)}};
 }
 
+Json json_of(const SavedProcessor& processor) {
+  Json json = {{"threads", processor.threads}, {"libtorch", processor.libtorch}, {"tessera", processor.tessera}};
+  if (!processor.gpu.empty()) json["gpu"] = processor.gpu;
+  return json;
+}
+
 Json json_of(const SavedState& state) { return {{"name", state.name}, {"format", state.format}}; }
 
 template <class List>
@@ -69,6 +75,14 @@ std::string lines_of(const Json& root) {
 }
 
 }  // namespace
+
+std::string to_json(const SavedProcessor& processor) { return json_of(processor).dump(); }
+
+SavedProcessor read_processor(const std::string& text) {
+  const Json json = Json::parse(text);
+  return {json.at("threads").get<std::int64_t>(), json.at("libtorch").get<std::string>(),
+          json.at("tessera").get<std::string>(), json.value("gpu", std::string())};
+}
 
 std::string this_program() { return "tessera " TESSERA_VERSION; }
 
@@ -130,12 +144,7 @@ std::string write_manifest(const Manifest& manifest) {
     root["residuals"] = {{"microbatches", manifest.residuals->microbatches}};
     if (manifest.residuals->momentum > 0) root["residuals"]["momentum"] = manifest.residuals->momentum;
   }
-  if (manifest.processor) {
-    root["processor"] = {{"threads", manifest.processor->threads},
-                         {"libtorch", manifest.processor->libtorch},
-                         {"tessera", manifest.processor->tessera}};
-    if (!manifest.processor->gpu.empty()) root["processor"]["gpu"] = manifest.processor->gpu;
-  }
+  if (manifest.processor) root["processor"] = json_of(*manifest.processor);
   if (manifest.data) {
     root["data"] = {{"epoch", manifest.data->epoch},
                     {"consumed", manifest.data->consumed},

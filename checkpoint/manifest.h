@@ -112,6 +112,10 @@ struct SavedProcessor {
   std::string gpu;           ///< the GPU that trained, such as "NVIDIA H200"; empty on the CPU
   friend bool operator==(const SavedProcessor&, const SavedProcessor&) = default;
 };
+/// Returns the processor as the JSON object that manifests and commits have, and that ranks send each other.
+std::string to_json(const SavedProcessor& processor);
+/// Reads what `to_json` returned. Throws std::exception if the text is something else.
+SavedProcessor read_processor(const std::string& text);
 
 /// The numbers that the next step needs in addition to parameters and their states (StepProgress of
 /// engine/step/step.h).

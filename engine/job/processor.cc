@@ -5,7 +5,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
 
@@ -27,17 +26,6 @@ SavedProcessor this_processor(const Accelerator& accelerator) {
   else
     processor.threads = at::get_num_threads();
   return processor;
-}
-
-std::string encode_processor(const SavedProcessor& processor) {
-  return nlohmann::json{processor.threads, processor.libtorch, processor.tessera, processor.gpu}.dump();
-}
-
-/// Reads what `encode_processor` returned.
-SavedProcessor decode_processor(const std::string& text) {
-  const nlohmann::json json = nlohmann::json::parse(text);
-  return {json.at(0).get<std::int64_t>(), json.at(1).get<std::string>(), json.at(2).get<std::string>(),
-          json.at(3).get<std::string>()};
 }
 
 /// Returns what differs, such as "threads 2, rank 0 has 1". `whose` is the owner of `other`. The result is empty if
@@ -73,11 +61,11 @@ void expect_same_processor(const Job& job) {
   Collectives& control = *job.axes.control;
   const std::optional<SavedProcessor> own = processor_to_save(job);
   if (!own || control.size() == 1) return;
-  const std::vector<std::string> ranks = value_or_throw(gather_strings(control, "processors", encode_processor(*own)));
-  const SavedProcessor first = decode_processor(ranks[0]);
+  const std::vector<std::string> ranks = value_or_throw(gather_strings(control, "processors", to_json(*own)));
+  const SavedProcessor first = read_processor(ranks[0]);
   std::string text;
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
-    const std::string differs = differences_between(decode_processor(ranks[rank]), first, "rank 0");
+    const std::string differs = differences_between(read_processor(ranks[rank]), first, "rank 0");
     if (!differs.empty()) text += c10::str(" rank ", rank, ": ", differs, ".");
   }
   if (text.empty()) return;
@@ -111,13 +99,13 @@ absl::StatusOr<std::optional<std::string>> other_processor(const std::optional<S
 }
 
 void add_processor(const Job& job, CommitParts& parts) {
-  if (const auto processor = processor_to_save(job)) parts[kProcessorPart] = encode_processor(*processor);
+  if (const auto processor = processor_to_save(job)) parts[kProcessorPart] = to_json(*processor);
 }
 
 std::optional<SavedProcessor> processor_in(const CommitParts& parts) {
   const auto part = parts.find(kProcessorPart);
   if (part == parts.end()) return std::nullopt;
-  return decode_processor(part->second);
+  return read_processor(part->second);
 }
 
 }  // namespace tessera

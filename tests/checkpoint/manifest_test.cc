@@ -42,6 +42,8 @@ TEST(Manifest, WrittenManifestReadsBackTheSame) {
   EXPECT_EQ(manifest->residuals->microbatches, 3);
   EXPECT_EQ(manifest->residuals->momentum, 0.9);
   EXPECT_EQ(manifest->processor, (SavedProcessor{4, "AVX2", "avx512", "NVIDIA H200"}));
+  for (const SavedProcessor& processor : {*manifest->processor, SavedProcessor{2, "DEFAULT", "generic", ""}})
+    EXPECT_EQ(read_processor(to_json(processor)), processor);
   EXPECT_EQ(manifest->data, (SamplerCursor{1, 4000, 5000, 0xfedcba9876543210u, true}));
   EXPECT_EQ(manifest->parameters[0].numel, 700 * 512);
   EXPECT_EQ(manifest->parameters[2].strides, (std::vector<std::int64_t>{1, 5}));

@@ -132,7 +132,6 @@ struct ReplayCommand {
                                   ///< number
   TrainCommand run;               ///< the options with which the run was started
   std::vector<std::string> words = {};  ///< all words of the command line after the program's name
-  bool allows_other_processor = false;  ///< as CheckpointOptions has it
 };
 /// Repeats steps of a run of `tessera train` (docs/reproducible.md).
 int run_replay(const ReplayCommand& command);

@@ -68,7 +68,6 @@ TrainCommand as_converted(const FromCommitsCommand& command) {
   run.commits = command.commits;
   run.checkpoints.folder = command.to;
   run.checkpoints.keep = 0;
-  run.checkpoints.allows_other_processor = command.run.checkpoints.allows_other_processor;
   return run;
 }
 

@@ -175,7 +175,6 @@ absl::StatusOr<ReplayedRun> replayed_run(const ReplayCommand& command) {
     run.threads = next == records.end() ? records.back().threads : next->threads;
   }
   run.train = as_made_again(command.run, before, command.step);
-  run.train.checkpoints.allows_other_processor = command.allows_other_processor;
   const std::string first = std::to_string(before.step + 1), last = std::to_string(command.step);
   run.text = "replay: " + (first == last ? "step " + last + " is" : "steps " + first + " to " + last + " are") +
              " made again from " + (before.path.empty() ? "the run's start" : before.path) +
@@ -196,7 +195,9 @@ Strategy without_outputs(Strategy strategy) {
 }
 
 TrainCommand without_outputs(TrainCommand run) {
+  const bool allows_other_processor = run.checkpoints.allows_other_processor;
   run.checkpoints = {};
+  run.checkpoints.allows_other_processor = allows_other_processor;
   run.outputs = {};
   run.predicted_by = {};
   run.evaluation = {};

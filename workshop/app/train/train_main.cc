@@ -248,7 +248,7 @@ void add_replay(CLI::App& app, ReplayCommand& replay) {
       ->add_option("--microbatches", replay.microbatches,
                    "of a step, over all ranks; default: as the file of hashes, --global-batch or the checkpoint says")
       ->transform(integer_from(1, kMostSteps));
-  add_other_processor(*command, replay.allows_other_processor);
+  add_other_processor(*command, replay.run.checkpoints.allows_other_processor);
 }
 
 /// Reads the words after "--" as a command line of `tessera train`. The whole line that started the run may be given:

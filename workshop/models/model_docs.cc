@@ -82,12 +82,14 @@ std::string llama_example() {
 
 std::string model_reference() {
   std::string text = kIntroduction;
-  text += "## `\"model\": \"gpt\"`\n\nGPT-2's shape (Radford et al., 2019).\n\n```json\n" + gpt_example() + "```\n\n" +
-          table_of<GPTConfig>();
+  text +=
+      "## `\"model\": \"gpt\"`\n\nGPT-2's shape (Radford et al., 2019). The class of its blocks, for `\"units\"`, is "
+      "`Block`.\n\n```json\n" +
+      gpt_example() + "```\n\n" + table_of<GPTConfig>();
   text +=
       "\n## `\"model\": \"llama\"`\n\nLlama's shape (Touvron et al., arXiv 2302.13971), with the names of Hugging "
       "Face's config.json. With a sliding window it is Mistral, with biases of queries, keys and values Qwen2, and "
-      "with norms of queries and keys Qwen3.\n\n```json\n" +
+      "with norms of queries and keys Qwen3. The class of its blocks, for `\"units\"`, is `LlamaBlock`.\n\n```json\n" +
       llama_example() + "```\n\n" + table_of<LlamaConfig>();
   return text;
 }

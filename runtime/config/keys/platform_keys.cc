@@ -59,7 +59,7 @@ std::vector<StrategyKey> platform_keys() {
       {.field = choice_field(AT(comm.transport), transport_choices()),
        .example_json = R"("host")",
        .doc = "What carries the collectives.",
-       .cost = "auto is the fastest that reaches every rank."},
+       .cost = "auto is the fastest that reaches every CPU rank. GPUs need nccl or cuda_host."},
       {.field = choice_field(AT(comm.nccl_buffers), nccl_buffers()),
        .example_json = R"("plain")",
        .doc = "How the memory is made that nccl gathers parameters from and into.",

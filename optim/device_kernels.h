@@ -8,6 +8,7 @@
 #include <span>
 
 #include "optim/adafactor.h"
+#include "optim/arithmetic/encoded_parts.h"
 #include "optim/arithmetic/outer_rule.h"
 #include "optim/arithmetic/own_squares.h"
 #include "optim/norm_launch.h"
@@ -81,6 +82,13 @@ class DeviceKernels {
   /// comes after this copy and all earlier copies: join it before changing `device`. `pinned` holds the bytes once the
   /// device has passed the mark.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
+  /// These make the copies of `download` and `upload` for values that lie on the host in a form of the wire
+  /// (EncodedParts). The device encodes them on their way down, and decodes them on their way up. `residual` is null,
+  /// or pinned memory: see optim/cuda/device_codec.h.
+  virtual std::unique_ptr<Mark> download_encoded(std::byte* pinned, const void* device, const EncodedParts& parts,
+                                                 float* residual) = 0;
+  virtual std::unique_ptr<Mark> upload_encoded(void* device, const std::byte* pinned, const EncodedParts& parts,
+                                               const Mark* after) = 0;
   /// Copies memory that no longer changes, and returns when the bytes have arrived. The copy does not wait for queued
   /// work. Any thread may call it at any time.
   virtual void fetch(std::byte* pinned, const void* device, std::size_t bytes) = 0;

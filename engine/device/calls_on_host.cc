@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/forwarding_collectives.h"
+#include "runtime/comm/sum/pairwise_sum.h"
 #include "runtime/comm/sum/visited_sum.h"
 
 namespace tessera {
@@ -21,6 +23,10 @@ namespace tessera {
 // made. The hosts' call begins after that copy, and `wait` queues the copy of its result up to the GPU. A slot is used
 // again when its last copy up is over. The Reducer begins sums (`advance`). Gathers begin in the order of their calls,
 // whichever of them is waited for first (`GathersOnHost::begin`).
+//
+// In a lossy form, the GPU encodes the contribution to a sum, or this rank's part of a gather, on its way down, so that
+// a slot has messages (EncodedParts). The hosts send these as they are. The GPU decodes gathered messages on their way
+// up; sums are fp32.
 
 namespace {
 
@@ -69,12 +75,17 @@ bool is_compressed(const ReduceOptions& options) {
 
 /// A call of the Reducer. Its input and output are on the GPU.
 struct Sum {
-  Sum(const ReduceCall& call, int ranks)
-      : call(call), label(call.label), input_bytes(call.input_numel(ranks) * size_of(call.dtype)) {}
+  Sum(const ReduceCall& call, int ranks) : call(call), label(call.label) {
+    const std::size_t parts = call.scatters ? static_cast<std::size_t>(ranks) : 1;
+    if (!call.options.method && is_lossy(call.options.contributions))
+      encoded = EncodedParts{call.options.contributions, call.dtype, call.numel, parts};
+    slot_bytes = encoded ? encoded->bytes() : call.input_numel(ranks) * size_of(call.dtype);
+  }
 
   ReduceCall call;
-  std::string label;  ///< copy of the call's label, whose memory may be gone
-  std::size_t input_bytes;
+  std::string label;                    ///< copy of the call's label, whose memory may be gone
+  std::optional<EncodedParts> encoded;  ///< the messages of the input, if the GPU encodes it
+  std::size_t slot_bytes;               ///< number of bytes of the contribution in a slot
 };
 
 class SumsOnHost final : public GroupWithHost {
@@ -110,17 +121,20 @@ class SumsOnHost::Pending final : public Work::State {
  public:
   Pending(SumsOnHost& owner, Sum sum, Slot& slot, std::byte* memory)
       : owner_(owner), sum_(std::move(sum)), slot_(slot), contribution_(memory) {
-    // An fp32 contribution is summed in place. For other dtypes the sum lies behind the contribution, where a cache
+    // A contribution of fp32 elements is summed in place. Otherwise the sum lies behind the contribution, where a cache
     // line begins.
     constexpr std::size_t kCacheLine = 64;
-    const bool is_wide = sum_.call.dtype == DType::kF32;
-    std::byte* const behind = memory + (sum_.input_bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+    const bool is_in_place = sum_.call.dtype == DType::kF32 && !sum_.encoded;
+    std::byte* const behind = memory + (sum_.slot_bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
     std::byte* const own = memory + (sum_.call.scatters ? sum_bytes() * rank() : 0);
-    sums_ = reinterpret_cast<float*>(is_wide ? own : behind);
+    sums_ = reinterpret_cast<float*>(is_in_place ? own : behind);
     const auto* const end = reinterpret_cast<std::byte*>(sums_ + sum_.call.numel);
     TORCH_INTERNAL_ASSERT(end <= memory + owner_.slot_bytes_, "a sum is larger than its slot on the host");
     slot_.is_taken = true;
-    downloaded_ = owner_.kernels_.download(contribution_, sum_.call.input, sum_.input_bytes);
+    DeviceKernels& kernels = owner_.kernels_;
+    downloaded_ = sum_.encoded ? kernels.download_encoded(contribution_, sum_.call.input, *sum_.encoded,
+                                                          sum_.call.options.feedback)
+                               : kernels.download(contribution_, sum_.call.input, sum_.slot_bytes);
   }
   ~Pending() override {
     work_ = Work();  // the transport may wait here, and writes into the slot until the wait ends
@@ -153,6 +167,10 @@ class SumsOnHost::Pending final : public Work::State {
     call.input = contribution_;
     call.output = sums_;
     call.options.waits = Waits::kLater;  // the sum runs on the transport's own thread, while this thread continues
+    if (sum_.encoded) {
+      call.options.encoded = contribution_;
+      call.options.feedback = nullptr;  // the GPU has changed it
+    }
     return owner_.host_->reduce(call);
   }
 
@@ -211,8 +229,13 @@ class GathersOnHost::Pending final : public Work::State {
  public:
   Pending(GathersOnHost& owner, const GatherCall& gather, Slot& slot, std::byte* memory)
       : owner_(owner), gather_(gather), label_(gather.label), slot_(slot), full_(memory) {
+    const GatherOptions& options = gather_.options;
+    if (ranks() > 1 && is_lossy(options.form) && is_reducible(options.dtype))
+      part_ = {options.form, options.dtype, gather_.bytes_per_rank / size_of(options.dtype), 1};
     TORCH_INTERNAL_ASSERT(bytes() <= owner_.slot_bytes_, "a gather is larger than its slot on the host");
-    downloaded_ = owner_.kernels_.download(own_part(), gather_.shard, gather_.bytes_per_rank);
+    DeviceKernels& kernels = owner_.kernels_;
+    downloaded_ = is_encoded() ? kernels.download_encoded(own_part(), gather_.shard, part_, nullptr)
+                               : kernels.download(own_part(), gather_.shard, gather_.bytes_per_rank);
     slot_.holder = this;
     owner_.waiting_.push_back(this);
   }
@@ -229,7 +252,8 @@ class GathersOnHost::Pending final : public Work::State {
     const absl::Status there = owner_.group_->status();  // the GPU group's status, which is known now, after the wait
                                                          // for the device
     if (there.ok()) {
-      work_ = owner_.host_->all_gather(label_, own_part(), full_, gather_.bytes_per_rank, gather_.options);
+      const GatherOptions options = is_encoded() ? GatherOptions() : gather_.options;
+      work_ = owner_.host_->all_gather(label_, own_part(), full_, part_bytes(), options);
     } else {
       work_ = Work(there);
     }
@@ -240,7 +264,7 @@ class GathersOnHost::Pending final : public Work::State {
     if (uploaded_) return absl::OkStatus();
     if (std::ranges::find(owner_.waiting_, this) != owner_.waiting_.end()) TESSERA_RETURN_IF_ERROR(owner_.begin(this));
     TESSERA_RETURN_IF_ERROR(work_.wait());
-    uploaded_ = owner_.kernels_.upload(pieces(), downloaded_.get());
+    uploaded_ = upload();
     slot_.uploaded = uploaded_;
     slot_.holder = nullptr;
     return absl::OkStatus();
@@ -252,18 +276,27 @@ class GathersOnHost::Pending final : public Work::State {
   }
 
  private:
-  std::size_t bytes() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.size()); }
-  std::size_t own_offset() const { return gather_.bytes_per_rank * static_cast<std::size_t>(owner_.rank()); }
-  std::byte* own_part() const { return full_ + own_offset(); }
+  bool is_encoded() const { return part_.part_numel > 0; }
+  /// Returns the number of bytes of a rank's part on the host.
+  std::size_t part_bytes() const { return is_encoded() ? part_.bytes() : gather_.bytes_per_rank; }
+  std::size_t ranks() const { return static_cast<std::size_t>(owner_.size()); }
+  std::size_t rank() const { return static_cast<std::size_t>(owner_.rank()); }
+  std::size_t bytes() const { return part_bytes() * ranks(); }
+  std::byte* own_part() const { return full_ + part_bytes() * rank(); }
+  std::unique_ptr<Mark> upload() {
+    if (!is_encoded()) return owner_.kernels_.upload(pieces(), downloaded_.get());
+    EncodedParts all = part_;
+    all.parts = ranks();
+    return owner_.kernels_.upload_encoded(gather_.full, full_, all, downloaded_.get());
+  }
   /// Returns the parts to copy up to the GPU: all parts, except this rank's own part if the GPU has it unchanged in its
   /// place. An update may have changed that part, if it came after a gather that was made ahead and not used.
   std::vector<DeviceKernels::UploadPiece> pieces() const {
     auto* const there = static_cast<std::byte*>(gather_.full);
-    const bool has_own = gather_.shard == there + own_offset() && !is_lossy(gather_.options.form);
-    if (!has_own) return {DeviceKernels::UploadPiece{there, full_, bytes()}};
-    const std::size_t behind = own_offset() + gather_.bytes_per_rank;
+    const std::size_t own = gather_.bytes_per_rank * rank(), behind = own + gather_.bytes_per_rank;
+    if (gather_.shard != there + own) return {DeviceKernels::UploadPiece{there, full_, bytes()}};
     std::vector<DeviceKernels::UploadPiece> pieces;
-    if (own_offset() > 0) pieces.push_back({there, full_, own_offset()});
+    if (own > 0) pieces.push_back({there, full_, own});
     if (behind < bytes()) pieces.push_back({there + behind, full_ + behind, bytes() - behind});
     return pieces;
   }
@@ -272,6 +305,7 @@ class GathersOnHost::Pending final : public Work::State {
   const GatherCall gather_;  ///< the call to make; its memory is on the GPU
   const std::string label_;  ///< copy of the call's label, whose memory may be gone
   Slot& slot_;
+  EncodedParts part_;      ///< this rank's part, if GPUs encode the parts; otherwise it has no elements
   std::byte* const full_;  ///< where all parts lie on the host
   std::unique_ptr<Mark> downloaded_;
   std::shared_ptr<Mark> uploaded_;

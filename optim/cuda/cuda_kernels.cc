@@ -11,11 +11,17 @@
 #include <vector>
 
 #include "optim/cuda/device_adafactor.h"
+#include "optim/cuda/device_codec.h"
 #include "optim/cuda/device_layers.h"
 #include "optim/cuda/device_norm.h"
 #include "optim/cuda/device_outer.h"
 #include "optim/cuda/device_step.h"
 #include "runtime/base/mutex.h"
+
+// DeviceKernels over CUDA. Kernels run on LibTorch's current stream. Copies have three streams of their own: to the
+// device, from the device, and beside both for `fetch`. The kernels that encode and decode values on their way to and
+// from the host run on the streams of these copies. A mark is an event. Events come from a pool, since making one costs
+// more than recording it.
 
 namespace tessera {
 namespace {
@@ -194,20 +200,28 @@ class CudaKernels : public DeviceKernels {
     return memory;
   }
   std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) override {
-    stream_();  // selects the stream's device
-    const cudaStream_t up = up_.get();
-    if (after) static_cast<const EventMark*>(after)->hold_back(up);
+    const cudaStream_t up = up_after(after);
     for (const UploadPiece& piece : pieces) {
       check(cudaMemcpyAsync(piece.device, piece.pinned, piece.bytes, cudaMemcpyHostToDevice, up),
             "cudaMemcpyAsync to the device");
     }
     return mark_of(up);
   }
+  std::unique_ptr<Mark> upload_encoded(void* device, const std::byte* pinned, const EncodedParts& parts,
+                                       const Mark* after) override {
+    const cudaStream_t up = up_after(after);
+    check(cuda::decode_parts(parts, pinned, device, cuda::kCodecBlocksOverBus, up), "decode_parts");
+    return mark_of(up);
+  }
   std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) override {
-    const std::unique_ptr<EventMark> computed = mark_of(stream_());
-    const cudaStream_t down = down_.get();
-    computed->hold_back(down);
+    const cudaStream_t down = down_after_compute();
     check(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, down), "cudaMemcpyAsync from the device");
+    return mark_of(down);
+  }
+  std::unique_ptr<Mark> download_encoded(std::byte* pinned, const void* device, const EncodedParts& parts,
+                                         float* residual) override {
+    const cudaStream_t down = down_after_compute();
+    check(cuda::encode_parts(parts, device, residual, pinned, cuda::kCodecBlocksOverBus, down), "encode_parts");
     return mark_of(down);
   }
   void fetch(std::byte* pinned, const void* device, std::size_t bytes) override {
@@ -223,6 +237,21 @@ class CudaKernels : public DeviceKernels {
  private:
   std::unique_ptr<EventMark> mark_of(cudaStream_t stream) {
     return std::make_unique<EventMark>(marks_, stream_, stream);
+  }
+  /// Returns the stream of copies to the device. What is queued there from now on waits for `after`, if it is given.
+  cudaStream_t up_after(const Mark* after) {
+    stream_();  // selects the stream's device
+    const cudaStream_t up = up_.get();
+    if (after) static_cast<const EventMark*>(after)->hold_back(up);
+    return up;
+  }
+  /// Returns the stream of copies from the device. What is queued there from now on waits for all work that is on the
+  /// current stream.
+  cudaStream_t down_after_compute() {
+    const std::unique_ptr<EventMark> computed = mark_of(stream_());
+    const cudaStream_t down = down_.get();
+    computed->hold_back(down);
+    return down;
   }
 
   const CurrentStream stream_;

@@ -295,16 +295,22 @@ TEST(MemoryPlan, CompressedSumsOfAGpuGoThroughItsHostsMemory) {
   const MemoryPlan plan(input);
   EXPECT_EQ(plan.sums().reduction_lag, 1);
   EXPECT_EQ(plan.sums().end_lag, 2);
-  EXPECT_EQ(plan.shard_sums_on_host().bytes(), 3 * 4 * kMiB);  // 3 units are under way at a time
+  // A slot has an int8 message for each rank, with a scale for each 256 elements, and the fp32 sum of this rank's half.
+  constexpr std::int64_t kMessages = kMiB + 4 * kMiB / 256, kSum = 2 * kMiB;
+  EXPECT_EQ(plan.shard_sums_on_host().bytes(), 3 * (kMessages + kSum));  // 3 units are under way at a time
   EXPECT_EQ(plan.replicate_sums_on_host().bytes(), 0);
   const std::int64_t kept = 4 * plan.sums().kept_gradient_numel;
   EXPECT_GT(kept, 4 * 4 * kMiB);
-  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], 3 * 4 * kMiB + kept);
+  EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], plan.shard_sums_on_host().bytes() + kept);
   EXPECT_EQ(plan.use()[MemoryCategory::kFeedback], 0);
   EXPECT_EQ(plan.use().limited(), plain.use().limited() + 4 * kMiB);  // a bucket more, as a unit is under way longer
-  // The sum of a bf16 contribution needs additional fp32 memory, here for the half that this rank sums.
   input.wire.reduce = DType::kBF16;
-  EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().slot_bytes, 2 * kMiB + 2 * kMiB);
+  EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().slot_bytes, kMessages + kSum);
+  // The sum of a bf16 contribution that is not encoded needs additional fp32 memory. An fp32 contribution does not.
+  input.wire.compression = {.gradients = WireForm::kLossless};
+  EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().slot_bytes, 2 * kMiB + kSum);
+  input.wire.reduce = DType::kF32;
+  EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().slot_bytes, 4 * kMiB);
   input.placement.is_queued = false;
   EXPECT_EQ(MemoryPlan(input).shard_sums_on_host().bytes(), 0);
 }
@@ -348,8 +354,8 @@ TEST(MemoryPlan, CompressedOuterGradientsOfAGpuHaveASlotForEachSumUnderWay) {
   input.wire.compression = {.gradients = WireForm::kInt8, .axes = CompressedAxes::kReplicate};
   const MemoryPlan plan(input);
   EXPECT_EQ(plan.outer_sums_on_host().slots, 1);
-  EXPECT_EQ(plan.outer_sums_on_host().slot_bytes,
-            4 * owned(input.placement.optimizer, input.placement.mesh, kMiB).numel);
+  const std::int64_t part = owned(input.placement.optimizer, input.placement.mesh, kMiB).numel;
+  EXPECT_EQ(plan.outer_sums_on_host().slot_bytes, part + 4 * part / 256 + 4 * part);  // an int8 message, and the sum
   EXPECT_EQ(plan.use()[MemoryCategory::kHostRecords], plan.outer_sums_on_host().bytes());
   EXPECT_EQ(plan.use().limited(), plain.use().limited());
   input.update.outer.type = SyncType::kStreamingDiloco;

@@ -43,10 +43,15 @@ std::size_t piece_numel(std::size_t numel, std::size_t element_bytes, std::size_
   return std::min(numel, std::max<std::size_t>(1, kPieceBytes / (element_bytes * step)) * step);
 }
 
-/// The codecs with which contributions to a sum are sent, and with which the sums are sent on.
+/// Returns the codec with which contributions to a sum of `numel` elements are sent.
+WireCoding coding_of_contributions(const ReduceOptions& options, DType dtype, std::size_t numel) {
+  return {options.contributions, dtype, options.feedback, {options.encoded, numel}};
+}
+
+/// The codecs with which contributions to a sum of `numel` elements are sent, and with which the sums are sent on.
 struct Codings {
-  Codings(const ReduceOptions& options, DType dtype)
-      : contributions(options.contributions, dtype, options.feedback), sums(options.sums, DType::kF32) {}
+  Codings(const ReduceOptions& options, DType dtype, std::size_t numel)
+      : contributions(coding_of_contributions(options, dtype, numel)), sums(options.sums, DType::kF32) {}
   bool round() const { return contributions.rounds() || sums.rounds(); }
 
   WireCoding contributions, sums;
@@ -292,7 +297,7 @@ Work C10dCollectives::do_reduce(const ReduceCall& given) {
   const auto* const from = static_cast<const std::byte*>(input);
   const std::size_t bytes = given.input_numel(size()) * size_of(dtype);
   const std::size_t part = scatters ? numel : numel / static_cast<std::size_t>(size());
-  const Codings codings(options, dtype);
+  const Codings codings(options, dtype, numel);
   const bool compresses =
       codings.round() || changes(codings.contributions, part) || (!scatters && changes(codings.sums, part));
   const Algorithm algorithm = compresses ? Algorithm::kDirect : algorithm_of(call.operation, dtype, bytes);
@@ -308,7 +313,7 @@ Work C10dCollectives::do_reduce(const ReduceCall& given) {
 // Scatters every rank's part piece by piece: exchanges a piece, then adds this piece while the next one is on the wire.
 absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte* input, float* output,
                                       std::size_t numel, const ReduceOptions& options) {
-  const WireCoding coding(options.contributions, call.dtype, options.feedback);
+  const WireCoding coding = coding_of_contributions(options, call.dtype, numel);
   const std::size_t ranks = size(), element = size_of(call.dtype);
   const std::size_t most = piece_numel(numel, element * ranks, 1), most_bytes = coding.bytes(most) * ranks;
   // A collective of the backend needs contiguous parts, and parts are contiguous only if there is one piece.
@@ -346,7 +351,7 @@ absl::Status C10dCollectives::scatter(const CallSignature& call, const std::byte
 // Makes the same sums as reduce_large. This rank receives all contributions and makes every sum itself.
 absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, const ReduceOptions& options, Algorithm algorithm) {
-  const Codings codings(options, call.dtype);
+  const Codings codings(options, call.dtype, numel);
   const WireCoding &coding = codings.contributions, &of_sums = codings.sums;
   const std::size_t bytes = coding.bytes(numel);
   const std::size_t sums_bytes = of_sums.rounds() ? of_sums.bytes(numel) : 0;
@@ -374,7 +379,7 @@ absl::Status C10dCollectives::reduce_small(const CallSignature& call, const std:
 // whole blocks of the codec, so that blocks begin where they do in `scatter`.
 absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std::byte* input, float* output,
                                            std::size_t numel, const ReduceOptions& options) {
-  const Codings codings(options, call.dtype);
+  const Codings codings(options, call.dtype, numel);
   const WireCoding &coding = codings.contributions, &of_sums = codings.sums;
   const std::size_t ranks = size(), element = size_of(call.dtype), unit = codings.round() ? kCodecBlock : 1;
   const std::size_t most = piece_numel(numel, element, ranks);

@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
 #include "runtime/comm/sum/cpu_clones.h"
 #include "runtime/comm/sum/pairwise_sum.h"
@@ -18,19 +16,6 @@ namespace tessera {
 namespace {
 
 constexpr std::uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u;
-/// This number, added to a float of magnitude below 2^22, leaves the nearest whole number (ties to even) in the low
-/// bits of the sum.
-constexpr float kRounder = 12582912.0f;
-constexpr std::int32_t kRounderBits = std::bit_cast<std::int32_t>(kRounder);
-
-constexpr float largest_code(WireForm form) { return form == WireForm::kInt8 ? 127.0f : 7.0f; }
-
-constexpr std::size_t blocks_of(std::size_t numel) { return (numel + kCodecBlock - 1) / kCodecBlock; }
-
-/// Returns the number of bytes of the codes of `numel` elements of one block.
-constexpr std::size_t code_bytes(WireForm form, std::size_t numel) {
-  return form == WireForm::kInt8 ? numel : (numel + 1) / 2;
-}
 
 TESSERA_INLINE std::uint32_t largest_magnitude(const float* values, std::size_t numel) {
   std::uint32_t largest = 0;  // the bits of a NaN are above those of an infinity, which are above all other numbers
@@ -39,26 +24,6 @@ TESSERA_INLINE std::uint32_t largest_magnitude(const float* values, std::size_t 
   return largest;
 }
 
-TESSERA_INLINE std::int32_t rounded(float value) {
-  return std::bit_cast<std::int32_t>(value + kRounder) - kRounderBits;
-}
-
-struct Scale {
-  float unit = 0, inverse = 0;
-};
-
-/// Returns the scale of a block whose largest magnitude has the bits `largest`.
-TESSERA_INLINE Scale scale_of(WireForm form, std::uint32_t largest) {
-  if (largest >= kInfinity) return {std::numeric_limits<float>::quiet_NaN(), 0};
-  const float magnitude = std::bit_cast<float>(largest), most = largest_code(form);
-  if (magnitude < 127 * std::numeric_limits<float>::min()) return {};
-  float unit = magnitude / most;
-  if (unit * most > std::numeric_limits<float>::max()) unit = std::nextafterf(unit, 0.0f);
-  return {unit, most / magnitude};
-}
-
-/// Packs nibbles: element i of the first half is in the low bits of byte i, element i of the second half in its high
-/// bits.
 TESSERA_INLINE void pack_nibbles(const std::int8_t* codes, std::size_t numel, std::byte* wire) {
   const std::size_t half = (numel + 1) / 2;
   for (std::size_t i = 0; i < numel / 2; ++i)
@@ -75,31 +40,31 @@ TESSERA_INLINE void unpack_nibbles(const std::byte* wire, std::size_t numel, std
 }
 
 TESSERA_CPU_CLONES float encode_block(WireForm form, const float* values, std::size_t numel, std::byte* wire) {
-  const Scale scale = scale_of(form, largest_magnitude(values, numel));
+  const WireScale scale = wire_scale(form, largest_magnitude(values, numel));
   std::array<std::int8_t, kCodecBlock> codes;
   if (scale.inverse == 0) {  // a product of 0 and an infinity or NaN is not 0
     std::fill_n(codes.begin(), numel, std::int8_t{0});
   } else {
-    for (std::size_t i = 0; i < numel; ++i) codes[i] = static_cast<std::int8_t>(rounded(values[i] * scale.inverse));
+    for (std::size_t i = 0; i < numel; ++i) codes[i] = static_cast<std::int8_t>(code_of(values[i], scale.inverse));
   }
   if (form == WireForm::kInt8) {
     std::memcpy(wire, codes.data(), numel);
   } else {
     pack_nibbles(codes.data(), numel, wire);
   }
-  return scale.unit;
+  return scale.spacing;
 }
 
 TESSERA_CPU_CLONES void decode_block(WireForm form, float scale, const std::byte* wire, float* output,
                                      std::size_t numel) {
   if (form == WireForm::kInt8) {
     const auto* codes = reinterpret_cast<const std::int8_t*>(wire);
-    for (std::size_t i = 0; i < numel; ++i) output[i] = static_cast<float>(codes[i]) * scale;
+    for (std::size_t i = 0; i < numel; ++i) output[i] = value_of_code(codes[i], scale);
     return;
   }
   std::array<std::int8_t, kCodecBlock> codes;
   unpack_nibbles(wire, numel, codes.data());
-  for (std::size_t i = 0; i < numel; ++i) output[i] = static_cast<float>(codes[i]) * scale;
+  for (std::size_t i = 0; i < numel; ++i) output[i] = value_of_code(codes[i], scale);
 }
 
 /// Computes residual = values - decoded.
@@ -131,24 +96,14 @@ float scale_at(const std::byte* wire, std::size_t block) {
   return scale;
 }
 
-/// Returns where the codes of a block begin.
-std::size_t codes_at(WireForm form, std::size_t blocks, std::size_t block) {
-  return blocks * sizeof(float) + block * code_bytes(form, kCodecBlock);
-}
-
 }  // namespace
-
-std::size_t encoded_bytes(WireForm form, std::size_t numel) {
-  const std::size_t codes = numel / kCodecBlock * code_bytes(form, kCodecBlock) + code_bytes(form, numel % kCodecBlock);
-  return blocks_of(numel) * sizeof(float) + (codes + 3) / 4 * 4;
-}
 
 std::size_t wire_bytes(WireForm form, DType dtype, std::size_t numel) {
   return is_lossy(form) ? encoded_bytes(form, numel) : numel * size_of(dtype);
 }
 
 void encode(WireForm form, const void* input, DType dtype, std::size_t numel, std::byte* wire, float* residual) {
-  const std::size_t blocks = blocks_of(numel);
+  const std::size_t blocks = codec_blocks(numel);
   alignas(64) std::array<float, kCodecBlock> values, decoded;
   for (std::size_t block = 0; block < blocks; ++block) {
     const std::size_t begin = block * kCodecBlock, count = std::min(kCodecBlock, numel - begin);
@@ -171,7 +126,7 @@ void encode(WireForm form, const void* input, DType dtype, std::size_t numel, st
 }
 
 void decode(WireForm form, const std::byte* wire, DType dtype, void* output, std::size_t numel) {
-  const std::size_t blocks = blocks_of(numel);
+  const std::size_t blocks = codec_blocks(numel);
   alignas(64) std::array<float, kCodecBlock> values;
   for (std::size_t block = 0; block < blocks; ++block) {
     const std::size_t begin = block * kCodecBlock, count = std::min(kCodecBlock, numel - begin);
@@ -185,7 +140,7 @@ void decode(WireForm form, const std::byte* wire, DType dtype, void* output, std
 
 void sum_encoded(WireForm form, std::span<const std::byte* const> wires, float* output, std::size_t numel,
                  SumVisitor* visitor, std::size_t offset) {
-  const std::size_t blocks = blocks_of(numel);
+  const std::size_t blocks = codec_blocks(numel);
   absl::InlinedVector<float, 8 * kCodecBlock> decoded(wires.size() * kCodecBlock);
   absl::InlinedVector<const void*, 8> sources;
   for (std::size_t q = 0; q < wires.size(); ++q) sources.push_back(decoded.data() + q * kCodecBlock);
@@ -200,12 +155,24 @@ void sum_encoded(WireForm form, std::span<const std::byte* const> wires, float* 
 }
 
 void WireCoding::write(const void* input, std::size_t begin, std::size_t numel, std::byte* wire) const {
+  if (encoded_.messages) return copy_encoded(begin, numel, wire);
   const std::byte* const from = static_cast<const std::byte*>(input) + begin * size_of(dtype_);
   if (rounds()) {
     encode(form_, from, dtype_, numel, wire, feedback_ ? feedback_ + begin : nullptr);
   } else {
     std::memcpy(wire, from, numel * size_of(dtype_));
   }
+}
+
+/// A message of whole blocks consists of two runs of the message that it is cut from: scales, and codes.
+void WireCoding::copy_encoded(std::size_t begin, std::size_t numel, std::byte* wire) const {
+  if (numel == 0) return;
+  const std::size_t part_numel = encoded_.part_numel, first = begin % part_numel / kCodecBlock;
+  const std::size_t blocks = codec_blocks(numel), codes = codes_at(form_, blocks, 0);
+  const std::byte* const from = encoded_.messages + begin / part_numel * encoded_bytes(form_, part_numel);
+  std::memcpy(wire, from + first * sizeof(float), codes);
+  std::memcpy(wire + codes, from + codes_at(form_, codec_blocks(part_numel), first),
+              encoded_bytes(form_, numel) - codes);
 }
 
 void WireCoding::sum(std::span<const std::byte* const> wires, float* output, std::size_t numel, SumVisitor* visitor,

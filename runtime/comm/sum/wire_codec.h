@@ -4,18 +4,14 @@
 #include <optional>
 #include <span>
 
+#include "runtime/base/wire_block.h"
 #include "runtime/comm/collectives.h"
 #include "tessera/dtype.h"
 
 namespace tessera {
 
-/// Lossy codecs of WireForm. A codec writes first the fp32 scales, one for each run of kCodecBlock elements, and then
-/// the codes. A run whose largest magnitude is below the smallest normal number times 127 becomes zeros. A run with an
-/// infinity or a NaN becomes NaNs.
-inline constexpr std::size_t kCodecBlock = 256;
-
-/// Returns the number of bytes of `numel` elements in `form`, which is lossy. It is a multiple of 4.
-std::size_t encoded_bytes(WireForm form, std::size_t numel);
+// Lossy codecs of WireForm, whose messages wire_block.h describes. A run of kCodecBlock elements whose largest
+// magnitude is below the smallest normal number times 127 becomes zeros. A run with an infinity or a NaN becomes NaNs.
 
 /// Returns the number of bytes of one rank's `numel` elements on the wire. If `form` is not lossy, these are the bytes
 /// of `dtype`. The number of bytes that packing (lossless.h) saves is not known in advance.
@@ -41,15 +37,24 @@ void sum_encoded(WireForm form, std::span<const std::byte* const> wires, float* 
 /// pipelines use this class to write, read and add up pieces, so they know no codec themselves.
 class WireCoding {
  public:
+  /// The input of a call if it was encoded before (ReduceOptions::encoded); otherwise null.
+  struct Encoded {
+    const std::byte* messages = nullptr;  ///< a message for each part of the input
+    std::size_t part_numel = 0;           ///< number of elements of each part
+  };
+
   /// `feedback`: ReduceOptions::feedback, of the whole input of the call, or null.
-  WireCoding(WireForm form, DType dtype, float* feedback = nullptr) : form_(form), dtype_(dtype), feedback_(feedback) {}
+  WireCoding(WireForm form, DType dtype, float* feedback = nullptr) : WireCoding(form, dtype, feedback, {}) {}
+  WireCoding(WireForm form, DType dtype, float* feedback, const Encoded& encoded)
+      : form_(form), dtype_(dtype), feedback_(feedback), encoded_(encoded) {}
 
   /// Returns whether elements are written anew to be sent; otherwise they can be sent from where they lie.
   bool rounds() const { return is_lossy(form_); }
   /// Returns the dtype as which the transport packs messages (lossless.h), or nothing if it packs none.
   std::optional<DType> packs() const { return form_ == WireForm::kLossless ? std::optional(dtype_) : std::nullopt; }
   std::size_t bytes(std::size_t numel) const { return wire_bytes(form_, dtype_, numel); }
-  /// Writes `input[begin, begin + numel)` to `wire`, in the form in which it is sent.
+  /// Writes `input[begin, begin + numel)` to `wire`, in the form in which it is sent. REQUIRES: if the input was
+  /// encoded before, the elements lie in one part of it, and begin at a multiple of kCodecBlock in that part.
   void write(const void* input, std::size_t begin, std::size_t numel, std::byte* wire) const;
   /// Reverses `write`. REQUIRES: rounds().
   void read(const std::byte* wire, void* output, std::size_t numel) const {
@@ -61,9 +66,12 @@ class WireCoding {
            std::size_t offset) const;
 
  private:
+  void copy_encoded(std::size_t begin, std::size_t numel, std::byte* wire) const;
+
   WireForm form_;
   DType dtype_;
   float* feedback_;
+  Encoded encoded_;
 };
 
 }  // namespace tessera

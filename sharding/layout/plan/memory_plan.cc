@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "runtime/base/wire_block.h"
 #include "sharding/layout/plan/sum_counter.h"
 #include "sharding/layout/written_part.h"
 
@@ -447,10 +448,17 @@ std::int64_t bytes_in_lines(DType dtype, std::int64_t numel) {
   return in_cache_lines(numel * static_cast<std::int64_t>(size_of(dtype)));
 }
 
-/// Returns the bytes for a sum of `numel` elements of `dtype`. An fp32 sum is written over its contribution.
-std::int64_t slot_bytes_of(DType dtype, std::int64_t numel, std::int64_t sum_numel) {
-  const std::int64_t contribution = bytes_in_lines(dtype, numel);
-  return dtype == DType::kF32 ? contribution : contribution + bytes_in_lines(DType::kF32, sum_numel);
+/// Returns the bytes of a slot for the sum of `sum_numel` elements, to which a rank contributes `numel` elements of
+/// `dtype` (SlotsOnHost). In a lossy form, the slot has a message for each part of `sum_numel` elements of the
+/// contribution, and the fp32 sum. Otherwise an fp32 sum is written over its contribution.
+std::int64_t slot_bytes_of(WireForm form, DType dtype, std::int64_t numel, std::int64_t sum_numel) {
+  if (!is_lossy(form)) {
+    const std::int64_t contribution = bytes_in_lines(dtype, numel);
+    return dtype == DType::kF32 ? contribution : contribution + bytes_in_lines(DType::kF32, sum_numel);
+  }
+  const std::int64_t parts = numel / std::max(sum_numel, std::int64_t{1});
+  const auto message = static_cast<std::int64_t>(encoded_bytes(form, static_cast<std::size_t>(sum_numel)));
+  return in_cache_lines(parts * message) + bytes_in_lines(DType::kF32, sum_numel);
 }
 
 }  // namespace
@@ -458,18 +466,23 @@ std::int64_t slot_bytes_of(DType dtype, std::int64_t numel, std::int64_t sum_num
 MemoryPlan::SlotsOnHost MemoryPlan::shard_sums_on_host() const {
   if (!input_.placement.is_queued || input_.wire.compressed_shard_part == 0) return {};
   const DType dtype = sums_.bucket_mode == BucketMode::kInPlace ? DType::kF32 : input_.wire.reduce;
+  const WireForm form = input_.wire.compression.gradients;
   SlotsOnHost sums{reductions_under_way()};
   for_each_trainable(input_.units, [&](const GroupShape& group) {
-    sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(dtype, group.layout.numel(), shard_sum_numel_of(group)));
+    const std::int64_t numel = group.layout.numel(), sum_numel = shard_sum_numel_of(group);
+    sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(form, dtype, numel, sum_numel));
   });
   return sums;
 }
 
 MemoryPlan::SlotsOnHost MemoryPlan::replicate_sums_on_host() const {
   if (!input_.placement.is_queued || input_.wire.compressed_replicate_part == 0) return {};
+  const WireForm form = input_.wire.compression.gradients;
+  const std::int64_t parts = input_.placement.gradients.replicate ? input_.placement.mesh.replicate_size : 1;
   SlotsOnHost sums{reductions_under_way()};
   for_each_trainable(input_.units, [&](const GroupShape& group) {
-    sums.slot_bytes = std::max(sums.slot_bytes, bytes_in_lines(DType::kF32, shard_sum_numel_of(group)));
+    const std::int64_t numel = shard_sum_numel_of(group);
+    sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(form, DType::kF32, numel, numel / parts));
   });
   return sums;
 }
@@ -576,7 +589,8 @@ MemoryPlan::SlotsOnHost MemoryPlan::outer_sums_on_host() const {
   for (std::size_t unit = 0; unit < input_.units.size(); ++unit) {
     for (const GroupShape& group : input_.units[unit].groups) {
       if (!group.trainable) continue;
-      sums.slot_bytes = std::max(sums.slot_bytes, bytes_in_lines(DType::kF32, optimizer_part_of(group).numel));
+      const std::int64_t numel = optimizer_part_of(group).numel;
+      sums.slot_bytes = std::max(sums.slot_bytes, slot_bytes_of(compression.gradients, DType::kF32, numel, numel));
       ++fragments[unit % fragments.size()];
     }
   }

@@ -228,5 +228,32 @@ TEST(WireCoding, WritesAndAddsUpPartsAsItsFormSays) {
   }
 }
 
+/// Parts end within a block. Each part is encoded by itself, so a call in pieces sends the same bytes as one that
+/// encodes its pieces.
+TEST(WireCoding, CutsPiecesFromPartsThatAreEncoded) {
+  constexpr std::size_t kPart = 3 * kCodecBlock + 77;
+  const Bytes data = random_values(DType::kF32, 2 * kPart, 6);
+  for (const WireForm form : {WireForm::kInt8, WireForm::kInt4}) {
+    const std::size_t message = encoded_bytes(form, kPart);
+    Bytes all(2 * message);
+    for (std::size_t q = 0; q < 2; ++q)
+      encode(form, data.data() + 4 * q * kPart, DType::kF32, kPart, all.data() + q * message);
+    const WireCoding now(form, DType::kF32), before(form, DType::kF32, nullptr, {all.data(), kPart});
+    const auto expect_same = [&](std::size_t begin, std::size_t numel) {
+      Bytes wanted(now.bytes(numel)), got(before.bytes(numel));
+      now.write(data.data(), begin, numel, wanted.data());
+      before.write(nullptr, begin, numel, got.data());
+      EXPECT_EQ(got, wanted) << begin << " + " << numel;
+    };
+    for (const std::size_t part : {std::size_t{0}, kPart}) {
+      expect_same(part, kPart);
+      expect_same(part, 2 * kCodecBlock);
+      expect_same(part + kCodecBlock, kCodecBlock);
+      expect_same(part + 2 * kCodecBlock, kPart - 2 * kCodecBlock);
+    }
+    expect_same(2 * kPart, 0);
+  }
+}
+
 }  // namespace
 }  // namespace tessera

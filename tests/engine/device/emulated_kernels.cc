@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -15,6 +16,7 @@
 
 #include "emulated_gpu.h"
 #include "optim/cuda/device_adafactor.h"
+#include "optim/cuda/device_codec.h"
 #include "optim/cuda/device_layers.h"
 #include "optim/cuda/device_norm.h"
 #include "optim/cuda/device_outer.h"
@@ -177,9 +179,11 @@ class EmulatedKernels : public DeviceKernels {
   };
   /// A copy to the host. Later computation is ordered after it. Its bytes reach the host's memory when the host waits.
   struct Arrival {
-    Arrival(std::byte* host, const void* device, std::size_t bytes) : to(host), from(device), arrived(bytes) {}
+    using Copy = std::function<void(std::byte*)>;
+    /// `copy` reads the device's memory, and writes `bytes` bytes.
+    Arrival(std::byte* host, std::size_t bytes, Copy copy) : to(host), from(std::move(copy)), arrived(bytes) {}
     void read() {
-      if (!std::exchange(is_read, true)) std::memcpy(arrived.data(), from, arrived.size());
+      if (!std::exchange(is_read, true)) from(arrived.data());
     }
     void arrive() {
       if (!std::exchange(is_done, true)) std::memcpy(to, arrived.data(), arrived.size());
@@ -188,26 +192,24 @@ class EmulatedKernels : public DeviceKernels {
       return is_read && to < piece.pinned + piece.bytes && piece.pinned < to + arrived.size();
     }
     std::byte* const to;
-    const void* const from;
+    const Copy from;
     std::vector<std::byte> arrived;
     bool is_read = false, is_done = false;
   };
   struct LateUpload : LateMark {
-    LateUpload(std::span<const UploadPiece> all, std::vector<std::shared_ptr<Arrival>> behind)
-        : pieces(all.begin(), all.end()), before(std::move(behind)) {}
+    LateUpload(std::function<void()> made, std::vector<std::shared_ptr<Arrival>> behind)
+        : copy(std::move(made)), before(std::move(behind)) {}
     ~LateUpload() override { join(); }  // the copy happens even if nobody waits for it
     void join() override {
       for (const auto& arrival : before) {
         arrival->read();
         arrival->arrive();
       }
-      for (const UploadPiece& piece : pieces) std::memcpy(piece.device, piece.pinned, piece.bytes);
       before.clear();
-      pieces.clear();
-      done = true;
+      if (!std::exchange(done, true)) copy();
     }
     void wait() override { join(); }
-    std::vector<UploadPiece> pieces;
+    const std::function<void()> copy;
     std::vector<std::shared_ptr<Arrival>> before;
   };
   using Arrivals = std::vector<std::shared_ptr<Arrival>>;
@@ -237,36 +239,66 @@ class EmulatedKernels : public DeviceKernels {
     const std::vector<std::weak_ptr<Arrival>> before;
   };
   std::unique_ptr<Mark> mark() override { return std::make_unique<LateMark>(); }
-  std::unique_ptr<Mark> upload(std::span<const UploadPiece> pieces, const Mark* after) override {
+  std::unique_ptr<Mark> upload(std::span<const UploadPiece> given, const Mark* after) override {
+    const std::vector<UploadPiece> pieces(given.begin(), given.end());
     for (const UploadPiece& piece : pieces) {
       expect_pinned(piece.pinned, true, "what is copied to the device");
       expect_pinned(piece.device, false, "where it is copied to");
     }
-    if (const auto* const download = dynamic_cast<const LateDownload*>(after)) {
-      return upload_behind(pieces, download->up_to_this());
-    }
+    return upload_behind(after, pieces, [pieces] {
+      for (const UploadPiece& piece : pieces) std::memcpy(piece.device, piece.pinned, piece.bytes);
+    });
+  }
+  std::unique_ptr<Mark> upload_encoded(void* device, const std::byte* from, const EncodedParts& parts,
+                                       const Mark* after) override {
+    expect_pinned(from, true, "what is decoded on its way to the device");
+    expect_pinned(device, false, "where it is decoded to");
+    const std::vector<UploadPiece> pieces = {{device, from, parts.bytes()}};
+    return upload_behind(after, pieces, [parts, device, from] {
+      const std::lock_guard lock(gpu);
+      check(cuda::decode_parts(parts, from, device, cuda::kCodecBlocksOverBus, nullptr));
+    });
+  }
+  std::unique_ptr<Mark> upload_behind(const Mark* after, const std::vector<UploadPiece>& pieces,
+                                      std::function<void()> copy) const {
+    auto mark = std::make_unique<LateUpload>(std::move(copy), before(after, pieces));
+    if (read_ == CopiesRead::kAtOnce) mark->join();
+    return mark;
+  }
+  /// Returns the copies to the host that come before a copy of `pieces` to the device, which waits for `after`.
+  Arrivals before(const Mark* after, const std::vector<UploadPiece>& pieces) const {
+    if (const auto* const download = dynamic_cast<const LateDownload*>(after)) return download->up_to_this();
     // A mark of the current stream comes after the copies that were joined to that stream.
-    Arrivals before;
+    Arrivals earlier;
     for (const auto& weak : after ? downloads : std::vector<std::weak_ptr<Arrival>>()) {
       const auto arrival = weak.lock();
       const auto reads = [&](const UploadPiece& piece) { return arrival->is_read_by(piece); };
-      if (arrival && std::ranges::any_of(pieces, reads)) before.push_back(arrival);
+      if (arrival && std::ranges::any_of(pieces, reads)) earlier.push_back(arrival);
     }
-    return upload_behind(pieces, std::move(before));
-  }
-  std::unique_ptr<Mark> upload_behind(std::span<const UploadPiece> pieces, Arrivals before) const {
-    auto mark = std::make_unique<LateUpload>(pieces, std::move(before));
-    if (read_ == CopiesRead::kAtOnce) mark->join();
-    return mark;
+    return earlier;
   }
   std::unique_ptr<Mark> download(std::byte* to, const void* device, std::size_t bytes) override {
     expect_pinned(to, true, "where it is copied to");
     expect_pinned(device, false, "what is copied from the device");
+    return download_by({to, bytes, [device, bytes](std::byte* arrived) { std::memcpy(arrived, device, bytes); }});
+  }
+  std::unique_ptr<Mark> download_encoded(std::byte* to, const void* device, const EncodedParts& parts,
+                                         float* residual) override {
+    expect_pinned(to, true, "where it is encoded to");
+    expect_pinned(device, false, "what is encoded on its way to the host");
+    expect_pinned(residual, true, "what is kept of gradients");
+    return download_by({to, parts.bytes(), [parts, device, residual](std::byte* arrived) {
+                          const std::lock_guard lock(gpu);
+                          check(
+                              cuda::encode_parts(parts, device, residual, arrived, cuda::kCodecBlocksOverBus, nullptr));
+                        }});
+  }
+  std::unique_ptr<Mark> download_by(Arrival made) {
     std::erase_if(downloads, [](const std::weak_ptr<Arrival>& each) {
       const auto arrival = each.lock();
       return !arrival || arrival->is_done;
     });
-    const auto arrival = std::make_shared<Arrival>(to, device, bytes);
+    const auto arrival = std::make_shared<Arrival>(std::move(made));
     auto mark = std::make_unique<LateDownload>(arrival, downloads);
     if (read_ == CopiesRead::kAtOnce) mark->join();
     downloads.push_back(arrival);

@@ -3,6 +3,7 @@
 #include "tests/support/stand_ins/cuda_on_host.h"
 // The source of the kernels must be included after this header.
 #include "optim/cuda/device_adafactor.cu"
+#include "optim/cuda/device_codec.cu"
 #include "optim/cuda/device_layers.cu"
 #include "optim/cuda/device_norm.cu"
 #include "optim/cuda/device_outer.cu"

@@ -33,7 +33,7 @@ LONG, DIGITS = 100, 9
 # Names the section of --only to which each list's entries belong. None: they belong to the workload that each entry
 # names.
 SECTIONS = {"steps": None, "memory": None, "checks": None, "optimizer": "optimizer", "optimizer_avx2": "optimizer",
-            "collectives": "collectives", "disk": "disk", "disk_steps": "disk", "limits": "limits", "launches": "launches"}
+            "collectives": "collectives", "disk": "disk", "disk_steps": "disk", "limits": "limits", "launches": "launches", "codecs": "codecs"}
 
 
 def _are_samples(value):

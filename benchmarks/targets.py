@@ -79,6 +79,9 @@ OPTIMIZER = {
     ),
 }
 
+# Target of each kernel of `tessera bench codecs --gpu`: the time of a copy of as many bytes, divided by the kernel's time.
+CODECS_OF_LIMIT = 0.6
+
 # Each entry is (contender, Tessera's kernel, target), all with AVX2 only. Narrow moments are compared with Tessera's own fp32.
 OPTIMIZER_AVX2 = (
     ("deepspeed_fp32", "tessera fp32", 1.0),

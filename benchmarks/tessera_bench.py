@@ -8,6 +8,7 @@
     optimizer    {"cases": [{"name", "numel", "bytes", "samples_s": [...], "limit_s": seconds or null}]}, one thread (on
                  the GPU with --gpu). Names that have a peer: "fp32", "mixed" (bf16 parameters, fp32 masters),
                  "mixed_bf16_moments", on the GPU "mixed_8bit_moments". bytes: read and written.
+    codecs       the same for the codecs of the wire: "int8_encode", "int8_encode_feedback", "int8_decode", and those of int4
     buckets      {"transport", "ranks",
                   "models": [{"model", "data", "parameters", "gradient_bytes", "steps_a_round",
                               "first_loss", "last_loss",
@@ -51,6 +52,7 @@ _PASS, _TABLE = _form("samples_s cpu_s"), _form("columns rows")
 _FORMS = {
     "collectives": _form("", cases=_form("operation memory dtype bytes samples_ns limit_s")),
     "optimizer": _form("", cases=_form("name numel bytes samples_s limit_s")),
+    "codecs": _form("", cases=_form("name numel bytes samples_s limit_s")),
     "offload": _form("", disks=_form("bytes engine", write=_PASS, read=_PASS, mixed=_PASS),
                      steps=_form("name numel bytes_moved memory_bytes step_s in_memory_s transfer_s")),
     "buckets": _form("", models=_form("model data gradient_bytes steps_a_round per_tensor_collectives per_tensor_samples_s "

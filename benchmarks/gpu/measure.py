@@ -17,6 +17,7 @@ Sections of the results:
     optimizer    [{contender, numel, bytes, rounds_s, limits_s?}]  limits_s: Tessera's own copies, one median per round
     steps        [{work, contender, rounds_s, losses, device_bytes, allocated_peak_bytes?, allocated_bytes?,
                    planned_bytes?, exposed_s?}]               all except rounds_s are those of the first round
+    codecs       [{contender, numel, bytes, rounds_s, limits_s}]   kernels of the codecs of the wire, as in optimizer
     launches     [{contender, rounds_s, over_plain_unit_s}]    steps in which the GPU waits for the host
     tests        [{name, status, seconds, message}]
 
@@ -50,8 +51,8 @@ ROUNDS, SECONDS = 3, 380
 # the last bits of losses differ from run to run.
 LOSS_TOLERANCES = (1e-3, 1e-2)
 MEMORY_SAMPLE_SECONDS = 0.1  # allocators keep their memory, so a few samples show the peak
-SECTIONS = ("limits", "optimizer", "launches")
-LIMITS_ESTIMATE_S, OPTIMIZER_ESTIMATE_S, LAUNCHES_ESTIMATE_S, LIMIT_S = 12, 10, 12, 60
+SECTIONS = ("limits", "optimizer", "codecs", "launches")
+LIMITS_ESTIMATE_S, OPTIMIZER_ESTIMATE_S, CODECS_ESTIMATE_S, LAUNCHES_ESTIMATE_S, LIMIT_S = 12, 10, 5, 12, 60
 
 
 def parsed(parser, words):
@@ -118,7 +119,7 @@ class GpuBenchmark(harness.Benchmark):
         contenders = dict.fromkeys(contender for work in options.works for contender in work.contenders)
         super().__init__(options, options.out / f"{name}.json.xz", options.names, options.works, contenders,
                          machine.versions(sys.executable, ["torch"]), options.seconds, commit(options.commit))
-        self.results |= {"gpu": gpu, "limits": [], "optimizer": [], "launches": [],
+        self.results |= {"gpu": gpu, "limits": [], "optimizer": [], "codecs": [], "launches": [],
                          "tests": junit.read(options.tests) if options.tests else []}
         for what, why in options.failed:
             self.note("failed", what, what, why)
@@ -138,6 +139,7 @@ class GpuBenchmark(harness.Benchmark):
                  *(Task(f"optimizer/{name}", f"optimizer, PyTorch {name}",
                         lambda limit_s, name=name: self._torch_optimizer(name, limit_s), OPTIMIZER_ESTIMATE_S, LIMIT_S)
                    for name in page.tables.TORCH_OPTIMIZERS),
+                 Task("codecs/tessera", "codecs of the wire", self._codecs, CODECS_ESTIMATE_S, LIMIT_S),
                  Task("launches/tessera", "what a unit costs the host", self._launches, LAUNCHES_ESTIMATE_S, LIMIT_S)]
         tasks = [task for task in tasks if task.key.split("/")[0] in self.sections]
         return tasks + [task for work in self.options.works if work.name in self.sections for task in self._step_tasks(work)]
@@ -172,10 +174,17 @@ class GpuBenchmark(harness.Benchmark):
             say(f"{name}: {measured['amount'] / stats.median(measured['samples_s']) / 1e12:.3f} T{measured['unit']}/s")
 
     def _tessera_optimizer(self, limit_s):
-        for case in self._bench("optimizer", limit_s)["cases"]:
-            self.add("optimizer", {"contender": case["name"], "numel": case["numel"], "bytes": case["bytes"]},
+        self._passes("optimizer", limit_s)
+
+    def _codecs(self, limit_s):
+        self._passes("codecs", limit_s)
+
+    def _passes(self, section, limit_s):
+        """Adds a section of `tessera bench` whose passes are timed beside copies of as many bytes."""
+        for case in self._bench(section, limit_s)["cases"]:
+            self.add(section, {"contender": case["name"], "numel": case["numel"], "bytes": case["bytes"]},
                      rounds_s=case["samples_s"], limits_s=case["limit_s"])
-            say(f"optimizer, Tessera {case['name']}: {stats.median(case['samples_s']) * 1e3:.3f} ms")
+            say(f"{section}, Tessera {case['name']}: {stats.median(case['samples_s']) * 1e3:.3f} ms")
 
     def _torch_optimizer(self, name, limit_s):
         numel = 2**20 if self.options.quick else 2**30  # the same number as in `tessera bench optimizer --gpu`

@@ -33,6 +33,7 @@ def text(data):
     parts = [f"# Tessera on {data['gpu']['name'] if data['gpu'] else 'the CPU'}\n", f"**{page.SMOKE_TEST}**\n" if data["quick"] or not data["gpu"] else "",
              _facts(data), "\n".join(["Verified in this run:", "", *(f"- {check}" for check in checks), ""]) if checks else "",
              *(page.markdown_table(make(results)) for make in (tables.ratios, tables.limits, tables.optimizer)),
+             page.markdown_table(tables.codecs(results)) if data.get("codecs") else "",
              page.markdown_table(tables.launches(results)) if data["launches"] else "",
              *(page.markdown_table(tables.steps(results, work)) for work in data["works"]), f"{_FORMULA}\n", f"{_MEMORY}\n",
              page.markdown_table(tests) if tests["rows"] else "No test was run.\n",

@@ -64,6 +64,15 @@ def optimizer(results):
                   map(row, TORCH_OPTIMIZERS + TESSERA_OPTIMIZERS))
 
 
+def codecs(results):
+    """The share of the limit is the time of a copy of as many bytes, divided by the time of the kernel. Both times are
+    those of `tessera bench`."""
+    return _table("Kernels of the codecs of the wire", ["kernel", "elements"], ["GB/s", "of the copy limit"],
+                  [([entry["contender"], entry["numel"]], results.samples("codecs", contender=entry["contender"]),
+                    lambda median, entry=entry: [entry["bytes"] / median / 1e9, stats.median(entry["limits_s"]) / median], "")
+                   for entry in results.entries("codecs")])
+
+
 def steps(results, work):
     """The column "model FLOP/s" is works.flops_per_token times tokens per second. Its share is relative to the rate of
     the matrix product in Limits."""
@@ -105,7 +114,7 @@ def launches(results):
 
 
 def ratios(results):
-    rows = [*_optimizer_ratios(results), *_step_ratios(results), *_launch_ratios(results)]
+    rows = [*_optimizer_ratios(results), *_codec_ratios(results), *_step_ratios(results), *_launch_ratios(results)]
     return {"title": "Targets", "columns": ["what", "peer", "Tessera", "target", "measured", "reached", "note"],
             "rows": rows}
 
@@ -124,6 +133,13 @@ def _optimizer_ratios(results):
             theirs = (results.entry("optimizer", contender=kernel) or {"limits_s": []})["limits_s"]
         yield _ratio_row(results, "optimizer", peer if peer == "limit" else f"PyTorch {peer}", kernel, target, theirs, ours,
                          ("optimizer/tessera", f"optimizer/{peer}"))
+
+
+def _codec_ratios(results):
+    for entry in results.entries("codecs"):
+        name = entry["contender"]
+        yield _ratio_row(results, "codec of the wire", "limit", name, targets.CODECS_OF_LIMIT, entry["limits_s"],
+                         results.samples("codecs", contender=name), ("codecs/tessera", "codecs/tessera"))
 
 
 def _step_ratios(results):

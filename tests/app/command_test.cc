@@ -95,10 +95,12 @@ TEST_F(Command, DoctorReportsEveryCheckAndAFixForEachWarning) {
 }
 
 TEST_F(Command, BenchWithoutAGpuNamesWhatIsMissing) {
-  const Ended ended = run_program({TESSERA_PROGRAM, "bench", "optimizer", "--gpu", "--quick"}, path("run"),
-                                  /*seconds=*/60, {{"CUDA_VISIBLE_DEVICES", ""}});
-  EXPECT_EQ(ended.code, 69) << ended.out << ended.err;
-  EXPECT_THAT(ended.err, ::testing::AnyOf(HasSubstr("no CUDA kernels"), HasSubstr("cudaMalloc: ")));
+  for (const char* section : {"optimizer", "codecs"}) {
+    const Ended ended = run_program({TESSERA_PROGRAM, "bench", section, "--gpu", "--quick"}, path("run"),
+                                    /*seconds=*/60, {{"CUDA_VISIBLE_DEVICES", ""}});
+    EXPECT_EQ(ended.code, 69) << ended.out << ended.err;
+    EXPECT_THAT(ended.err, ::testing::AnyOf(HasSubstr("no CUDA kernels"), HasSubstr("cudaMalloc: ")));
+  }
 }
 
 TEST_F(Command, PlanOf512RanksNeedsNoneOfThem) {

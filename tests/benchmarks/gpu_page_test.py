@@ -25,6 +25,7 @@ DATA = {
     "optimizer": [{"contender": "fused_fp32", "numel": 10**9, "bytes": 28 * 10**9, "rounds_s": [[0.056]]},
                   {"contender": "fp32", "numel": 10**9, "bytes": 28 * 10**9, "rounds_s": [[0.03], [0.05]],
                    "limits_s": [0.036, 0.038]}],
+    "codecs": [{"contender": "int8_encode", "numel": 10**9, "bytes": 5 * 10**9, "rounds_s": [[0.01], [0.03]], "limits_s": [0.009, 0.011]}],
     "steps": [{"work": "gpt_1b5", "contender": "torch_eager", "rounds_s": [[0.01, 0.02], [0.03]], "losses": [],
                "device_bytes": 3 * 2**30, "allocated_peak_bytes": 2 * 2**30},
               {"work": "gpt_1b5", "contender": "tessera_full_shard", "rounds_s": [[0.016]], "losses": [],
@@ -67,6 +68,15 @@ class Tables(unittest.TestCase):
         row = table["Tessera fp32"]  # the median is 40 ms, and that of its copies is 37 ms
         self.assertAlmostEqual(row["of the copy limit"], 0.925)
         self.assertIn("3 s of 380 were left", table["PyTorch chain_bf16"]["note"])
+
+    def test_codecs_are_compared_with_copies_of_as_many_bytes(self):
+        row = rows(tables.codecs(self.results))["int8_encode"]  # the median is 20 ms, and that of its copies is 10 ms
+        self.assertEqual((row["elements"], row["of the copy limit"]), (10**9, 0.5))
+        self.assertAlmostEqual(row["GB/s"], 250.0)
+        row, = (row for row in tables.ratios(self.results)["rows"] if row[0] == "codec of the wire")
+        self.assertEqual(row[1:6], ["limit", "int8_encode", 0.6, 0.5, "no"])
+        self.assertIn("Kernels of the codecs of the wire", page.text(made_up()))
+        self.assertNotIn("codecs", page.text(made_up(codecs=[])))
 
     def test_shares_are_empty_without_a_limit(self):
         results = tables.GpuResults(made_up(limits=[]))

@@ -11,9 +11,9 @@ TEST(OptimizerBench, EveryFormatIsTimedWithItsBytes) {
   const auto timings = bench_optimizer(1000, 3);  // 1000 elements, padded to 1024 in the last block
   std::vector<std::string> names;
   std::vector<double> bytes_of_parameter;
-  for (const OptimizerTiming& timing : timings) {
+  for (const PassTiming& timing : timings) {
     EXPECT_EQ(timing.numel, 1024u);
-    EXPECT_EQ(timing.step.ns.size(), 3u);
+    EXPECT_EQ(timing.pass.ns.size(), 3u);
     EXPECT_EQ(timing.limit.ns.size(), 3u);
     names.push_back(timing.name);
     bytes_of_parameter.push_back(static_cast<double>(timing.bytes) / 1024);

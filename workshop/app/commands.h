@@ -271,6 +271,7 @@ int run_bench_launches(const BenchCommand& command);
 int run_bench_overlap(const BenchCommand& command);
 /// Times the optimizer's step in every format, on one thread or on the GPU.
 int run_bench_optimizer(const BenchCommand& command);
+int run_bench_codecs(const BenchCommand& command);
 /// Times passes over a directory's disk with io_uring and with threads, and optimizer steps whose states lie on that
 /// disk.
 int run_bench_offload(const BenchCommand& command);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <random>
 
 #include "runtime/comm/sum/lossless.h"
@@ -13,6 +14,13 @@ namespace {
 
 constexpr std::size_t kNumel = std::size_t{4} << 20;
 constexpr int kRounds = 5;
+
+template <class Body>
+std::int64_t nanoseconds_of_codec(const Body& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
+}
 
 }  // namespace
 
@@ -42,15 +50,38 @@ std::vector<CodecSpeed> measure_codecs() {
     Samples samples;
     std::size_t bytes = codec.there_and_back(form);  // this call also touches the memory
     for (int round = 0; round < kRounds; ++round) {
-      const auto begin = std::chrono::steady_clock::now();
-      bytes = codec.there_and_back(form);
-      const auto time = std::chrono::steady_clock::now() - begin;
-      samples.ns.push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
+      samples.ns.push_back(nanoseconds_of_codec([&] { bytes = codec.there_and_back(form); }));
     }
     speeds.push_back(
         {form, static_cast<double>(bytes) / codec.plain_bytes(), samples.median_s() / codec.plain_bytes()});
   }
   return speeds;
+}
+
+std::vector<PassTiming> bench_codecs(std::size_t numel, int rounds) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> draw;
+  std::vector<float> values(numel), residual(numel);
+  for (float& value : values) value = draw(random);
+  std::vector<std::uint32_t> wire(encoded_bytes(WireForm::kInt8, numel) / sizeof(std::uint32_t));
+  auto* const message = reinterpret_cast<std::byte*>(wire.data());
+  std::vector<PassTiming> timings;
+  for (const CodecPass& pass : kCodecPasses) {
+    PassTiming& timing = timings.emplace_back(PassTiming{pass.name, numel, pass.bytes(numel), {}, {}});
+    std::vector<std::byte> from(timing.bytes / 2), to(timing.bytes / 2);
+    for (int round = -1; round < rounds; ++round) {
+      const std::int64_t copy_ns = nanoseconds_of_codec([&] { std::memcpy(to.data(), from.data(), from.size()); });
+      const std::int64_t pass_ns = nanoseconds_of_codec([&] {
+        pass.encodes ? encode(pass.form, values.data(), DType::kF32, numel, message,
+                              pass.has_residual ? residual.data() : nullptr)
+                     : decode(pass.form, message, DType::kF32, values.data(), numel);
+      });
+      if (round < 0) continue;
+      timing.limit.ns.push_back(copy_ns);
+      timing.pass.ns.push_back(pass_ns);
+    }
+  }
+  return timings;
 }
 
 }  // namespace tessera

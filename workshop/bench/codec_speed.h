@@ -1,10 +1,14 @@
 #pragma once
 
+#include <absl/status/statusor.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "runtime/base/wire_block.h"
 #include "tessera/dtype.h"
+#include "workshop/bench/pass_timing.h"
 
 namespace tessera {
 
@@ -33,5 +37,30 @@ struct CodecSpeed {
 /// Measures every codec except kPlain. The results are medians of a few rounds over 16 MiB. Measuring all of them takes
 /// a few tenths of a second.
 std::vector<CodecSpeed> measure_codecs();
+
+/// A pass of a codec of the wire over fp32 values: they are encoded, perhaps with error feedback, or decoded.
+struct CodecPass {
+  const char* name;
+  WireForm form;
+  bool encodes;
+  bool has_residual = false;
+
+  /// Returns the number of bytes that the pass reads and writes.
+  std::size_t bytes(std::size_t numel) const { return (has_residual ? 12 : 4) * numel + encoded_bytes(form, numel); }
+};
+inline constexpr CodecPass kCodecPasses[] = {{"int8_encode", WireForm::kInt8, true},
+                                             {"int8_encode_feedback", WireForm::kInt8, true, true},
+                                             {"int8_decode", WireForm::kInt8, false},
+                                             {"int4_encode", WireForm::kInt4, true},
+                                             {"int4_encode_feedback", WireForm::kInt4, true, true},
+                                             {"int4_decode", WireForm::kInt4, false}};
+
+/// Times all passes over `numel` values on one thread, `rounds` times after one round of warm-up. The limit is a copy
+/// of as many bytes, half of them read and half of them written.
+std::vector<PassTiming> bench_codecs(std::size_t numel, int rounds);
+
+/// Makes the measurements of bench_codecs on the current GPU, whose kernels have messages and residuals in the GPU's
+/// memory here. Times are those of CUDA events. Errors: 69 without a GPU, or in a build without kernels; those of CUDA.
+absl::StatusOr<std::vector<PassTiming>> bench_device_codecs(std::size_t numel, int rounds);
 
 }  // namespace tessera

@@ -1,12 +1,11 @@
-#include <cuda_runtime_api.h>
-
+#include <algorithm>
 #include <memory>
-#include <string>
 
 #include "optim/cuda/device_norm.h"
 #include "optim/cuda/device_step.h"
 #include "optim/grad_norm.h"
 #include "runtime/base/status.h"
+#include "workshop/bench/device_timing.h"
 #include "workshop/bench/optimizer_bench.h"
 
 namespace tessera {
@@ -15,68 +14,17 @@ namespace {
 // Times an optimizer step on the GPU.
 //
 // A Subject is one kind of step with its device memory. It has one tensor in one group on one rank, with the tables
-// that a step's kernels read (StepTables, NormTables). `step` queues the norm, the decision and the pass. Events before
-// and after the step give its time. The limit is a device copy of as many bytes. Cases run one after the other, since
-// each may fill the GPU.
+// that a step's kernels read (StepTables, NormTables). `step` queues the norm, the decision and the pass. CopyLimit
+// times it. Cases run one after the other, since each may fill the GPU.
 
-absl::Status status_of(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  return make_error(ExitCode::kUnavailable, std::string(what) + ": " + cudaGetErrorString(error));
-}
-
-/// Device memory, zero at first.
-class DeviceMemory {
- public:
-  DeviceMemory() = default;
-  static absl::StatusOr<DeviceMemory> of(std::size_t bytes) {
-    DeviceMemory memory;
-    void* data = nullptr;
-    TESSERA_RETURN_IF_ERROR(status_of(cudaMalloc(&data, std::max<std::size_t>(bytes, 1)), "cudaMalloc"));
-    memory.data_.reset(data);
-    TESSERA_RETURN_IF_ERROR(status_of(cudaMemset(data, 0, bytes), "cudaMemset"));
-    return memory;
-  }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_.get());
-  }
-
- private:
-  struct Free {
-    void operator()(void* data) const { cudaFree(data); }
-  };
-  std::unique_ptr<void, Free> data_;
-};
-
-class Event {
- public:
-  Event() { cudaEventCreate(&event_); }
-  ~Event() { cudaEventDestroy(event_); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  cudaError_t record() const { return cudaEventRecord(event_, nullptr); }
-  absl::StatusOr<std::int64_t> nanoseconds_since(const Event& before) const {
-    TESSERA_RETURN_IF_ERROR(status_of(cudaEventSynchronize(event_), "cudaEventSynchronize"));
-    float milliseconds = 0;
-    TESSERA_RETURN_IF_ERROR(
-        status_of(cudaEventElapsedTime(&milliseconds, before.event_, event_), "cudaEventElapsedTime"));
-    return static_cast<std::int64_t>(milliseconds * 1e6);
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-constexpr std::size_t kCopyBytes = std::size_t{1} << 30;
-
-absl::Status put(const DeviceMemory& memory, const void* values, std::size_t bytes) {
-  return status_of(cudaMemcpy(memory.as<void>(), values, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+absl::Status put(const TimedMemory& memory, const void* values, std::size_t bytes) {
+  return status_of_cuda(cudaMemcpy(memory.as<void>(), values, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
 template <class Values>
-absl::Status copied(DeviceMemory& memory, const Values& values) {
+absl::Status copied(TimedMemory& memory, const Values& values) {
   const std::size_t bytes = values.size() * sizeof(values[0]);
-  TESSERA_ASSIGN_OR_RETURN(memory, DeviceMemory::of(bytes));
+  TESSERA_ASSIGN_OR_RETURN(memory, TimedMemory::of(bytes));
   return put(memory, values.data(), bytes);
 }
 
@@ -89,9 +37,9 @@ class NormMemory {
         totals_(std::vector<std::uint64_t>{numel}, std::vector<std::vector<NormRun>>{runs_}) {}
 
   absl::Status allocate(float* gradient) {
-    TESSERA_ASSIGN_OR_RETURN(message_, DeviceMemory::of(totals_.most_sums() * sizeof(double)));
+    TESSERA_ASSIGN_OR_RETURN(message_, TimedMemory::of(totals_.most_sums() * sizeof(double)));
     const NormBuffer buffers[] = {{gradient, runs_}};
-    TESSERA_ASSIGN_OR_RETURN(tile_sums_, DeviceMemory::of(norm_scratch_count(buffers) * sizeof(double)));
+    TESSERA_ASSIGN_OR_RETURN(tile_sums_, TimedMemory::of(norm_scratch_count(buffers) * sizeof(double)));
     const NormLaunch launch = norm_launch(buffers, message_.as<double>(), tile_sums_.as<double>());
     TESSERA_RETURN_IF_ERROR(copied(nodes_, launch.nodes));
     TESSERA_RETURN_IF_ERROR(copied(first_node_, launch.first_node));
@@ -101,9 +49,9 @@ class NormMemory {
     TESSERA_RETURN_IF_ERROR(copied(links_, totals_.links()));
     TESSERA_RETURN_IF_ERROR(copied(first_link_, totals_.first_link()));
     TESSERA_RETURN_IF_ERROR(copied(part_ranks_, std::vector<std::int32_t>{0}));
-    TESSERA_ASSIGN_OR_RETURN(link_scratch_, DeviceMemory::of(totals_.links().size() * sizeof(double)));
-    TESSERA_ASSIGN_OR_RETURN(squares_, DeviceMemory::of(sizeof(double)));
-    TESSERA_ASSIGN_OR_RETURN(sum_, DeviceMemory::of(256));
+    TESSERA_ASSIGN_OR_RETURN(link_scratch_, TimedMemory::of(totals_.links().size() * sizeof(double)));
+    TESSERA_ASSIGN_OR_RETURN(squares_, TimedMemory::of(sizeof(double)));
+    TESSERA_ASSIGN_OR_RETURN(sum_, TimedMemory::of(256));
     return absl::OkStatus();
   }
 
@@ -123,8 +71,8 @@ class NormMemory {
  private:
   const std::vector<NormRun> runs_;
   const NormTotals totals_;
-  DeviceMemory message_, tile_sums_, nodes_, first_node_, spans_;                // memory for the norm on a rank
-  DeviceMemory links_, first_link_, part_ranks_, link_scratch_, squares_, sum_;  // memory for the norm over ranks
+  TimedMemory message_, tile_sums_, nodes_, first_node_, spans_;                // memory for the norm on a rank
+  TimedMemory links_, first_link_, part_ranks_, link_scratch_, squares_, sum_;  // memory for the norm over ranks
   NormTables sums_;
 };
 
@@ -139,16 +87,16 @@ class Subject {
 
   absl::Status step() {
     if (what_.mixed()) {
-      TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_sums(norm_.sums(), nullptr), "norm_sums"));
-      TESSERA_RETURN_IF_ERROR(status_of(cuda::norm_totals(tables_, nullptr), "norm_totals"));
+      TESSERA_RETURN_IF_ERROR(status_of_cuda(cuda::norm_sums(norm_.sums(), nullptr), "norm_sums"));
+      TESSERA_RETURN_IF_ERROR(status_of_cuda(cuda::norm_totals(tables_, nullptr), "norm_totals"));
     }
     StepRequest request;
     request.numbers = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .is_decoupled = true};
     request.base_lr = 1e-3;
     request.lr_ratios[0] = 1.0;
     request.max_norm = what_.mixed() ? 1.0 : 0.0;
-    TESSERA_RETURN_IF_ERROR(status_of(cuda::decide_step(request, tables_, nullptr), "decide_step"));
-    return status_of(cuda::update_step(run_, tables_, nullptr), "update_step");
+    TESSERA_RETURN_IF_ERROR(status_of_cuda(cuda::decide_step(request, tables_, nullptr), "decide_step"));
+    return status_of_cuda(cuda::update_step(run_, tables_, nullptr), "update_step");
   }
 
   std::size_t bytes() const { return (what_.mixed() ? 2 : 1) * 4 * numel_ + 2 * updated_bytes(); }
@@ -161,12 +109,12 @@ class Subject {
 
   absl::Status allocate() {
     const auto data = static_cast<std::size_t>(state_.data), scales = static_cast<std::size_t>(state_.scales);
-    TESSERA_ASSIGN_OR_RETURN(gradient_, DeviceMemory::of(4 * numel_));
-    TESSERA_ASSIGN_OR_RETURN(weights_, DeviceMemory::of(4 * numel_));
-    TESSERA_ASSIGN_OR_RETURN(states_, DeviceMemory::of(2 * data));
-    TESSERA_ASSIGN_OR_RETURN(scales_, DeviceMemory::of(2 * scales));
-    for (DeviceMemory* small : {&used_, &steps_, &constants_, &decision_, &groups_, &begins_, &uniform_}) {
-      TESSERA_ASSIGN_OR_RETURN(*small, DeviceMemory::of(256));
+    TESSERA_ASSIGN_OR_RETURN(gradient_, TimedMemory::of(4 * numel_));
+    TESSERA_ASSIGN_OR_RETURN(weights_, TimedMemory::of(4 * numel_));
+    TESSERA_ASSIGN_OR_RETURN(states_, TimedMemory::of(2 * data));
+    TESSERA_ASSIGN_OR_RETURN(scales_, TimedMemory::of(2 * scales));
+    for (TimedMemory* small : {&used_, &steps_, &constants_, &decision_, &groups_, &begins_, &uniform_}) {
+      TESSERA_ASSIGN_OR_RETURN(*small, TimedMemory::of(256));
     }
     TESSERA_RETURN_IF_ERROR(fill_gradient());
     TESSERA_RETURN_IF_ERROR(norm_.allocate(gradient_.as<float>()));
@@ -218,7 +166,7 @@ class Subject {
     for (float& g : values) g = (value = -value);
     for (std::size_t begin = 0; begin < numel_; begin += values.size()) {
       const std::size_t count = std::min(values.size(), numel_ - begin);
-      TESSERA_RETURN_IF_ERROR(status_of(
+      TESSERA_RETURN_IF_ERROR(status_of_cuda(
           cudaMemcpy(gradient_.as<float>() + begin, values.data(), 4 * count, cudaMemcpyHostToDevice), "cudaMemcpy"));
     }
     return absl::OkStatus();
@@ -227,44 +175,23 @@ class Subject {
   const OptimizerCase what_;
   const std::size_t numel_;
   const StateBytes state_;
-  DeviceMemory gradient_, weights_, states_, scales_;
+  TimedMemory gradient_, weights_, states_, scales_;
   NormMemory norm_;
-  DeviceMemory used_, steps_, constants_, decision_, groups_, begins_, uniform_;
+  TimedMemory used_, steps_, constants_, decision_, groups_, begins_, uniform_;
   StepTables tables_;
   DeviceRun run_;
 };
 
-template <class Body>
-absl::StatusOr<std::int64_t> nanoseconds_of(const Body& body) {
-  const Event before, after;
-  TESSERA_RETURN_IF_ERROR(status_of(before.record(), "cudaEventRecord"));
-  TESSERA_RETURN_IF_ERROR(body());
-  TESSERA_RETURN_IF_ERROR(status_of(after.record(), "cudaEventRecord"));
-  return after.nanoseconds_since(before);
-}
-
 }  // namespace
 
-absl::StatusOr<std::vector<OptimizerTiming>> bench_device_optimizer(std::size_t numel, int rounds) {
+absl::StatusOr<std::vector<PassTiming>> bench_device_optimizer(std::size_t numel, int rounds) {
   numel = (numel + kStateBlock - 1) / kStateBlock * kStateBlock;
-  TESSERA_ASSIGN_OR_RETURN(const DeviceMemory from, DeviceMemory::of(kCopyBytes));
-  TESSERA_ASSIGN_OR_RETURN(const DeviceMemory to, DeviceMemory::of(kCopyBytes));
-  const auto copy = [&] {
-    return status_of(cudaMemcpyAsync(to.as<void>(), from.as<void>(), kCopyBytes, cudaMemcpyDeviceToDevice, nullptr),
-                     "cudaMemcpyAsync");
-  };
-  std::vector<OptimizerTiming> timings;
+  TESSERA_ASSIGN_OR_RETURN(const CopyLimit limit, CopyLimit::make());
+  std::vector<PassTiming> timings;
   for (const OptimizerCase& what : kOptimizerCases) {  // one after the other, since each may fill the GPU
     TESSERA_ASSIGN_OR_RETURN(const auto subject, Subject::of(what, numel));
-    OptimizerTiming& timing = timings.emplace_back(OptimizerTiming{what.name, numel, subject->bytes(), {}, {}});
-    for (int round = -1; round < rounds; ++round) {
-      TESSERA_ASSIGN_OR_RETURN(const std::int64_t copy_ns, nanoseconds_of(copy));
-      TESSERA_ASSIGN_OR_RETURN(const std::int64_t step_ns, nanoseconds_of([&] { return subject->step(); }));
-      if (round < 0) continue;
-      const double share = static_cast<double>(timing.bytes) / (2.0 * kCopyBytes);
-      timing.limit.ns.push_back(static_cast<std::int64_t>(static_cast<double>(copy_ns) * share));
-      timing.step.ns.push_back(step_ns);
-    }
+    PassTiming& timing = timings.emplace_back(PassTiming{what.name, numel, subject->bytes(), {}, {}});
+    TESSERA_RETURN_IF_ERROR(limit.time(timing, rounds, [&] { return subject->step(); }));
   }
   return timings;
 }

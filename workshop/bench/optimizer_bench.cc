@@ -168,10 +168,10 @@ std::int64_t nanoseconds_of(const Body& body) {
 
 }  // namespace
 
-std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds, InstructionSet set) {
+std::vector<PassTiming> bench_optimizer(std::size_t numel, int rounds, InstructionSet set) {
   numel = (numel + kStateBlock - 1) / kStateBlock * kStateBlock;
   std::vector<std::unique_ptr<Subject>> subjects;
-  std::vector<OptimizerTiming> timings;
+  std::vector<PassTiming> timings;
   const auto add = [&](std::span<const OptimizerCase> cases) {
     for (const OptimizerCase& what : cases) {
       subjects.push_back(std::make_unique<Subject>(what, numel, set));
@@ -189,7 +189,7 @@ std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds, Inst
       if (round < 0) continue;
       timings[i].limit.ns.push_back(near);
       asked_far[i].ns.push_back(far);
-      timings[i].step.ns.push_back(step);
+      timings[i].pass.ns.push_back(step);
     }
   }
   // fp32 is fastest with a short prefetch distance, and narrow moments are fastest with a long one.
@@ -197,22 +197,6 @@ std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds, Inst
     if (asked_far[i].median_s() < timings[i].limit.median_s()) timings[i].limit = std::move(asked_far[i]);
   }
   return timings;
-}
-
-nlohmann::json to_json(const std::vector<OptimizerTiming>& timings) {
-  nlohmann::json cases = nlohmann::json::array();
-  for (const OptimizerTiming& timing : timings) {
-    std::vector<double> samples;
-    for (const std::int64_t ns : timing.step.ns) samples.push_back(static_cast<double>(ns) * 1e-9);
-    cases.push_back({{"name", timing.name},
-                     {"numel", timing.numel},
-                     {"bytes", timing.bytes},
-                     {"samples_s", samples},
-                     {"median_s", timing.step.median_s()},
-                     {"limit_s", timing.limit.median_s()},
-                     {"of_limit", timing.limit.median_s() / timing.step.median_s()}});
-  }
-  return {{"cases", cases}};
 }
 
 }  // namespace tessera

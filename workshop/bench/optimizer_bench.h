@@ -3,14 +3,12 @@
 #include <absl/status/statusor.h>
 
 #include <cstddef>
-#include <nlohmann/json.hpp>
-#include <string>
 #include <vector>
 
 #include "optim/arithmetic/instruction_set.h"
 #include "runtime/base/state_dtype.h"
 #include "tessera/dtype.h"
-#include "workshop/bench/samples.h"
+#include "workshop/bench/pass_timing.h"
 
 namespace tessera {
 
@@ -30,29 +28,21 @@ inline constexpr OptimizerCase kOptimizerCases[] = {{"fp32", DType::kF32, StateD
 inline constexpr OptimizerCase kMomentCases[] = {{"fp32_bf16_moments", DType::kF32, StateDType::kBF16},
                                                  {"fp32_8bit_moments", DType::kF32, StateDType::k8Bit}};
 
-/// The times of one optimizer step over a flat run of `numel` parameters, on one thread. `limit` has the times of a
-/// loop that only reads and writes the same bytes in place.
-struct OptimizerTiming {
-  /// "fp32": AdamW on fp32 parameters. "fp32_bf16_moments" and "fp32_8bit_moments" differ from it only in their
-  /// moments. The other cases compute the gradients' norm and finite flag first. Then they unscale, clip, update split
-  /// masters and write bf16 parameters: "mixed" with fp32 moments, "mixed_bf16_moments", "mixed_8bit_moments".
-  std::string name;
-  std::size_t numel = 0;
-  std::size_t bytes = 0;  ///< bytes read and written
-  Samples step, limit;
-};
-
-/// Times all cases, interleaved, `rounds` times after one round of warm-up. `numel` is rounded up to a multiple of 256.
-/// `set`: the loops that are used. REQUIRES: supports(set).
-std::vector<OptimizerTiming> bench_optimizer(std::size_t numel, int rounds,
-                                             InstructionSet set = best_instruction_set());
-
-/// Returns {"cases": [{"name", "numel", "bytes", "samples_s", "median_s", "limit_s", "of_limit"}]}
-nlohmann::json to_json(const std::vector<OptimizerTiming>& timings);
+/// Times an optimizer's steps over a flat run of parameters, on one thread. The limit is a loop that only reads and
+/// writes the same bytes in place. The names of the cases:
+///
+///   fp32                                  AdamW on fp32 parameters
+///   fp32_bf16_moments, fp32_8bit_moments  the same with narrower moments
+///   mixed, mixed_bf16_moments,            compute the gradients' norm and finite flag first; then unscale, clip,
+///   mixed_8bit_moments                    update split masters and write bf16 parameters
+///
+/// All cases are timed, interleaved, `rounds` times after one round of warm-up. `numel` is rounded up to a multiple of
+/// 256. `set`: the loops that are used. REQUIRES: supports(set).
+std::vector<PassTiming> bench_optimizer(std::size_t numel, int rounds, InstructionSet set = best_instruction_set());
 
 /// Makes the measurements of bench_optimizer on the current GPU. A step is the norm (if the case has one), the decision
 /// and the pass, and the limit is a copy of as many bytes, half of them read and half of them written. Times are those
 /// of CUDA events. Errors: 69 without a GPU, or in a build without kernels; those of CUDA.
-absl::StatusOr<std::vector<OptimizerTiming>> bench_device_optimizer(std::size_t numel, int rounds);
+absl::StatusOr<std::vector<PassTiming>> bench_device_optimizer(std::size_t numel, int rounds);
 
 }  // namespace tessera

@@ -20,6 +20,7 @@
 #include "workshop/app/commands.h"
 #include "workshop/app/threads.h"
 #include "workshop/bench/algorithms_bench.h"
+#include "workshop/bench/codec_speed.h"
 #include "workshop/bench/collectives_bench.h"
 #include "workshop/bench/number_text.h"
 #include "workshop/bench/offload_bench.h"
@@ -56,11 +57,11 @@ std::string table_of(const CollectivesReport& report) {
   return table.to_string();
 }
 
-std::string table_of(const std::vector<OptimizerTiming>& timings) {
-  TextTable table({left_column("step"), right_column("parameters"), right_column("bytes"), right_column("p50 ms"),
+std::string table_of(const std::vector<PassTiming>& timings) {
+  TextTable table({left_column("pass"), right_column("elements"), right_column("bytes"), right_column("p50 ms"),
                    right_column("GB/s"), right_column("of limit")});
-  for (const OptimizerTiming& timing : timings) {
-    const double median = timing.step.median_s();
+  for (const PassTiming& timing : timings) {
+    const double median = timing.pass.median_s();
     table.add_row({timing.name, std::to_string(timing.numel), format_bytes(static_cast<std::int64_t>(timing.bytes)),
                    number_text(median * 1e3, "%.2f"),
                    number_text(static_cast<double>(timing.bytes) / median * 1e-9, "%.2f"),
@@ -221,6 +222,17 @@ int run_bench_optimizer(const BenchCommand& command) {
     write_json(to_json(timings), command);
     std::printf("%s; the mixed steps take the gradient's norm first\n%s",
                 command.gpu ? "GPU" : ("one thread, " + std::string(name_of(set))).c_str(), table_of(timings).c_str());
+  });
+}
+
+int run_bench_codecs(const BenchCommand& command) {
+  return run([&] {
+    check_outputs(command);
+    const std::size_t numel = command.quick ? 1'000'000 : command.gpu ? std::size_t{1} << 28 : 32'000'000;
+    const int rounds = command.quick ? 3 : 9;
+    const auto timings = command.gpu ? value_or_throw(bench_device_codecs(numel, rounds)) : bench_codecs(numel, rounds);
+    write_json(to_json(timings), command);
+    std::printf("%s\n%s", command.gpu ? "GPU" : "one thread", table_of(timings).c_str());
   });
 }
 

@@ -48,6 +48,8 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   optimizer
       ->add_option("--isa", bench.isa, "loops for portable, avx2 or avx512 (default: the best that the processor has)")
       ->excludes(gpu);
+  CLI::App* codecs = command->add_subcommand("codecs", "int8 and int4 of the wire, encoded and decoded by one thread");
+  codecs->add_flag("--gpu", bench.gpu, "by the GPU's kernels");
   CLI::App* offload = command->add_subcommand("offload", "passes over a disk, and optimizer steps with states on it");
   offload->add_option("--dir", bench.directory, "directory for private scratch files")->required()->check(not_empty());
   offload->add_option("--size", bench.disk_bytes, "bytes of a pass over the disk")
@@ -101,8 +103,8 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   buckets->add_option("--csv", bench.csv, "file that gets the table")->check(not_empty());
   buckets->add_option("--cifar10", bench.cifar10, "folder of CIFAR-10's binary files; default: generated images")
       ->check(not_empty());
-  for (CLI::App* each :
-       {collectives, optimizer, offload, checkpoint, buckets, step, memory, overhead, times, launches, overlap}) {
+  for (CLI::App* each : {collectives, optimizer, codecs, offload, checkpoint, buckets, step, memory, overhead, times,
+                         launches, overlap}) {
     each->add_option("--json", bench.json, "file that gets every sample")->check(not_empty());
     each->add_flag("--overwrite", bench.overwrite, "replace results that exist; otherwise they are kept, an error");
     each->add_flag("--quick", bench.quick, "small sizes, to see that it works");
@@ -123,7 +125,7 @@ int run_command_line(int argc, char** argv) {
       {"collectives", run_bench_collectives}, {"optimizer", run_bench_optimizer}, {"offload", run_bench_offload},
       {"buckets", run_bench_buckets},         {"step", run_bench_step},           {"memory", run_bench_memory},
       {"checkpoint", run_bench_checkpoint},   {"overhead", run_bench_overhead},   {"overlap", run_bench_overlap},
-      {"launches", run_bench_launches},       {"times", run_bench_times}};
+      {"launches", run_bench_launches},       {"times", run_bench_times},         {"codecs", run_bench_codecs}};
   for (const auto& [name, run_section] : sections) {
     if (line.got("bench", name)) return run_section(bench);
   }

@@ -1,0 +1,30 @@
+// Tests the benchmark of the codecs of the wire.
+
+#include "workshop/bench/codec_speed.h"
+
+#include <gmock/gmock.h>
+
+namespace tessera {
+namespace {
+
+TEST(CodecSpeed, EveryPassIsTimedWithItsBytes) {
+  const auto timings = bench_codecs(1024, 3);
+  std::vector<std::string> names;
+  std::vector<std::size_t> bytes;
+  for (const PassTiming& timing : timings) {
+    EXPECT_EQ(timing.numel, 1024u);
+    EXPECT_EQ(timing.pass.ns.size(), 3u);
+    EXPECT_EQ(timing.limit.ns.size(), 3u);
+    names.push_back(timing.name);
+    bytes.push_back(timing.bytes);
+  }
+  EXPECT_THAT(names, ::testing::ElementsAre("int8_encode", "int8_encode_feedback", "int8_decode", "int4_encode",
+                                            "int4_encode_feedback", "int4_decode"));
+  // A pass moves 4 bytes a value, and 4 scales and the codes of a message. Feedback is read and written, too.
+  constexpr std::size_t kInt8 = 4 * 4 + 1024, kInt4 = 4 * 4 + 512;
+  EXPECT_THAT(bytes, ::testing::ElementsAre(4096 + kInt8, 3 * 4096 + kInt8, 4096 + kInt8, 4096 + kInt4,
+                                            3 * 4096 + kInt4, 4096 + kInt4));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -127,7 +127,7 @@ absl::StatusOr<Mesh> make_cpu_mesh(const Topology& topology, const CommConfig& c
     return make_mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
   TESSERA_ASSIGN_OR_RETURN(Store store, join_store(topology, comm));
   Mesh mesh = make_mesh(topology, make_factory(defaults, store), store);
-  groups_of(mesh).watch().bear_outages(comm.outage_s);
+  groups_of(mesh).watch().begin(comm.outage_s);
   return mesh;
 }
 

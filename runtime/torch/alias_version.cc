@@ -28,6 +28,21 @@ const c10::TensorImpl* find_owner(const TensorBase& alias) {
   return find ? find(alias) : nullptr;
 }
 
+/// Calls `move`, which gives `alias` other memory, and then `count`, which may count that as a write. An alias of a
+/// parameter that leaves the parameter's memory takes a counter of its own before `count`, since nothing is written in
+/// the parameter. An alias that comes to lie over a parameter then shares that parameter's counter.
+template <class Move, class Count>
+void move_and_share(const TensorBase& alias, const Move& move, const Count& count) {
+  c10::TensorImpl* const own = alias.unsafeGetTensorImpl();
+  const c10::TensorImpl* const before = find_owner(alias);
+  move();
+  if (before && before != own && !own->is_inference())
+    own->set_version_counter(c10::VariableVersion(own->version_counter().current_version()));
+  count();
+  const c10::TensorImpl* const owner = find_owner(alias);
+  if (owner && owner != own && !own->is_inference()) own->set_version_counter(owner->version_counter());
+}
+
 class SharedVersions final : public at::impl::VariableHooksInterface {
  public:
   explicit SharedVersions(const VariableHooksInterface& inner) : inner_(inner) {}
@@ -51,7 +66,10 @@ class SharedVersions final : public at::impl::VariableHooksInterface {
   const std::string& name(const TensorBase& self) const override { return inner_.name(self); }
   bool is_leaf(const TensorBase& self) const override { return inner_.is_leaf(self); }
   std::int64_t output_nr(const TensorBase& self) const override { return inner_.output_nr(self); }
-  void set_data(const TensorBase& self, const TensorBase& data) const override { inner_.set_data(self, data); }
+  void set_data(const TensorBase& self, const TensorBase& data) const override {
+    move_and_share(
+        self, [&] { inner_.set_data(self, data); }, [] {});
+  }
   TensorBase data(const TensorBase& self) const override { return variable_data(self); }
   std::int64_t _version(const TensorBase& self) const override { return inner_._version(self); }
   void retain_grad(const TensorBase& self) const override { inner_.retain_grad(self); }
@@ -76,23 +94,19 @@ class SharedVersions final : public at::impl::VariableHooksInterface {
   const VariableHooksInterface& inner_;
 };
 
-/// Makes a `set_` of `self` by calling `set`, and counts a write of `self`, as LibTorch's own kernels do. An alias of a
-/// parameter that leaves its memory takes a counter of its own first, since nothing is written in the parameter. An
-/// alias that comes to lie over a parameter then shares that parameter's counter.
+/// Makes a `set_` of `self` by calling `set`, and counts a write of `self`, as LibTorch's own kernels do.
 template <class Set>
 at::Tensor& set_and_count(at::Tensor& self, const Set& set) {
-  c10::TensorImpl* const alias = self.unsafeGetTensorImpl();
-  const c10::TensorImpl* const before = find_owner(self);
-  {
+  const auto set_below = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     set();
-  }
-  if (before && before != alias && !alias->is_inference())
-    alias->set_version_counter(c10::VariableVersion(alias->version_counter().current_version()));
-  torch::autograd::impl::bump_version(self);
-  const c10::TensorImpl* const owner = find_owner(self);
-  if (owner && owner != alias && !alias->is_inference()) alias->set_version_counter(owner->version_counter());
+  };
+  move_and_share(self, set_below, [&] { torch::autograd::impl::bump_version(self); });
   return self;
+}
+
+at::Tensor& set_nothing(c10::DispatchKeySet keys, at::Tensor& self) {
+  return set_and_count(self, [&] { at::_ops::set_::redispatch(keys & c10::after_ADInplaceOrView_keyset, self); });
 }
 
 at::Tensor& set_storage(c10::DispatchKeySet keys, at::Tensor& self, at::Storage source) {
@@ -129,6 +143,7 @@ const bool has_kernels = [] {
   kernels.impl("set_.source_Storage", &set_storage);
   kernels.impl("set_.source_Storage_storage_offset", &set_part_of_storage);
   kernels.impl("set_.source_Tensor", &set_tensor);
+  kernels.impl("set_", &set_nothing);
   return true;
 }();
 

@@ -259,6 +259,12 @@ TEST(Parameters, WriteThroughATensorThatWasSetOverItsMemoryIsNoticed) {
   };
   expect_noticed(over_its_part, wanted);
   expect_noticed([&](Tiny& model) { at::empty({0}, at::kByte).set_(weight_of(model).storage()).fill_(7); }, wanted);
+  const auto by_its_data = [&](Tiny& model) {
+    at::Tensor alias = at::empty({0});
+    alias.set_data(weight_of(model));
+    alias.fill_(7);
+  };
+  expect_noticed(by_its_data, wanted);
 }
 
 TEST(Parameters, WritesOfOperatorsOverListsAndIntoOutAreNoticed) {
@@ -284,6 +290,11 @@ TEST(Parameters, ReadThroughATensorThatWasSetOverItsMemoryIsNoWrite) {
     reader.set_(at::zeros({2})).fill_(7);
     at::Tensor data = model->head.data();
     data.set_(at::zeros({2})).fill_(7);
+    at::Tensor emptied = model->head.data();
+    emptied.set_().resize_({2}).fill_(7);
+    at::Tensor replaced = model->head.data();
+    replaced.set_data(at::zeros({2}));
+    replaced.fill_(7);
     train(scene, *trainer, model, 1, 2);
     scene.note(*trainer, *model);
   });

@@ -3,13 +3,14 @@
 Lightning trains each case on one process, and TesseraStrategy trains it on every rank. Losses and weights are the same.
 """
 
+import contextlib
 import importlib.util
 import inspect
 
 import lightning
 import torch
 from lightning.pytorch.callbacks import (BackboneFinetuning, BaseFinetuning, Callback, EMAWeightAveraging,
-                                         StochasticWeightAveraging)
+                                         GradientAccumulationScheduler, StochasticWeightAveraging, WeightAveraging)
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
@@ -83,10 +84,13 @@ class Model(lightning.LightningModule):
         return [optimizer], [{"scheduler": self.make_scheduler(optimizer), "interval": "step", "monitor": "loss"}]
 
     def lr_scheduler_step(self, scheduler, metric):
-        if hasattr(scheduler, "step_update"):  # timm's schedulers have this
+        measure = self.global_step % 3  # it has the same bits in either run
+        if hasattr(scheduler, "lr_scheduler"):  # timm's PlateauLRScheduler
+            scheduler.step(self.global_step, measure)
+        elif hasattr(scheduler, "step_update"):  # timm's other schedulers
             scheduler.step_update(self.global_step, metric)
-        elif isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-            scheduler.step(self.global_step % 3)  # this measure has the same bits in either run
+        elif "metrics" in inspect.signature(scheduler.step).parameters:
+            scheduler.step(measure)
         else:
             scheduler.step()
 
@@ -111,7 +115,7 @@ TORCH = {
         [lr_scheduler.ConstantLR(o, 0.1, 2), lr_scheduler.ExponentialLR(o, 0.8)], o),
     "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 1e-3, 0.05, 3),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.05, 12),
-    "SWALR": lambda o: SWALR(o, 0.05, anneal_epochs=4),
+    "SWALR": lambda o: SWALR(o, 0.005, anneal_epochs=4),
 }
 
 
@@ -120,29 +124,32 @@ def timms():
         return {}
     from timm import scheduler
     by_update = {"t_in_epochs": False}
-    return {
+    tried = {
         "timm CosineLRScheduler": lambda o: scheduler.CosineLRScheduler(o, 8, warmup_t=2, lr_min=1e-4, **by_update),
         "timm MultiStepLRScheduler": lambda o: scheduler.MultiStepLRScheduler(o, [2, 5], 0.5, **by_update),
         "timm PolyLRScheduler": lambda o: scheduler.PolyLRScheduler(o, 8, **by_update),
         "timm StepLRScheduler": lambda o: scheduler.StepLRScheduler(o, 2, 0.5, **by_update),
         "timm TanhLRScheduler": lambda o: scheduler.TanhLRScheduler(o, 8, **by_update),
         "timm WSDLRScheduler": lambda o: scheduler.WSDLRScheduler(o, 8, 3, warmup_t=2, **by_update),
-        "timm PlateauLRScheduler": lambda o: scheduler.PlateauLRScheduler(o),
+        "timm PlateauLRScheduler": lambda o: scheduler.PlateauLRScheduler(o, decay_rate=0.5, patience_t=0),
     }
+    known = {f"timm {name}" for name in vars(scheduler) if name.endswith("LRScheduler")}
+    assert known <= set(tried), f"not tried: {known - set(tried)}"
+    return tried
 
 
 def transformers_schedulers():
     if not importlib.util.find_spec("transformers"):
         return {}
     from transformers import get_scheduler
+    from transformers.trainer_utils import SchedulerType
     more = {"cosine_with_min_lr": {"min_lr": 1e-3}, "cosine_warmup_with_min_lr": {"min_lr": 1e-3},
-            "warmup_stable_decay": {"num_decay_steps": 3, "num_stable_steps": 3}}
-    names = ("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-             "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "reduce_lr_on_plateau")
+            "warmup_stable_decay": {"num_decay_steps": 3, "num_stable_steps": 3},
+            "reduce_lr_on_plateau": {"patience": 0, "factor": 0.7}, "greedy": {"patience": 0, "factor": 0.7}}
 
     def made(name):
         return lambda o: get_scheduler(name, o, 2, 10, scheduler_specific_kwargs=more.get(name, {}))
-    return {f"transformers {name}": made(name) for name in names}
+    return {f"transformers {each.value}": made(each.value) for each in SchedulerType}
 
 
 def all_schedulers():
@@ -209,6 +216,21 @@ def backbone_finetuning():
     return BackboneFinetuning(1, lambda epoch: 1.5, backbone_initial_lr=0.002, train_bn=True)
 
 
+class Clamping(Callback):
+    """Writes parameters as a callback of a user does."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        engine = getattr(trainer.strategy, "engine", None)
+        with engine.gathered(write=True) if engine else contextlib.nullcontext(), torch.no_grad():
+            for parameter in module.parameters():
+                parameter.clamp_(-0.2, 0.2)
+
+
+class AveragingOfEpochs(WeightAveraging):
+    def should_update(self, step_idx=None, epoch_idx=None):
+        return epoch_idx is not None and epoch_idx > 0
+
+
 CASES = {
     **all_schedulers(),
     "weight_decay by the module": {"write": decay_grows},
@@ -219,8 +241,16 @@ CASES = {
     "BackboneFinetuning": {"optimizer": what_trains, "callbacks": lambda: [backbone_finetuning()], "epochs": 3},
     "BaseFinetuning": {"optimizer": what_trains, "callbacks": lambda: [ByBlocks()], "epochs": 3},
     "StochasticWeightAveraging": {"callbacks": lambda: [StochasticWeightAveraging(0.02, 1)], "epochs": 4},
+    "StochasticWeightAveraging by a line": {
+        "callbacks": lambda: [StochasticWeightAveraging([0.02, 0.01, 0.03], 0.5, annealing_epochs=2, annealing_strategy="linear")], "epochs": 4},
     "EMAWeightAveraging": {"callbacks": lambda: [EMAWeightAveraging(decay=0.8)], "validates": True},
+    "EMAWeightAveraging of some steps": {
+        "callbacks": lambda: [EMAWeightAveraging(decay=0.6, update_every_n_steps=2, update_starting_at_step=2)], "validates": True},
+    "WeightAveraging": {"callbacks": lambda: [WeightAveraging()], "validates": True},
+    "WeightAveraging of epochs": {"callbacks": lambda: [AveragingOfEpochs()], "validates": True, "epochs": 4},
+    "a callback that clamps": {"callbacks": lambda: [Clamping()]},
 }
+WITHOUT_EFFECT = {"transformers constant"}
 
 # Cases that Lightning allows on one rank only.
 ALONE = {
@@ -248,7 +278,23 @@ def run_plain(folder, loader):
     for name, case in {**CASES, **ALONE}.items():
         module, trainer = fit(case, folder, loader)
         found[name] = found_of(module, module.state_dict(), trainer)
+    expect_effects(found, folder, loader)
     torch.save(found, folder / "handed_on.pt")
+
+
+def expect_effects(found, folder, loader):
+    """Expects that each scheduler, write and callback changes the weights by far more than expect_same allows. A run
+    that leaves it out thus fails."""
+    weights = {}
+    for name, case in CASES.items():
+        rest = {key: value for key, value in case.items() if key not in ("scheduler", "write", "callbacks")}
+        if len(rest) == len(case) or name in WITHOUT_EFFECT:
+            continue
+        key = tuple(sorted(rest.items(), key=str))
+        if key not in weights:
+            weights[key] = fit(rest, folder, loader)[0].state_dict()
+        far = max(float((value - weights[key][each]).abs().max()) for each, value in found[name]["weights"].items())
+        assert far > 1e-3, f"{name}: the weights are {far} off those without it"
 
 
 def expect_same(name, wanted, got, rank):
@@ -300,6 +346,7 @@ REFUSED = [
     ({"write": turns_round}, "turns_round sets maximize=True in a group of AdamW"),
     ({"callbacks": lambda: [Setting(turns_round)]}, "sets maximize=True"),
     ({"callbacks": lambda: [Setting(drops_a_group)]}, "group 2 of AdamW has other parameters"),
+    ({"callbacks": lambda: [GradientAccumulationScheduler({0: 1, 1: 2})]}, "accumulate_grad_batches has changed since fit began"),
     ({"optimizer": momentless, "write": begins_momentum}, "group 0 of SGD has momentum=0.9 now"),
     ({"optimizer": of_the_head, "callbacks": lambda: [Setting(unfreezes_alone)]}, "no group of AdamW has it"),
 ]

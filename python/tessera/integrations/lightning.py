@@ -125,15 +125,16 @@ class TesseraStrategy(DDPStrategy):
         takes the mean over microbatches.
         """
         loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
+        accumulation = self.lightning_module.trainer.accumulate_grad_batches
+        if accumulation != self.engine.strategy["gradient_accumulation"]:
+            raise Error("accumulate_grad_batches has changed since fit began, which TesseraStrategy cannot follow. "
+                        "[T0730] hint: remove GradientAccumulationScheduler")
         with _in_lightning():
-            self.engine.backward(loss * self.lightning_module.trainer.accumulate_grad_batches, samples=self._samples)
+            self.engine.backward(loss * accumulation, samples=self._samples)
         return self.precision_plugin.post_backward(loss, self.lightning_module)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None) -> Any:
         loss, trainer = closure(), self.lightning_module.trainer
-        if trainer.accumulate_grad_batches != self.engine.strategy["gradient_accumulation"]:
-            raise Error("accumulate_grad_batches has changed since fit began, which TesseraStrategy cannot follow. "
-                        "[T0730] hint: remove GradientAccumulationScheduler")
         for call_hooks in (call._call_callback_hooks, call._call_lightning_module_hook):
             call_hooks(trainer, "on_before_optimizer_step", optimizer)
         self._followed.hand_on(self.engine)

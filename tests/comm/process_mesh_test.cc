@@ -411,6 +411,36 @@ void check_compressed_sums(Collectives& group, Forms forms, Waits waits, DType d
   }
 }
 
+/// Returns the messages of `parts` equal parts of `values`, one after the other.
+Bytes messages_of(WireForm form, const Bytes& values, DType dtype, std::size_t parts) {
+  const std::size_t numel = values.size() / size_of(dtype) / parts, message = encoded_bytes(form, numel);
+  Bytes messages(parts * message);
+  for (std::size_t q = 0; q < parts; ++q)
+    encode(form, values.data() + q * numel * size_of(dtype), dtype, numel, messages.data() + q * message);
+  return messages;
+}
+
+/// Checks that sums of contributions that were encoded before the call (ReduceOptions::encoded) are those of the
+/// elements themselves.
+void check_encoded_sums(Collectives& group, Forms forms, Waits waits, DType dtype, std::size_t share) {
+  const auto ranks = static_cast<std::size_t>(group.size());
+  const Bytes values = inputs_of_all(group.size(), dtype, share * ranks, 17)[static_cast<std::size_t>(group.rank())];
+  for (const bool scatters : {false, true}) {
+    const std::size_t numel = scatters ? share : share * ranks;
+    ReduceOptions options(waits);
+    options.contributions = forms.contributions;
+    options.sums = forms.sums;
+    Bytes input = values;
+    std::vector<float> wanted(numel), got(numel);
+    require_ok(group.reduce({scatters, "v", input.data(), dtype, wanted.data(), numel, options}).wait());
+    const Bytes messages = messages_of(forms.contributions, values, dtype, scatters ? ranks : 1);
+    options.encoded = messages.data();
+    std::ranges::fill(input, std::byte{0});
+    require_ok(group.reduce({scatters, "m", input.data(), dtype, got.data(), numel, options}).wait());
+    require(same_bits(got, wanted), at(scatters ? "scatter" : "reduce", dtype, share, group.rank()));
+  }
+}
+
 TEST(CompressedSums, EqualSumsOfTheRoundedContributions) {
   for (int ranks : {2, 3}) {
     const int port = free_port();
@@ -434,6 +464,9 @@ TEST(CompressedSums, EqualSumsOfTheRoundedContributions) {
           check_compressed_sums(*axes.reduce, forms, Waits::kLater, DType::kBF16, share);
         }
         check_compressed_sums(*axes.reduce, forms, Waits::kLater, DType::kF32, 600'064);  // three pieces
+        if (!is_lossy(forms.contributions)) continue;
+        for (const std::size_t share : {192, 5120, 600'064})  // less than a run of the codec, and several pieces
+          check_encoded_sums(*axes.reduce, forms, Waits::kLater, share == 5120 ? DType::kBF16 : DType::kF32, share);
       }
       return axes.world->barrier("end").wait();
     }));

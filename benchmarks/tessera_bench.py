@@ -8,7 +8,8 @@
     optimizer    {"cases": [{"name", "numel", "bytes", "samples_s": [...], "limit_s": seconds or null}]}, one thread (on
                  the GPU with --gpu). Names that have a peer: "fp32", "mixed" (bf16 parameters, fp32 masters),
                  "mixed_bf16_moments", on the GPU "mixed_8bit_moments". bytes: read and written.
-    codecs       the same for the codecs of the wire: "int8_encode", "int8_encode_feedback", "int8_decode", and those of int4
+    codecs       the same for the codecs of the wire: "int8_encode", "int8_encode_feedback", "int8_decode", those of int4,
+                 "votes_encode", "signs_encode_feedback"
     buckets      {"transport", "ranks",
                   "models": [{"model", "data", "parameters", "gradient_bytes", "steps_a_round",
                               "first_loss", "last_loss",

@@ -14,6 +14,7 @@
 #include "optim/norm_launch.h"
 #include "optim/rules/muon.h"
 #include "optim/step_message.h"
+#include "runtime/base/wire/sign_messages.h"
 
 namespace tessera {
 
@@ -83,10 +84,12 @@ class DeviceKernels {
   /// device has passed the mark.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
   /// These make the copies of `download` and `upload` for values that lie on the host in a form of the wire
-  /// (EncodedParts). The device encodes them on their way down, and decodes them on their way up. `residual` is null,
-  /// or pinned memory: see optim/cuda/device_codec.h.
+  /// (EncodedParts), or as signs. The device encodes them on their way down, and decodes them on their way up.
+  /// Residuals are null, or pinned memory: see optim/cuda/device_codec.h and device_signs.h.
   virtual std::unique_ptr<Mark> download_encoded(std::byte* pinned, const void* device, const EncodedParts& parts,
                                                  float* residual) = 0;
+  virtual std::unique_ptr<Mark> download_signs(std::byte* pinned, const float* device,
+                                               const SignMessages& messages) = 0;
   virtual std::unique_ptr<Mark> upload_encoded(void* device, const std::byte* pinned, const EncodedParts& parts,
                                                const Mark* after) = 0;
   /// Copies memory that no longer changes, and returns when the bytes have arrived. The copy does not wait for queued

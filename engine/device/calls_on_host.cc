@@ -13,6 +13,7 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/forwarding_collectives.h"
 #include "runtime/comm/sum/pairwise_sum.h"
+#include "runtime/comm/sum/sum_method.h"
 #include "runtime/comm/sum/visited_sum.h"
 
 namespace tessera {
@@ -26,7 +27,7 @@ namespace tessera {
 //
 // In a lossy form, the GPU encodes the contribution to a sum, or this rank's part of a gather, on its way down, so that
 // a slot has messages (EncodedParts). The hosts send these as they are. The GPU decodes gathered messages on their way
-// up; sums are fp32.
+// up; sums are fp32. For a method that sends signs, the GPU makes the method's messages (SumOfMessages).
 
 namespace {
 
@@ -77,14 +78,18 @@ bool is_compressed(const ReduceOptions& options) {
 struct Sum {
   Sum(const ReduceCall& call, int ranks) : call(call), label(call.label) {
     const std::size_t parts = call.scatters ? static_cast<std::size_t>(ranks) : 1;
-    if (!call.options.method && is_lossy(call.options.contributions))
+    SumMethod* const method = call.options.method;
+    if (!method && is_lossy(call.options.contributions))
       encoded = EncodedParts{call.options.contributions, call.dtype, call.numel, parts};
+    if (method && call.dtype == DType::kF32 && method->of_messages())
+      signs = method->of_messages()->next_messages(call.input_numel(ranks));
     slot_bytes = encoded ? encoded->bytes() : call.input_numel(ranks) * size_of(call.dtype);
   }
 
   ReduceCall call;
   std::string label;                    ///< copy of the call's label, whose memory may be gone
-  std::optional<EncodedParts> encoded;  ///< the messages of the input, if the GPU encodes it
+  std::optional<EncodedParts> encoded;  ///< the messages of the input, if the GPU encodes it in a form
+  std::optional<SignMessages> signs;    ///< the messages of the input, if the GPU encodes it for a method
   std::size_t slot_bytes;               ///< number of bytes of the contribution in a slot
 };
 
@@ -131,10 +136,7 @@ class SumsOnHost::Pending final : public Work::State {
     const auto* const end = reinterpret_cast<std::byte*>(sums_ + sum_.call.numel);
     TORCH_INTERNAL_ASSERT(end <= memory + owner_.slot_bytes_, "a sum is larger than its slot on the host");
     slot_.is_taken = true;
-    DeviceKernels& kernels = owner_.kernels_;
-    downloaded_ = sum_.encoded ? kernels.download_encoded(contribution_, sum_.call.input, *sum_.encoded,
-                                                          sum_.call.options.feedback)
-                               : kernels.download(contribution_, sum_.call.input, sum_.slot_bytes);
+    downloaded_ = download();
   }
   ~Pending() override {
     work_ = Work();  // the transport may wait here, and writes into the slot until the wait ends
@@ -161,13 +163,20 @@ class SumsOnHost::Pending final : public Work::State {
  private:
   std::size_t rank() const { return static_cast<std::size_t>(owner_.rank()); }
   std::size_t sum_bytes() const { return sum_.call.numel * sizeof(float); }
+  std::unique_ptr<Mark> download() {
+    DeviceKernels& kernels = owner_.kernels_;
+    const ReduceCall& call = sum_.call;
+    if (sum_.encoded) return kernels.download_encoded(contribution_, call.input, *sum_.encoded, call.options.feedback);
+    if (sum_.signs) return kernels.download_signs(contribution_, static_cast<const float*>(call.input), *sum_.signs);
+    return kernels.download(contribution_, call.input, sum_.slot_bytes);
+  }
   Work begin() {
     ReduceCall call = sum_.call;
     call.label = sum_.label;
     call.input = contribution_;
     call.output = sums_;
     call.options.waits = Waits::kLater;  // the sum runs on the transport's own thread, while this thread continues
-    if (sum_.encoded) {
+    if (sum_.encoded || sum_.signs) {
       call.options.encoded = contribution_;
       call.options.feedback = nullptr;  // the GPU has changed it
     }

@@ -2,14 +2,14 @@
 
 #include <cstddef>
 
-#include "runtime/base/wire_block.h"
+#include "runtime/base/wire/wire_block.h"
 #include "tessera/dtype.h"
 
 namespace tessera {
 
-/// Messages of a lossy form of the wire (runtime/base/wire_block.h), which lie one after the other: one for each of
-/// `parts` equal parts of some values. In memory, the values are elements of `dtype` (fp32, bf16, fp16), one part after
-/// the other.
+/// Messages of a lossy form of the wire (runtime/base/wire/wire_block.h), which lie one after the other: one for each
+/// of `parts` equal parts of some values. In memory, the values are elements of `dtype` (fp32, bf16, fp16), one part
+/// after the other.
 struct EncodedParts {
   WireForm form = WireForm::kInt8;
   DType dtype = DType::kF32;

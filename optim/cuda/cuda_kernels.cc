@@ -15,6 +15,7 @@
 #include "optim/cuda/device_layers.h"
 #include "optim/cuda/device_norm.h"
 #include "optim/cuda/device_outer.h"
+#include "optim/cuda/device_signs.h"
 #include "optim/cuda/device_step.h"
 #include "runtime/base/mutex.h"
 
@@ -222,6 +223,12 @@ class CudaKernels : public DeviceKernels {
                                          float* residual) override {
     const cudaStream_t down = down_after_compute();
     check(cuda::encode_parts(parts, device, residual, pinned, cuda::kCodecBlocksOverBus, down), "encode_parts");
+    return mark_of(down);
+  }
+  std::unique_ptr<Mark> download_signs(std::byte* pinned, const float* device, const SignMessages& messages) override {
+    const cudaStream_t down = down_after_compute();
+    auto* const words = reinterpret_cast<std::uint32_t*>(pinned);
+    check(cuda::encode_sign_messages(messages, device, words, cuda::kCodecBlocksOverBus, down), "encode_sign_messages");
     return mark_of(down);
   }
   void fetch(std::byte* pinned, const void* device, std::size_t bytes) override {

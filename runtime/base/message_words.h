@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "runtime/base/always_inline.h"
+
 namespace tessera {
 
 /// Lengths of compressed gradients, in words of 32 bits for `numel` elements. Codecs (runtime/comm/sum) write such
@@ -15,7 +17,7 @@ inline constexpr std::size_t kMessageRun = 256;
 
 /// Returns the number of runs in a message of `numel` elements.
 template <std::integral Count>
-constexpr Count message_runs(Count numel) {
+TESSERA_ALWAYS_INLINE constexpr Count message_runs(Count numel) {
   constexpr auto run = static_cast<Count>(kMessageRun);
   return (numel + run - 1) / run;
 }

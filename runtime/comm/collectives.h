@@ -129,8 +129,9 @@ struct ReduceOptions {
   WireForm contributions = WireForm::kPlain;
   /// This rank's contribution in the form `contributions`, which is lossy, if it was encoded before the call; otherwise
   /// null. `input` is then not read, and `feedback` is null. A contribution to reduce_scatter has a message
-  /// (encoded_bytes, runtime/base/wire_block.h) for each rank, one after the other, and one to all_reduce has one
-  /// message. Only transports over c10d (c10d_collectives.h) read it.
+  /// (encoded_bytes, runtime/base/wire/wire_block.h) for each rank, one after the other, and one to all_reduce has one
+  /// message. Only transports over c10d (c10d_collectives.h) read it. With `method`, it is the beginning of `input`:
+  /// see reduce_by_method.
   const std::byte* encoded = nullptr;
   WireForm sums = WireForm::kPlain;  ///< codec in which a rank of all_reduce sends its sums to the other ranks
   /// Memory for error feedback: the rounding error of this rank's earlier contributions is added to this contribution.

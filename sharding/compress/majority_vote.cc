@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <optional>
 #include <vector>
 
 #include "runtime/base/message_words.h"
@@ -19,7 +21,7 @@ namespace {
 /// A value of 0 votes + and - alternately. A tie is + if the step and the element's index in the flat buffer are both
 /// even or both odd; otherwise it is -. So an element for which no rank has a gradient moves up and down alternately,
 /// and does not drift.
-class MajorityVote final : public GradientMethod {
+class MajorityVote final : public GradientMethod, private SumOfMessages {
  public:
   /// `work`: memory for the messages, of the shape [2 * ranks, words of an owner's message].
   MajorityVote(const Layout& layout, int ranks, float* work)
@@ -31,12 +33,33 @@ class MajorityVote final : public GradientMethod {
 
   void begin_step(std::int64_t step) override { turn_ = static_cast<std::uint64_t>(step); }
   absl::Status sum(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
-    const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
-    const std::size_t bytes = words_ * sizeof(std::uint32_t);
     // This also clears the words behind messages that have fewer than `words_` words.
     std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
-    for (int q = 0; q < ranks_; ++q)
-      cast_votes(data + part(q).offset, static_cast<std::size_t>(part(q).numel), turn_, out_ + q * words_);
+    for (int q = 0; q < ranks_; ++q) {
+      const Extent part = owned_by(q, static_cast<std::int64_t>(numel), ranks_);
+      cast_votes(data + part.offset, static_cast<std::size_t>(part.numel), turn_, out_ + q * words_);
+    }
+    return count(group, label, data, numel);
+  }
+  SumOfMessages* of_messages() override { return this; }
+  void add_kept(FlatGroup&, KeptGradients&) const override {}
+
+ private:
+  /// Small contributions have fewer bytes than the messages to their owners; the host makes these messages.
+  std::optional<SignMessages> next_messages(std::size_t numel) override {
+    const auto parts = static_cast<std::size_t>(ranks_);
+    if (parts * words_ > numel) return std::nullopt;
+    const auto each = static_cast<std::size_t>(owned_by_each(static_cast<std::int64_t>(numel), ranks_));
+    return SignMessages{SignMessages::Kind::kVotes, numel, parts, each, words_, turn_};
+  }
+  absl::Status sum_messages(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
+    std::memcpy(out_, data, static_cast<std::size_t>(ranks_) * words_ * sizeof(std::uint32_t));
+    return count(group, label, data, numel);
+  }
+  /// Sets `data` to the signs of the majority; this rank's votes are in `out_`.
+  absl::Status count(Collectives& group, std::string_view label, float* data, std::size_t numel) {
+    const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
+    const std::size_t bytes = words_ * sizeof(std::uint32_t);
     TESSERA_RETURN_IF_ERROR(group.all_to_all(label, out_, in_, bytes).wait());
     const std::size_t most = static_cast<std::size_t>(owned_by_each(static_cast<std::int64_t>(numel), ranks_));
     std::uint32_t* const own = out_ + static_cast<std::size_t>(group.rank()) * words_;
@@ -48,9 +71,7 @@ class MajorityVote final : public GradientMethod {
     for (const Extent gap : gaps_) std::fill_n(data + gap.offset, gap.numel, 0.0f);
     return absl::OkStatus();
   }
-  void add_kept(FlatGroup&, KeptGradients&) const override {}
 
- private:
   const std::vector<Extent> gaps_;
   const int ranks_;
   const std::size_t words_;

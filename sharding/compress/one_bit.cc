@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,7 +31,7 @@ namespace {
 /// of M.) The factor b is used once in each step; further reductions of a step use a factor of one. M begins at 0, and
 /// begins anew when the residuals do. This does no harm, since M has an effect on rounding but not on the sum. If
 /// gradients are scaled or dropped after the sum (clipping), M does not follow this, but the optimizer's momentum does.
-class OneBit final : public GradientMethod {
+class OneBit final : public GradientMethod, private SumOfMessages {
  public:
   /// `kept` has `numel` elements, then the elements that a rank owns, and then, with momentum, `numel` elements again.
   /// Each of these parts is rounded up to whole cache lines. `work` has 2 * ranks messages of an owner. `momentum`: 0
@@ -65,16 +67,35 @@ class OneBit final : public GradientMethod {
       kept.residuals.push_back({&group, What::kMomentum, {0, static_cast<std::int64_t>(kept_.size())}, moving_});
   }
   std::int64_t holders(std::int64_t ranks) const override { return ranks + 1; }
+  SumOfMessages* of_messages() override { return this; }
 
  private:
+  /// The host makes the messages of momentum. Small contributions have fewer bytes than the messages to their owners;
+  /// the host makes these messages, too.
+  std::optional<SignMessages> next_messages(std::size_t numel) override {
+    const auto parts = static_cast<std::size_t>(ranks_);
+    if (moving_ || parts * words_ > numel) return std::nullopt;
+    const auto each = static_cast<std::size_t>(owned_by_each(static_cast<std::int64_t>(numel), ranks_));
+    return SignMessages{SignMessages::Kind::kScaled, numel, parts, each, words_, 0, kept_.data()};
+  }
+  absl::Status sum_messages(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
+    std::memcpy(out_, data, static_cast<std::size_t>(ranks_) * words_ * sizeof(std::uint32_t));
+    return exchange(group, label, data, numel);
+  }
   absl::Status sum_values(Collectives& group, std::string_view label, float* data, std::size_t numel) {
-    const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
-    const std::size_t bytes = words_ * sizeof(std::uint32_t), own_numel = static_cast<std::size_t>(own_.numel);
     // This also clears the words behind messages that have fewer than `words_` words.
     std::fill_n(out_, static_cast<std::size_t>(ranks_) * words_, 0u);
-    for (int q = 0; q < ranks_; ++q)
-      encode_signs(kept_.data() + part(q).offset, data + part(q).offset, static_cast<std::size_t>(part(q).numel),
+    for (int q = 0; q < ranks_; ++q) {
+      const Extent part = owned_by(q, static_cast<std::int64_t>(numel), ranks_);
+      encode_signs(kept_.data() + part.offset, data + part.offset, static_cast<std::size_t>(part.numel),
                    out_ + q * words_);
+    }
+    return exchange(group, label, data, numel);
+  }
+  /// Sets `data` to the sums that all ranks sent; this rank's messages are in `out_`.
+  absl::Status exchange(Collectives& group, std::string_view label, float* data, std::size_t numel) {
+    const auto part = [&](int rank) { return owned_by(rank, static_cast<std::int64_t>(numel), ranks_); };
+    const std::size_t bytes = words_ * sizeof(std::uint32_t), own_numel = static_cast<std::size_t>(own_.numel);
     TESSERA_RETURN_IF_ERROR(group.all_to_all(label, out_, in_, bytes).wait());
     for (int q = 0; q < ranks_; ++q) add_signs(in_ + q * words_, own_numel, kept_of_sum_);
     std::uint32_t* const own = out_ + static_cast<std::size_t>(group.rank()) * words_;

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "runtime/comm/sum/lossless.h"
+#include "runtime/comm/sum/sign_codec.h"
 #include "runtime/comm/sum/wire_codec.h"
 #include "workshop/bench/samples.h"
 
@@ -20,6 +21,20 @@ std::int64_t nanoseconds_of_codec(const Body& body) {
   const auto begin = std::chrono::steady_clock::now();
   body();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// Makes a pass of kCodecPasses.
+void make(const CodecPass& pass, std::vector<float>& values, std::vector<float>& residual,
+          std::vector<std::uint32_t>& wire) {
+  const std::size_t numel = values.size();
+  auto* const message = reinterpret_cast<std::byte*>(wire.data());
+  float* const kept = pass.has_residual ? residual.data() : nullptr;
+  if (pass.has_signs()) {
+    return kept ? encode_signs(kept, values.data(), numel, wire.data())
+                : cast_votes(values.data(), numel, /*turn=*/0, wire.data());
+  }
+  pass.encodes ? encode(pass.form, values.data(), DType::kF32, numel, message, kept)
+               : decode(pass.form, message, DType::kF32, values.data(), numel);
 }
 
 }  // namespace
@@ -64,18 +79,13 @@ std::vector<PassTiming> bench_codecs(std::size_t numel, int rounds) {
   std::vector<float> values(numel), residual(numel);
   for (float& value : values) value = draw(random);
   std::vector<std::uint32_t> wire(encoded_bytes(WireForm::kInt8, numel) / sizeof(std::uint32_t));
-  auto* const message = reinterpret_cast<std::byte*>(wire.data());
   std::vector<PassTiming> timings;
   for (const CodecPass& pass : kCodecPasses) {
     PassTiming& timing = timings.emplace_back(PassTiming{pass.name, numel, pass.bytes(numel), {}, {}});
     std::vector<std::byte> from(timing.bytes / 2), to(timing.bytes / 2);
     for (int round = -1; round < rounds; ++round) {
       const std::int64_t copy_ns = nanoseconds_of_codec([&] { std::memcpy(to.data(), from.data(), from.size()); });
-      const std::int64_t pass_ns = nanoseconds_of_codec([&] {
-        pass.encodes ? encode(pass.form, values.data(), DType::kF32, numel, message,
-                              pass.has_residual ? residual.data() : nullptr)
-                     : decode(pass.form, message, DType::kF32, values.data(), numel);
-      });
+      const std::int64_t pass_ns = nanoseconds_of_codec([&] { make(pass, values, residual, wire); });
       if (round < 0) continue;
       timing.limit.ns.push_back(copy_ns);
       timing.pass.ns.push_back(pass_ns);

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "optim/cuda/device_codec.h"
+#include "optim/cuda/device_signs.h"
 #include "workshop/bench/codec_speed.h"
 #include "workshop/bench/device_timing.h"
 
@@ -34,11 +35,14 @@ absl::StatusOr<std::vector<PassTiming>> bench_device_codecs(std::size_t numel, i
   std::vector<PassTiming> timings;
   for (const CodecPass& pass : kCodecPasses) {
     const EncodedParts parts{pass.form, DType::kF32, numel, 1};
+    float* const kept = pass.has_residual ? residual.as<float>() : nullptr;
     const auto queue = [&] {
-      float* const kept = pass.has_residual ? residual.as<float>() : nullptr;
       const cudaError_t error =
-          pass.encodes ? cuda::encode_parts(parts, values.as<void>(), kept, message.as<std::byte>(), kWholeGpu, nullptr)
-                       : cuda::decode_parts(parts, message.as<std::byte>(), values.as<void>(), kWholeGpu, nullptr);
+          pass.has_signs() ? cuda::encode_sign_messages(pass.signs(numel, kept), values.as<float>(),
+                                                        message.as<std::uint32_t>(), kWholeGpu, nullptr)
+          : pass.encodes
+              ? cuda::encode_parts(parts, values.as<void>(), kept, message.as<std::byte>(), kWholeGpu, nullptr)
+              : cuda::decode_parts(parts, message.as<std::byte>(), values.as<void>(), kWholeGpu, nullptr);
       return status_of_cuda(error, pass.name);
     };
     PassTiming& timing = timings.emplace_back(PassTiming{pass.name, numel, pass.bytes(numel), {}, {}});

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "runtime/base/wire/sign_messages.h"
 #include "runtime/comm/sum/cpu_clones.h"
 
 namespace tessera {
@@ -16,9 +17,6 @@ constexpr std::size_t kWords = kMessageRun / kWordBits;  // number of words with
 /// Number of partial sums in the sum over a run. They are added up at the end.
 constexpr std::size_t kLanes = 16;
 constexpr std::uint32_t kSignBit = 0x80000000u, kInfinity = 0x7f800000u;
-/// Mask of the bits at odd places. Elements of value 0 at these places vote minus if `turn`, the step's number, is
-/// even.
-constexpr std::uint32_t kOddBits = 0xaaaaaaaau;
 
 TESSERA_INLINE std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
 
@@ -39,10 +37,6 @@ TESSERA_INLINE std::uint32_t signs_of(const float* values, std::size_t numel) {
   std::uint32_t word = 0;
   for (std::size_t j = 0; j < numel; ++j) word |= bits_of(values[j]) >> 31 << j;
   return word;
-}
-
-TESSERA_INLINE float with_sign(float magnitude, std::uint32_t word, std::size_t place) {
-  return std::bit_cast<float>(bits_of(magnitude) ^ (word << (31 - place) & kSignBit));
 }
 
 /// Calls `each(word, begin, numel)` for the words of a run of `numel` elements. A whole run has loops of constant
@@ -80,8 +74,6 @@ TESSERA_INLINE void encode_run(float* values, std::size_t numel, std::uint32_t* 
       });
 }
 
-TESSERA_INLINE std::uint32_t of_zeros(std::uint64_t turn) { return turn % 2 == 0 ? kOddBits : ~kOddBits; }
-
 }  // namespace
 
 TESSERA_CPU_CLONES void encode_signs(float* values, const float* more, std::size_t numel, std::uint32_t* message) {
@@ -113,7 +105,7 @@ TESSERA_CPU_CLONES void add_signs(const std::uint32_t* message, std::size_t nume
 }
 
 TESSERA_CPU_CLONES void cast_votes(const float* values, std::size_t numel, std::uint64_t turn, std::uint32_t* votes) {
-  const std::uint32_t of_zero = of_zeros(turn);
+  const std::uint32_t of_zero = votes_of_zeros(turn);
   std::uint32_t largest = 0;
   std::uint32_t* words = votes + 1;
   for (std::size_t at = 0; at < numel; at += kMessageRun, words += kWords) {
@@ -128,7 +120,7 @@ TESSERA_CPU_CLONES void cast_votes(const float* values, std::size_t numel, std::
             most = std::max(most, magnitude);
           }
           largest = std::max(largest, most);
-          words[w] = (negative & ~zero) | (of_zero & zero);
+          words[w] = vote_word(negative, zero, of_zero);
         });
   }
   votes[0] = largest >= kInfinity ? 1 : 0;
@@ -138,7 +130,7 @@ TESSERA_CPU_CLONES void count_votes(const std::uint32_t* votes, std::size_t vote
                                     std::uint64_t turn, std::uint32_t* result) {
   const std::size_t words = vote_words(numel);
   const auto needed = static_cast<std::int32_t>(voters);
-  const std::uint32_t of_tie = of_zeros(turn);
+  const std::uint32_t of_tie = votes_of_zeros(turn);
   result[0] = 0;
   for (std::size_t r = 0; r < voters; ++r) result[0] |= votes[r * words];
   for (std::size_t w = 1; w < words; ++w) {

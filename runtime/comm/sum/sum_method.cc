@@ -31,7 +31,10 @@ std::shared_ptr<Collectives> summing_by_methods(std::shared_ptr<Collectives> gro
 
 absl::Status reduce_by_method(Collectives& group, const ReduceCall& call) {
   auto* const input = static_cast<float*>(call.input);
-  TESSERA_RETURN_IF_ERROR(call.options.method->sum(group, call.label, input, call.input_numel(group.size())));
+  const std::size_t numel = call.input_numel(group.size());
+  SumMethod& method = *call.options.method;
+  TESSERA_RETURN_IF_ERROR(call.options.encoded ? method.of_messages()->sum_messages(group, call.label, input, numel)
+                                               : method.sum(group, call.label, input, numel));
   const float* const own = input + (call.scatters ? static_cast<std::size_t>(group.rank()) * call.numel : 0);
   if (call.output != own) std::memcpy(call.output, own, call.numel * sizeof(float));
   visit_sums(call.options.visitor, 0, call.output, call.numel);

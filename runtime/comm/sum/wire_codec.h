@@ -4,7 +4,7 @@
 #include <optional>
 #include <span>
 
-#include "runtime/base/wire_block.h"
+#include "runtime/base/wire/wire_block.h"
 #include "runtime/comm/collectives.h"
 #include "tessera/dtype.h"
 

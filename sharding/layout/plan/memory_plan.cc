@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "runtime/base/wire_block.h"
+#include "runtime/base/wire/wire_block.h"
 #include "sharding/layout/plan/sum_counter.h"
 #include "sharding/layout/written_part.h"
 

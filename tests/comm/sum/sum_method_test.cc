@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,18 @@ struct PlusHundred : SumMethod {
     TESSERA_RETURN_IF_ERROR(group.all_reduce(label, data, DType::kF32, data, numel).wait());
     for (std::size_t i = 0; i < numel; ++i) data[i] += 100;
     return absl::OkStatus();
+  }
+};
+
+/// A PlusHundred that has messages, too. A message is one element, for all elements of the contribution.
+struct FromMessages : PlusHundred, SumOfMessages {
+  SumOfMessages* of_messages() override { return this; }
+  std::optional<SignMessages> next_messages(std::size_t numel) override {
+    return SignMessages{.numel = numel, .part_numel = numel, .part_words = 1};
+  }
+  absl::Status sum_messages(Collectives& group, std::string_view label, float* data, std::size_t numel) override {
+    std::fill_n(data, numel, data[0]);
+    return sum(group, label, data, numel);
   }
 };
 
@@ -62,6 +76,20 @@ TEST(SumsByMethods, ReductionsOfFp32AreMadeByTheMethod) {
         group->reduce_scatter("b", input.data(), DType::kF32, output.data(), kNumel, with_method(method)).wait());
     const auto first = static_cast<float>(kNumel) * static_cast<float>(mesh.rank());
     require(output[0] == 2 * first + 100 && output[1] == 2 * (first + 1) + 100, "reduce_scatter");
+  });
+}
+
+TEST(SumsByMethods, ContributionsOfMessagesAreSummedFromThem) {
+  run_ranks({.ranks = 2}, [](const Mesh& mesh) {
+    const auto axes = groups_of(mesh).axes(1, mesh.world_size());
+    require_ok(axes.status());
+    const auto group = summing_by_methods(axes->reduce);
+    FromMessages method;
+    std::vector<float> values = {static_cast<float>(mesh.rank() + 1), -7, -7};
+    ReduceOptions options = with_method(method);
+    options.encoded = reinterpret_cast<const std::byte*>(values.data());
+    require_ok(group->all_reduce("a", values.data(), DType::kF32, values.data(), values.size(), options).wait());
+    require(values == std::vector<float>(3, 103), "all_reduce");
   });
 }
 

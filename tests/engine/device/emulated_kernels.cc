@@ -20,6 +20,7 @@
 #include "optim/cuda/device_layers.h"
 #include "optim/cuda/device_norm.h"
 #include "optim/cuda/device_outer.h"
+#include "optim/cuda/device_signs.h"
 #include "optim/cuda/device_step.h"
 
 namespace tessera::testing {
@@ -291,6 +292,17 @@ class EmulatedKernels : public DeviceKernels {
                           const std::lock_guard lock(gpu);
                           check(
                               cuda::encode_parts(parts, device, residual, arrived, cuda::kCodecBlocksOverBus, nullptr));
+                        }});
+  }
+  std::unique_ptr<Mark> download_signs(std::byte* to, const float* device, const SignMessages& messages) override {
+    expect_pinned(to, true, "where signs are written to");
+    expect_pinned(device, false, "what is sent as signs");
+    expect_pinned(messages.kept, true, "what is kept of gradients");
+    return download_by({to, messages.bytes(), [messages, device](std::byte* arrived) {
+                          auto* const words = reinterpret_cast<std::uint32_t*>(arrived);
+                          const std::lock_guard lock(gpu);
+                          check(
+                              cuda::encode_sign_messages(messages, device, words, cuda::kCodecBlocksOverBus, nullptr));
                         }});
   }
   std::unique_ptr<Mark> download_by(Arrival made) {

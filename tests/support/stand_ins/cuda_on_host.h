@@ -236,6 +236,14 @@ T __shfl_down_sync(unsigned, T value, unsigned delta, unsigned width) {
   const unsigned from = lane % width + delta < width ? lane + delta : lane;
   return block.exchange(value, [&](const auto& given_by) { return given_by(from); });
 }
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  auto& block = *cuda_on_host::ThreadBlock::current();
+  return block.exchange(unsigned{predicate != 0}, [&](const auto& given_by) {
+    unsigned ballot = 0;
+    for (unsigned lane = 0; lane < cuda_on_host::ThreadBlock::kWarp; ++lane) ballot |= given_by(lane) << lane;
+    return ballot;
+  });
+}
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   auto& block = *cuda_on_host::ThreadBlock::current();
   return block.exchange(value, [&](const auto& given_by) {

@@ -7,4 +7,5 @@
 #include "optim/cuda/device_layers.cu"
 #include "optim/cuda/device_norm.cu"
 #include "optim/cuda/device_outer.cu"
+#include "optim/cuda/device_signs.cu"
 #include "optim/cuda/device_step.cu"

@@ -48,7 +48,7 @@ void add_bench(CLI::App& app, BenchCommand& bench) {
   optimizer
       ->add_option("--isa", bench.isa, "loops for portable, avx2 or avx512 (default: the best that the processor has)")
       ->excludes(gpu);
-  CLI::App* codecs = command->add_subcommand("codecs", "int8 and int4 of the wire, encoded and decoded by one thread");
+  CLI::App* codecs = command->add_subcommand("codecs", "int8, int4 and signs of the wire, by one thread");
   codecs->add_flag("--gpu", bench.gpu, "by the GPU's kernels");
   CLI::App* offload = command->add_subcommand("offload", "passes over a disk, and optimizer steps with states on it");
   offload->add_option("--dir", bench.directory, "directory for private scratch files")->required()->check(not_empty());

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "runtime/base/wire/sign_messages.h"
+
+namespace tessera::cuda {
+
+/// Writes the messages of `values` [how.numel] to `messages` [how.bytes()]. For each part it does the work of
+/// cast_votes, or that of encode_signs with more = values and values = how.kept (sign_codec.h). The bits are those of
+/// the CPU, except for the payloads of NaNs. Messages and residuals may lie in the device's memory, or in pinned memory
+/// of the host. A launch has at most `most_blocks` thread blocks. REQUIRES: numel < 2^39.
+cudaError_t encode_sign_messages(const SignMessages& how, const float* values, std::uint32_t* messages,
+                                 unsigned most_blocks, cudaStream_t stream);
+
+}  // namespace tessera::cuda

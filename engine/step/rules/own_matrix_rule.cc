@@ -28,7 +28,8 @@ std::vector<TensorState> OwnMatrixRule::states_of(const FlatParameter& parameter
   for (MatrixOptimizer::State& state : of_rule) {
     require_of_rule(is_name_of_state(state.name) && names.insert(state.name).second, parameter, "\"", state.name,
                     "\" is no name for a state. [T0283] hint: give each a name of its own, without '|' and '.', and "
-                    "none that checkpoints use: ema, master, value, buffer, item, generator, gpu_generator");
+                    "none that checkpoints use: ema, master, value, buffer, item, generator, gpu_generator, factors, "
+                    "outer_momentum");
     require_of_rule(std::ranges::all_of(state.sizes, [](std::int64_t size) { return size >= 0; }), parameter,
                     "the state \"", state.name, "\" wants sizes of 0 and more, got ", at::IntArrayRef(state.sizes),
                     ". [T0284] hint: return sizes of 0 and more from MatrixOptimizer::states");

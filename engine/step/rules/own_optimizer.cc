@@ -59,7 +59,7 @@ OwnOptimizer::OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, con
   for (const std::string& name : rule_->states()) {
     require(is_name_of_state(name) && names.insert(name).second, "ElementwiseOptimizer::states: \"", name,
             "\" is no name for a state. [T0290] hint: give each a name of its own, without '|' and '.', and none that "
-            "checkpoints use: ema, master, value, buffer, item, generator, gpu_generator");
+            "checkpoints use: ema, master, value, buffer, item, generator, gpu_generator, factors, outer_momentum");
     states_.push_back({name, StateDType::kF32});
   }
   own_states_ = states_.size();

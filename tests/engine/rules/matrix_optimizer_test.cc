@@ -204,7 +204,8 @@ TEST(MatrixOptimizer, WrongStatesAndThrownErrorsAreNamed) {
   const auto with_states = [](std::vector<State> states) { return std::make_shared<Idle>(std::move(states)); };
   EXPECT_THAT(error_with(with_states({{"a", {1}}, {"a", {1}}})),
               HasSubstr("MatrixOptimizer, parameter blocks.0.up.weight: \"a\" is no name for a state"));
-  for (const char* taken : {"ema", "master", "value", "buffer", "item", "generator", "gpu_generator", "a.b", "a|b", ""})
+  for (const char* taken : {"ema", "master", "value", "buffer", "item", "generator", "gpu_generator", "factors",
+                            "outer_momentum", "a.b", "a|b", ""})
     EXPECT_THAT(error_with(with_states({{taken, {1}}})), HasSubstr(c10::str("\"", taken, "\" is no name for a state")));
   EXPECT_THAT(error_with(with_states({{"a", {-1}}})), HasSubstr("wants sizes of 0 and more, got [-1]"));
   EXPECT_THAT(error_with(nullptr), HasSubstr("optimizer.type is own_matrix, and the program brings no rule"));

@@ -80,6 +80,9 @@ std::string to_json(const SavedProcessor& processor) { return json_of(processor)
 
 SavedProcessor read_processor(const std::string& text) {
   const Json json = Json::parse(text);
+  if (json.is_array())  // a commit of an earlier version
+    return {json.at(0).get<std::int64_t>(), json.at(1).get<std::string>(), json.at(2).get<std::string>(),
+            json.at(3).get<std::string>()};
   return {json.at("threads").get<std::int64_t>(), json.at("libtorch").get<std::string>(),
           json.at("tessera").get<std::string>(), json.value("gpu", std::string())};
 }

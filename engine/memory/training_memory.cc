@@ -192,12 +192,12 @@ TrainingMemory TrainingMemory::allocate(const MemoryPlan& plan, const std::vecto
                                   : Arena::shared("gradients", gradients, *axes.reduce);
   memory.buckets = Arena::shared("buckets", use[MemoryCategory::kBuckets], *axes.reduce);
   memory.masters = Arena::plain("masters", use[MemoryCategory::kMasters], device);
-  // OuterSteps and OwnedShards allocate their own memory, so those bytes are subtracted here. If ranks have common
-  // parameters, CommonParameters has the states, so none are allocated here.
+  // OuterSteps, OwnedShards and MicrobatchStatistics allocate their own memory, so those bytes are subtracted here. If
+  // ranks have common parameters, CommonParameters has the states, so none are allocated here.
   const OuterNumel& outer = plan.passes().outer;
-  const std::int64_t work_of_shards = placement.is_queued ? 0 : 4 * outer.work;
+  const std::int64_t of_others = placement.is_queued ? 0 : 4 * outer.work + plan.statistics_bytes();
   const std::int64_t scratch = use[MemoryCategory::kStaging] - plan.matrix_bytes() - plan.passes().weight_copy_bytes -
-                               4 * outer.staging() - work_of_shards;
+                               4 * outer.staging() - of_others;
   const std::int64_t states =
       plan.update().outer.has_common_parameters() ? 0 : use[MemoryCategory::kOptimizer] - 4 * outer.states;
   memory.optimizer = Arena::plain("optimizer", states, device);

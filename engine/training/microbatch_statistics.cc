@@ -1,3 +1,8 @@
+// A forward of a recorded norm fills a change (RecordedNorm) in place of the module's buffers. The change of each
+// microbatch that counts is kept until the step ends. Then each rank writes its changes into one message, one
+// all-gather brings the messages of all ranks, and every rank applies all changes to the buffers in the order of the
+// microbatches.
+
 #include "engine/training/microbatch_statistics.h"
 
 #include <ATen/Functions.h>
@@ -165,9 +170,10 @@ void MicrobatchStatistics::drop_microbatch() {
 
 void MicrobatchStatistics::drop_step() {
   const at::NoGradGuard no_grad;
-  drop_microbatch();
   for (std::vector<NormChange>& changes : changes_) changes.assign(norms_.size(), {});
   for (Kept& kept : norms_) {
+    // A program may call zero_grad between a forward and its backward, and that microbatch counts.
+    if (kept.norm->change.forwards > 0) continue;
     const at::Tensor before = std::exchange(kept.norm->batches_before, {});
     if (before.defined()) kept.norm->batches.copy_(before);
   }
@@ -219,6 +225,7 @@ void MicrobatchStatistics::apply(const MicrobatchOrder& order) {
     apply_to(*kept.norm, changes);
     for (const double*& change : changes) change += numel_of_norm(kept.norm->mean);
   }
+  drop_microbatch();
   drop_step();
   follow();
 }

@@ -46,7 +46,7 @@ class MicrobatchStatistics {
   void end_microbatch(std::int64_t round);
   /// Drops the change of the microbatch under way, which does not count.
   void drop_microbatch();
-  /// Drops the changes of the step under way.
+  /// Drops the changes of the step's microbatches that have ended. A forward whose backward has not begun stays.
   void drop_step();
   /// Applies the changes of the step under way. `order`: who computed which microbatch of it. It is collective. Throws
   /// tessera::Error (64) if the program has given a norm other buffers.

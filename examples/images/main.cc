@@ -23,8 +23,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <optional>
+#include <stdexcept>
 
 #include "examples/images/pictures.h"
 #include "workshop/models/resnet.h"
@@ -108,11 +110,15 @@ void keep_epochs(const fs::path& table, std::int64_t epochs) {
     fs::remove(table);
     return;
   }
-  std::string kept, line;
+  std::string kept, line;  // rows begin with their epoch; the first line has the columns' names
   std::ifstream file(table);
-  for (std::int64_t row = 0; row <= epochs && std::getline(file, line); ++row) kept += line + '\n';
+  for (bool is_head = true; std::getline(file, line) && !file.eof(); is_head = false)  // at the end: half a line
+    if (is_head || std::atoll(line.c_str()) <= epochs) kept += line + '\n';
   const fs::path renewed = table.string() + ".new";
-  std::ofstream(renewed) << kept;
+  std::ofstream out(renewed);
+  out << kept;
+  out.close();
+  if (!out) throw std::runtime_error(renewed.string() + " cannot be written; " + table.string() + " stays as it was");
   fs::rename(renewed, table);
 }
 

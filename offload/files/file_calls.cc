@@ -317,12 +317,15 @@ int list_folder(const FilePlace& folder, std::vector<std::string>& names) {
     ::close(fd);
     return error;
   }
-  errno = 0;
-  while (const dirent* const entry = ::readdir(entries)) {
+  int error = 0;
+  while (true) {
+    errno = 0;  // what the loop does may set it
+    const dirent* const entry = ::readdir(entries);
+    error = -errno;
+    if (entry == nullptr) break;
     const std::string_view name = entry->d_name;
     if (name != "." && name != "..") names.emplace_back(name);
   }
-  const int error = -errno;
   ::closedir(entries);
   return error;
 }

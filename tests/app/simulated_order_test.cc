@@ -21,6 +21,7 @@
 #include "runtime/border/throw.h"
 #include "tests/engine/asynchronous/order_oracle.h"
 #include "tests/engine/asynchronous/served_runs.h"
+#include "tests/engine/asynchronous/whole_rules_oracle.h"
 #include "tests/support/session.h"
 #include "tests/support/test_folder.h"
 
@@ -158,6 +159,17 @@ TEST(SimulatedOrder, RanksOfOneProcessPlayItToTheBitsOfPlainLibTorch) {
       continue;
     for (const int servers : {0, kServers}) {
       SCOPED_TRACE(name + ", servers: " + std::to_string(servers));
+      expect_the_bits_of_plain_libtorch(option, servers);
+    }
+  }
+}
+
+TEST(SimulatedOrder, RulesOfWholeTensorsPlayItToTheBitsOfPlainLibTorch) {
+  at::set_num_threads(1);
+  for (const OrderOption& option : testing::whole_order_options()) {
+    if (option.own_rules.matrices != nullptr) continue;  // servers have no rules of the program
+    for (const int servers : {0, kServers}) {
+      SCOPED_TRACE(std::string(option.name) + ", servers: " + std::to_string(servers));
       expect_the_bits_of_plain_libtorch(option, servers);
     }
   }

@@ -17,6 +17,7 @@
 #include "runtime/comm/mesh_groups.h"
 #include "runtime/comm/rounds/timed_calls.h"
 #include "runtime/comm/shared/run_ranks.h"
+#include "tests/support/limits/patience.h"
 
 namespace tessera {
 namespace {
@@ -157,6 +158,7 @@ TEST(MeasuredGroups, NetworkThatTakesTooLongIsNotMeasured) {
 
 // Gathers are fast, so the first set of ranks has a low estimate, and measures. Reductions then take all the time.
 TEST(MeasuredGroups, SetsOfRanksShareTheirTime) {
+  const double slow_by = slowness();
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
     const auto axes = groups_of(mesh).axes(1, 2);
     ASSERT_TRUE(axes.ok());
@@ -165,10 +167,10 @@ TEST(MeasuredGroups, SetsOfRanksShareTheirTime) {
     const auto join = measured_groups(
         [&](const Group&, ChooseAlgorithm choose) {
           given = std::move(choose);
-          slow = std::make_shared<SlowGroup>(axes->world, 0ms, 50ms);
+          slow = std::make_shared<SlowGroup>(axes->world, 0ms, SlowGroup::Pause(static_cast<int>(50 * slow_by)));
           return absl::StatusOr<std::shared_ptr<Collectives>>(slow);
         },
-        {.most_seconds = 1});
+        {.most_seconds = slow_by});
     ASSERT_TRUE(join(group_with(mesh, {0, 1})).ok());
     EXPECT_GT(slow->reductions(), 0);
     EXPECT_EQ(slow->most_bytes(), 32u << 10);  // the estimate's; the time is over after calls of 512 bytes

@@ -243,8 +243,8 @@ class Pump {
 void Call::abort() { Pump::of_process().abandon(*this); }
 
 /// The time for which a rank that fails waits before its process ends. Ranks that fail for one reason, such as a
-/// verdict of CallWatch, hear it up to a second apart.
-constexpr std::chrono::milliseconds kForOthersToSpeak(1500);
+/// verdict of CallWatch, hear it up to two seconds apart.
+constexpr std::chrono::milliseconds kForOthersToSpeak(2500);
 
 /// Ends MPI if the program ends well. A rank that fails ends without MPI_Finalize, and its launcher then ends the other
 /// ranks. So it gives them time to end with their own errors first.

@@ -128,7 +128,7 @@ absl::StatusOr<double> estimated_seconds(Collectives& group, Choice& choice, dou
       TESSERA_RETURN_IF_ERROR(time_calls(
           group, std::span(probes).last(1), [&](Algorithm way) { choice.use(way); },
           [](const TimedCall&) { return kProbes; }));
-      estimate = seconds_of_calls(group.size(), guess_of(group.size(), probes));
+      if (group.rank() == 0) estimate = seconds_of_calls(group.size(), guess_of(group.size(), probes));
       TESSERA_RETURN_IF_ERROR(group.broadcast("fit", &estimate, sizeof(estimate), 0).wait());
       if (estimate > most_seconds) return estimate;
     }
@@ -195,10 +195,14 @@ class MeasuredGroups {
     };
     Extent extent;
     if (is_bounded()) {
+      if (left <= 0) {  // the same on all ranks
+        tell("not measured, since no time is left; calls go directly");
+        return LinkFit{};
+      }
       TESSERA_ASSIGN_OR_RETURN(const double estimate, estimated_seconds(joined, choice, left));
       if (estimate > left) {
         tell(fmt::format("not measured, which would take {:.1f} s of {:.1f} s that are left; calls go directly",
-                         estimate, std::max(left, 0.0)));
+                         estimate, left));
         return LinkFit{};
       }
       extent = {.last_bytes = kLeastLastBytes, .most_seconds = left};

@@ -30,9 +30,13 @@ absl::StatusOr<SimulatedOrder> SimulatedOrder::make(const MemoryPlan& plan, cons
     for (std::size_t group = 0; group < unit.groups.size(); ++group) {
       if (!unit.groups[group].trainable) continue;
       const std::int64_t numel = unit.groups[group].layout.numel();
-      for (int owner = 0; owner < order.parties_.owner_count; ++owner) {
+      // A group that ranks own whole is one shard. One of the servers owns a whole group, and the others are not asked
+      // for it, so their turns are never taken.
+      const bool is_whole = plan.has_whole_shard(unit.groups[group]);
+      const int owners = is_whole && !sync.has_servers() ? 1 : order.parties_.owner_count;
+      for (int owner = 0; owner < owners; ++owner) {
         // A server whose part of a group is empty is asked for no part of it.
-        if (!sync.has_servers() || served_part(numel, owner, servers).numel > 0)
+        if (!sync.has_servers() || is_whole || served_part(numel, owner, servers).numel > 0)
           order.shards_.push_back({unit.name, group, owner});
       }
     }

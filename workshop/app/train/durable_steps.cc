@@ -5,6 +5,7 @@
 
 #include "checkpoint/commit_log.h"
 #include "engine/engine_checkpoints.h"
+#include "runtime/border/throw.h"
 #include "tessera/durable.h"
 #include "tessera/error.h"
 #include "workshop/app/train/moved_commits.h"
@@ -19,7 +20,8 @@ std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& op
                                                      TokenBatches& batches, bool speaks) {
   if (engine.strategy().durable.every == 0) return std::nullopt;
   if (options.resume != "auto") {
-    const std::optional<std::int64_t> step = EngineCheckpoints(engine).commit_to_resume();
+    std::optional<std::int64_t> step = EngineCheckpoints(engine).commit_to_resume();
+    if (!step) step = value_or_throw(moved_step(engine.strategy()));
     if (!step) return std::nullopt;
     throw Error(ExitCode::kUsage, "train: --resume " + options.resume + ", but durable.dir " +
                                       engine.strategy().durable.dir + " holds step " + std::to_string(*step) +

@@ -43,13 +43,13 @@ struct LastCommit {
   bool is_on_all = false;  ///< whether all ranks are known to have a commit of this run (CommitLog::has_begun)
 };
 
-/// Returns rank 0's last commit; nothing if it has none, or none that is whole. An Engine reports damage.
+/// Returns rank 0's last commit; nothing if it has none. Errors: those of CommitLog.
 absl::StatusOr<std::optional<LastCommit>> last_commit(const std::string& folder) {
   if (CommitLog::ranks_in(folder) == 0) return std::nullopt;
   TESSERA_ASSIGN_OR_RETURN(const auto log, CommitLog::open(folder, 0, kRankZero));
-  const absl::StatusOr<std::vector<Commit>> commits = log->read();
-  if (!commits.ok() || commits->empty()) return std::nullopt;
-  return LastCommit{commits->back().step, ranks_of_hosts(commits->back()), log->has_begun()};
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<Commit> commits, log->read());
+  if (commits.empty()) return std::nullopt;
+  return LastCommit{commits.back().step, ranks_of_hosts(commits.back()), log->has_begun()};
 }
 
 /// Runs this program once more with the arguments `words`, as a job of its own, and returns its exit code. The process
@@ -106,8 +106,10 @@ absl::Status convert(const TrainCommand& command, const Strategy& strategy, cons
                         ". [T1165] hint: what is above says why; the commits stay as they are");
 }
 
-/// Removes the commits of all ranks, and the files of their offloaded state.
+/// Removes the commits of all ranks, and the files of their offloaded state. Errors: 69 if a run has the folder open,
+/// which may be one that has not committed yet.
 absl::Status remove_commits(const Strategy& strategy) {
+  TESSERA_ASSIGN_OR_RETURN(const auto lock, CommitLog::open(strategy.durable.dir, 0, kRankZero));
   TESSERA_RETURN_IF_ERROR(CommitLog::remove_all(strategy.durable.dir, kRankZero));
   const std::string stem = durable_stem(strategy.durable.dir);
   for (const std::string& path : strategy.offload.paths) {
@@ -125,6 +127,13 @@ absl::StatusOr<std::string> moved_checkpoint(const Strategy& strategy) {
   const std::string folder = folder_of_moved(strategy);
   if (!fs::exists(folder + "/latest", error)) return "";
   return find_checkpoint(folder, "durable.dir");
+}
+
+absl::StatusOr<std::optional<std::int64_t>> moved_step(const Strategy& strategy) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string path, moved_checkpoint(strategy));
+  if (path.empty()) return std::nullopt;
+  TESSERA_ASSIGN_OR_RETURN(const std::int64_t step, step_of(path));
+  return step;
 }
 
 absl::StatusOr<std::string> later_checkpoint(const std::string& path, const std::string& other) {
@@ -147,7 +156,10 @@ absl::Status move_commits(const TrainCommand& command, const Strategy& strategy,
   const bool goes_on = strategy.durable.every > 0 && command.checkpoints.resume == "auto";
   if (!goes_on || !command.commits.empty() || command.replays || topology.rank != 0) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(std::string moved, moved_checkpoint(strategy));
-  TESSERA_ASSIGN_OR_RETURN(const std::optional<LastCommit> last, last_commit(strategy.durable.dir));
+  const absl::StatusOr<std::optional<LastCommit>> found = last_commit(strategy.durable.dir);
+  // An Engine reports damage. Beside a checkpoint of older commits, commits that cannot be read are not removed.
+  if (!found.ok()) return moved.empty() ? absl::OkStatus() : found.status();
+  const std::optional<LastCommit>& last = *found;
   if (!moved.empty() && last) {
     TESSERA_ASSIGN_OR_RETURN(const std::int64_t step, step_of(moved));
     if (last->is_on_all && last->step > step) {

@@ -3,6 +3,8 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "tessera/strategy.h"
@@ -26,6 +28,8 @@ absl::Status move_commits(const TrainCommand& command, const Strategy& strategy,
 
 /// Returns the path of the checkpoint that was made of commits; empty if there is none.
 absl::StatusOr<std::string> moved_checkpoint(const Strategy& strategy);
+/// Returns the step of that checkpoint; nothing if there is none.
+absl::StatusOr<std::optional<std::int64_t>> moved_step(const Strategy& strategy);
 
 /// Returns the path of the checkpoint with the larger step; `path` if their steps are equal. Either may be empty.
 absl::StatusOr<std::string> later_checkpoint(const std::string& path, const std::string& other);

@@ -110,7 +110,7 @@ def parse_arguments():
     return options
 
 
-# These functions say what is trained, and when.
+# These functions define the runs: their strategies, and the times of their steps.
 
 def clock_of(size, study, name):
     slowness = (1.0,) * (RANKS - 1) + (2.0 if name == "slow" else 1.0,)
@@ -146,19 +146,19 @@ def with_order(made, key, path):
 
 
 def run_of(study, way, rate, seed, timeline, name):
-    """Returns a run whose ranks wait for nothing: its "clock" is None. The caller sets "clock" if ranks keep one."""
+    """Returns a run whose ranks do not sleep: its "clock" is None. The caller sets "clock" if ranks keep one."""
     tickets = None if way == "backups" else timeline.tickets(RANKS)
     return {"name": name, "way": way, "seed": seed, "batch": BATCH, "strategy": strategy(study, way, rate), "clock": None, "tickets": tickets,
             "steps": 1 + max(step.ticket for step in timeline.steps) // RANKS, "expected_s": timeline.seconds()}
 
 
 def forecast_of(way, timeline):
-    """Returns what the simulation says of a run. Gradients that are summed have no age."""
+    """Returns what the simulation predicts for a run. Gradients that are summed have no age."""
     has_ages = WAYS[way].kind != "met" and way != "backups"
     return {"expected_s": timeline.seconds(), "expected_staleness": statistics.fmean(timeline.ages()) if has_ages else None}
 
 
-# These functions say what came out.
+# These functions compute losses and seconds from the results of runs.
 
 def curve(moments):
     """Returns {"losses", "ends"}. `moments`: [(seconds, loss)] of the gradients. They are sorted by their seconds and
@@ -311,7 +311,8 @@ class Study:
         return run
 
     def tune(self):
-        """Chooses the rates, by the training loss under the clock of equal ranks. The study does not use this seed."""
+        """Chooses the rates, by the training loss under the clock of equal ranks, with a seed that the study does not
+        use."""
         def best(rates_of):
             """Returns {way: the best of its rates}. A way with only one rate is not trained."""
             wanted = {way: [self.run(way, "alike", rate, TUNING_SEED) for rate in rates] for way, rates in rates_of.items() if len(rates) > 1}
@@ -428,7 +429,7 @@ def forecast_table(study):
 
 
 def best_line(rows, wanted, clock):
-    """Returns a line that says which way comes to the loss first under a clock."""
+    """Returns a line that says which way reaches the loss first under a clock."""
     times = {row["way"]: [seconds_to(of_run["curve"], wanted) for of_run in row["runs"]] for row in rows}
     means = {way: statistics.fmean(each) for way, each in times.items() if None not in each}
     if not means:

@@ -1,10 +1,11 @@
-"""Trains runs of asynchronous.py, one after the other. Each rank runs this program, and rank 0 writes what came out.
+"""Trains runs of asynchronous.py, one after the other. Each rank runs this program, and rank 0 writes the results.
 
     asynchronous_ranks.py DATA RUNS OUT
 
-DATA is a JSON file: study, training, held_out (paths). RUNS is a JSON list of runs: name, strategy, seed, batch, tickets ([rank][step],
-or null for backups, whose ranks skip some), steps (of a rank without tickets), clock (a push_orders.Clock, or null for a run that waits for
-nothing). OUT gets a JSON line for each run that has ended: its name, and the result of `trained`.
+DATA is a JSON file: study, training, held_out (paths). RUNS is a JSON list of runs: name, strategy, seed, batch,
+tickets ([rank][step], or null for backups, whose ranks skip some), steps (of a rank without tickets), clock (a
+push_orders.Clock, or null for a run whose ranks do not sleep). OUT gets a JSON line for each run that has ended: its
+name, and the result of `trained`.
 """
 
 import json

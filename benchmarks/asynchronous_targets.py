@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Measures what ranks that do not wait for each other are to reach, and fills the table of targets in results/asynchronous.md.
+"""Measures the figures that have targets for ranks that do not wait for each other, and fills the table of targets in
+results/asynchronous.md.
+
 
     benchmarks/asynchronous_targets.py --page                        all of them: about 20 minutes on two cores that do nothing else
     benchmarks/asynchronous_targets.py --only quotas deal --page     some of them; the others stay as they were
@@ -17,9 +19,9 @@ Results are in results/asynchronous_targets.json.xz. Without --page the table is
 * `soak`: workers and parameter servers that are killed, and workers that join. Each parameter counts how often a step was applied to it, so
   a step that is lost or applied twice is seen in the values.
 
-A rank may have only a part of a core. A cgroup then limits the rank. If no cgroup can be made, this program stops the
-rank and lets it go on in turn. The program's own part uses the standard library only. It exits with 1 if the soak finds
-a fault. It does not judge any figure.
+A rank may have only a part of a core. A cgroup then limits the rank. If no cgroup can be made, this program stops and
+continues the rank again and again. The program itself uses the standard library only; its roles also need torch and
+tessera. The program exits with 1 if the soak finds a fault. It does not judge any figure.
 """
 
 import argparse
@@ -383,7 +385,7 @@ def role_train(strategy, batch, path):
 
 
 def role_wire(size, folder):
-    """Is a parameter server on the first host, or a worker on the second host. The worker prints its samples."""
+    """Runs a parameter server on the first host, or a worker on the second host. The worker prints its samples."""
     size, over = json.loads(size), pathlib.Path(folder) / "over"
     host = os.environ["MASTER_ADDR"]
     if os.environ["RANK"] == "0":
@@ -472,7 +474,7 @@ ELASTIC = {"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Counter"]}, "co
 
 
 def role_worker(steps, folder):
-    """Is a worker of the soak. Step n subtracts 1 from number n of each unit. Returns the exit code."""
+    """Runs a worker of the soak. Step n subtracts 1 from number n of each unit. Returns the exit code."""
     import torch
 
     import tessera
@@ -583,7 +585,7 @@ class Soak:
         return True
 
     def run(self):
-        """Returns what has happened."""
+        """Makes the soak, and returns its events and faults."""
         self.servers = [self.start_server(number) for number in range(SERVERS)]
         for _ in range(WORKERS - 1):
             self.start_worker()

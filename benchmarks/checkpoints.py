@@ -100,7 +100,8 @@ def fio_seconds(folder, jobs, megabytes, direct):
 
 
 def verdict(median, fio):
-    """Compares Tessera's median with the target speed: the smaller of 1.5 times DCP's and 0.95 of the better fio's."""
+    """Compares Tessera's median with the target. The target speed is the smaller of two speeds: 1.5 times DCP's, and
+    0.95 times that of the faster of fio's two ways to write."""
     ours, dcp_limit = median["Tessera save"], median["DCP save"] / 1.5
     text = f"Tessera save {ours:.3f} s; 1.5 times as fast as DCP would be {dcp_limit:.3f} s"
     if not fio:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Measures over several seeds how much worse a model learns if ranks send less: fewer outer steps of replicas
-(streaming DiLoCo with int4), or compressed gradients. Both are compared with gradients that are summed uncompressed in
-every step.
+"""Measures over several seeds how much worse a model learns if ranks send less. Either replicas exchange their values
+only in outer steps (streaming DiLoCo with int4), or ranks compress gradients. Both ways are compared with gradients
+that are summed uncompressed in every step.
 
     benchmarks/learning.py --runs FOLDER                      trains runs whose metrics FOLDER lacks, then writes
                                                               results/learning.{json.xz,md,svg}
@@ -138,7 +138,9 @@ def wire_bytes(binary, name, data):
     """Returns the bytes that both ranks send in a step that compresses (the first steps of a run may not). Returns None
     if no network namespace can be made."""
     of = CONTENDERS[name][1]
-    if "compression" in of:  # methods with momentum send as many bytes as gradients, but begin with uncompressed steps
+    # A method sends as many bytes with momentum as without. Momentum needs uncompressed steps at the beginning of a
+    # run, so the measured run has no momentum.
+    if "compression" in of:
         rest = {key: value for key, value in of["compression"].items() if key != "start_step"}
         if "method" in rest:
             rest["method"] = {key: value for key, value in rest["method"].items() if key != "momentum"}

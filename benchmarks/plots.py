@@ -160,8 +160,8 @@ def histograms(rows):
 
 @_styled
 def timeline(events):
-    """Draws spans over time, one lane a track. events: dicts of "track", "name", "start_us", "duration_us"; times from
-    0. Events whose names begin with the same word ("reduce blocks.0") have one shade."""
+    """Draws spans over time, with one lane for each track. events: dicts of "track", "name", "start_us" (from 0) and
+    "duration_us". Events whose names begin with the same word ("reduce blocks.0") have one shade."""
     tracks = sorted({event["track"] for event in events})
     kinds = sorted({event["name"].partition(" ")[0] for event in events})
     figure, axes = _figure(80 + 34 * len(tracks))

@@ -21,7 +21,7 @@ OWNERS = "ranks"
 
 
 class Clock(typing.NamedTuple):
-    """How long each rank takes for the forward and backward of a step."""
+    """The time that each rank takes for the forward and backward of a step."""
 
     step_s: float
     slowness: tuple               # [rank]: the seconds of the rank's steps, divided by step_s
@@ -35,7 +35,7 @@ class Clock(typing.NamedTuple):
 
 
 class Costs(typing.NamedTuple):
-    """What a step takes beside its compute, in seconds."""
+    """The seconds that a step takes in addition to its compute."""
 
     pull_s: float = 0.0
     push_s: float = 0.0

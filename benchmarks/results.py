@@ -11,8 +11,8 @@ One object:
     works        [{name, title, model, dtype, parameters, batch, steps, warm_up, contenders}]
     checks       [{work, result}]                           the verified fact
     failed, not_run  [{key: "section/what", what, round, why}]    round: the round in which it failed, or the first
-                         round in which it was not run; null before and after the rounds. What belongs to no section
-                         has a key without a slash
+                         round in which it was not run; null before and after the rounds. An entry that belongs to no
+                         section has a key without a slash
     thinned_to   how many samples of each long list are left, if the file would have been too large
 
 The sections' entries are listed in the measure.py for host, network or GPU. Samples are seconds, and lists that hold
@@ -150,7 +150,7 @@ class Results:
         return self.contenders[contender]["group"] == "alone"
 
     def entries(self, section, **key):
-        """Returns the entries of the section with these fields. Returns none if there is no such section."""
+        """Returns the entries of the section with these fields. The list is empty if there is no such section."""
         return [entry for entry in self.data.get(section, []) if all(entry.get(name) == value for name, value in key.items())]
 
     def entry(self, section, **key):
@@ -158,7 +158,8 @@ class Results:
         return next(iter(self.entries(section, **key)), None)
 
     def samples(self, section, what="rounds_s", **key):
-        """Returns the samples of all rounds of the entry with these fields. Returns none if there is no such entry."""
+        """Returns the samples of all rounds of the entry with these fields. The list is empty if there is no such
+        entry."""
         return [sample for samples in (self.entry(section, **key) or {}).get(what, []) for sample in samples]
 
     def reason(self, key):

@@ -91,8 +91,8 @@ OPTIMIZER_AVX2 = (
 )
 
 # Each entry is (collective, bytes or None for the largest size, target over Gloo), with fp32. A call of the largest
-# size uses the group's memory, where the Engine has its buffers, and gathers into a private copy. Other calls use any
-# memory.
+# size uses the group's memory, where the Engine has its buffers, and gathers into a private copy. Other calls use
+# private memory.
 COLLECTIVES = (
     ("barrier", 0, 500.0),
     ("all_reduce", 4, 500.0),

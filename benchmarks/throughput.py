@@ -43,9 +43,9 @@ from schedule import Task
 NAMES = ("torch_alone", "tessera_alone", "torch_ddp", "tessera_no_shard", "torch_fsdp2", "tessera_full_shard")
 MOST_HOSTS = 4
 WITHIN = 0.10
-# The bytes that each of N hosts with one rank sends in a step, divided by the bytes of the parameters. A ring's
-# all-reduce sends as many bytes as an exchange with a gather. Gloo's reduce-scatter is an all-reduce, and FSDP2 gathers
-# twice. `tessera plan` says how many bytes each host sends with other contenders.
+# Each of N hosts with one rank sends (N - 1) / N times the bytes of the parameters in a step, multiplied by this
+# factor. A ring's all-reduce sends as many bytes as an exchange with a gather. Gloo's reduce-scatter is an all-reduce,
+# and FSDP2 gathers twice. `tessera plan` computes how many bytes each host sends with other contenders.
 FORMULAS = {"torch_ddp": 2, "tessera_no_shard": 2, "torch_fsdp2": 4}
 COLUMNS = ("hosts", "batch", "contender", "samples", "median_s", "tokens_per_s", "of_no_communication", "link_bytes", "formula_bytes",
            "over_formula")

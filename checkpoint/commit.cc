@@ -20,8 +20,8 @@ void append_text(std::string& bytes, std::string_view text) {
   bytes += text;
 }
 
-/// Reads fields one after another from bytes that may be damaged. Once the bytes are used up, it returns zeros and
-/// empty texts, and `is_whole` becomes false.
+/// Reads fields one after another from bytes that may be damaged. If a field needs more bytes than are left, `is_whole`
+/// becomes false. This field and all later fields are then read as zeros and empty texts.
 class PieceReader {
  public:
   explicit PieceReader(std::string_view bytes) : left_(bytes) {}

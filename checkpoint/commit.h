@@ -23,8 +23,8 @@ struct Commit {
 };
 
 /// Returns the bytes of a commit's file. They begin with "TESSCMT1". Then come generation, run, step, layout and the
-/// number of parts, each in 8 bytes, lowest byte first. For each part there are the length of its name, the name, the
-/// part's length and its bytes. At the end is the XXH3 (checkpoint_hash) of all bytes before it.
+/// number of parts, each in 8 bytes, lowest byte first. Each part consists of the length of its name, the name, the
+/// part's length and its bytes. The last 8 bytes are the XXH3 (checkpoint_hash) of all bytes before them.
 std::string write_commit(const Commit& commit);
 
 /// Reads the bytes of a commit's file. `file` is the prefix of messages. Error: 65 if `bytes` are not the bytes of a

@@ -40,9 +40,9 @@ bool multiply(const std::vector<std::int64_t>& shape, std::int64_t& numel) {
 /// Reads a manifest from JSON that may be damaged or hostile.
 ///
 /// Each list of the manifest has a reader of one element (`read_state`, `read_parameter`, ...), which `for_each` calls.
-/// If a field is missing, has another type or is out of range, the result is a default, and `problem_` is set. The
-/// first problem is kept, and `read` returns it at the end. Then names are compared: no name may occur twice, and
-/// parameters may name only known states.
+/// If a required field is missing, or a field has another type or is out of range, the result is a default, and
+/// `problem_` is set. The first problem is kept, and `read` returns it at the end. Then names are compared: no name may
+/// occur twice, and parameters may name only known states.
 class ManifestReader {
  public:
   ManifestReader(const JsonNode& root, const std::string& file) : file_(file), root_(root, file, "", problem_) {}

@@ -21,8 +21,7 @@ constexpr std::int64_t kBlock = kScaledElements;
 
 std::int64_t blocks_of(std::int64_t numel) { return (numel + kBlock - 1) / kBlock; }
 
-/// Adds elements [first, first + numel) of a tensor to a file, if `from` has the whole tensor. Otherwise it adds
-/// nothing.
+/// Adds elements [first, first + numel) of a tensor to a file, if `from` has the tensor. Otherwise it adds nothing.
 void add_piece(const SavedCheckpoint& from, const std::string& what, const std::string& name, std::int64_t first,
                std::int64_t numel, std::vector<Piece>& pieces) {
   const std::span<const SavedCheckpoint::Place> places = from.pieces(what, name);

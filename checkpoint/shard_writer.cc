@@ -127,8 +127,8 @@ absl::Status ShardWriter::write(std::span<const std::byte> bytes, std::int64_t o
   return absl::OkStatus();
 }
 
-/// Makes the disk begin to write while the next blocks are made, and not only at the fsync. The call is only a hint. If
-/// the file system does not accept the hint, or a write fails, fsync reports the error.
+/// Makes the disk begin to write while the next blocks are made, and not only at the fsync. The call is only a hint,
+/// which a file system may ignore. If a write fails, fsync reports the error.
 void ShardWriter::begin_writeback(std::int64_t end) {
   constexpr std::int64_t kAtOnce = std::int64_t{8} << 20;
   if (end - in_writeback_ < kAtOnce) return;
@@ -145,7 +145,7 @@ absl::StatusOr<SavedFile> ShardWriter::finish() {
   if (appended_ != wanted_) return other_size();
   TESSERA_RETURN_IF_ERROR(end_write());
   if (filled_ > hashed_) hash_chunk();
-  if (filled_ > 0) {  // the remaining bytes do not fill the disk's last block
+  if (filled_ > 0) {  // the remaining bytes may end inside a block of the disk
     set_direct(false);
     TESSERA_RETURN_IF_ERROR(write(std::span<const std::byte>(blocks_[block_].span()).first(filled_), file_bytes_));
     file_bytes_ += static_cast<std::int64_t>(filled_);

@@ -30,8 +30,8 @@ constexpr char kConvertHint[] =
     ". [T0081] hint: scripts/to_safetensors.py turns .pt and .bin files, DCP and DeepSpeed's checkpoints into "
     "safetensors";
 
-/// Returns whether a file that is not a safetensors file begins like a pickle. (In a safetensors file these bytes may
-/// be a length.)
+/// Returns whether a file that is not a safetensors file begins like a pickle or a zip archive. (In a safetensors file
+/// these bytes may be a length.)
 bool is_pickle(std::string_view head) { return head.starts_with("PK\x03\x04") || head.starts_with("\x80"); }
 
 /// Returns whether `name` is the name of a file in the index's own folder, and not a path to another folder.

@@ -15,10 +15,10 @@
 
 namespace tessera {
 
-/// Writes a model as safetensors files into a folder, which it makes. There is only `model.safetensors`, unless that
-/// would have more than `most_bytes` of data. Then there are `model-00001-of-00003.safetensors` and so on, and
+/// Writes a model as safetensors files into a folder, which it makes. There is only `model.safetensors`, unless this
+/// file would have more than `most_bytes` of data. Then there are `model-00001-of-00003.safetensors` and so on, and
 /// `model.safetensors.index.json`. Each file is written as "<name>.partial". When the data of all files is written,
-/// each file in turn is synced and gets its name, and the index last.
+/// each file in turn is synced and gets its name. The index gets its name last.
 ///
 ///   TESSERA_ASSIGN_OR_RETURN(auto writer, TensorFilesWriter::create(folder, tensors, most_bytes, existing, who));
 ///   for each tensor, in the order of `tensors`: writer.append(its bytes), in any portions

@@ -1,5 +1,5 @@
 // The public Engine: each call checks that it is allowed now (Training), and calls the part of the Engine that does the
-// work. Job::or_abort lets all ranks learn of a failure. The functions that plan without an Engine (plan_memory) are at
+// work. Job::or_abort reports a failure to all ranks. The functions that plan without an Engine (plan_memory) are at
 // the end.
 
 #include "tessera/engine.h"

@@ -17,7 +17,8 @@ class EngineCheckpoints {
   Training& training() { return training_; }
 
   std::string save(const std::string& folder, const CheckpointItems& items, const SaveOptions& options);
-  /// Loads a checkpoint. No EngineCheckpoints may be used afterwards, since the Engine may plan anew (start_step).
+  /// Loads a checkpoint. An EngineCheckpoints that was made before may not be used afterwards, since the Engine may
+  /// make another Engine::State (SyncConfig::start_step).
   static LoadedCheckpoint load(Engine& engine, const std::string& path);
   void finish();
   /// Goes back to the last checkpoint that was saved or loaded, after step number `step` was skipped because of its

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// A save that runs beside training, as the Engine sees it. engine/saving makes it (BackgroundSave).
+/// The Engine's interface to a save that runs beside training. engine/saving makes it (BackgroundSave).
 /// Its destructor waits for the end.
 class SaveUnderWay {
  public:

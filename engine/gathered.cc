@@ -39,7 +39,7 @@ class PrivateCopies {
   /// Waits until all ranks have copied the parameters. No rank may write its part before that.
   void meet() { throw_if_error(sharers_.barrier("Gathered").wait()); }
 
-  /// It is called after all ranks have written their parts. Makes the parameters use the shared memory again.
+  /// Waits until all ranks have written their parts. Makes the parameters use the shared memory again.
   void close() {
     throw_if_error(sharers_.barrier("Gathered").wait());
     give_up();

@@ -21,11 +21,11 @@ namespace tessera {
 
 // This file runs a function again in backward, so that the tensors which it saved need not be kept.
 //
-// A Call is one call of checkpoint(). The first run makes a Hooks object for each saved tensor. It notes how the tensor
-// looks, and keeps the tensor only if it stays alive anyway. A node of backward that needs a tensor that was not kept
-// calls `take`, which makes the second run if there was none (`run_again`). SecondRun collects the tensors that are
-// saved again, and compares each with the same tensor of the first run. When the last of them is saved, an exception
-// ends the function (NothingIsMissing).
+// A Call is one call of checkpoint(). The first run makes a Hooks object for each saved tensor. The object stores the
+// tensor's shape, options and version, and keeps the tensor only if the tensor stays alive anyway. A node of backward
+// that needs a tensor that was not kept calls `take`, which makes the second run if there was none (`run_again`).
+// SecondRun collects the tensors that are saved again, and compares each with the same tensor of the first run. When
+// the last of them is saved, an exception ends the function (NothingIsMissing).
 
 namespace {
 
@@ -74,7 +74,7 @@ class WithRandomStates {
   RandomStates before_;
 };
 
-/// Turns autocast's cache off while it lives. Otherwise code after the optimizer's step would get casts of old
+/// Turns autocast's cache off while this object lives. Otherwise code after the optimizer's step would get casts of old
 /// parameters from the cache. The cache's key is the tensor without its version, and only the program empties the
 /// cache, at the end of its autocast region.
 class WithoutCachedCasts {
@@ -94,8 +94,8 @@ class WithoutCachedCasts {
 /// std::exception, so a program that catches such exceptions does not catch it.
 struct NothingIsMissing {};
 
-/// Returns whether a tensor is kept and not computed again. That is so for a tensor that stays alive in any case, such
-/// as a parameter, even if other code releases and fills its storage (as the residency does with units).
+/// Returns whether a tensor is kept and not computed again. A tensor is kept if it stays alive in any case, as a
+/// parameter does, even if other code releases and fills its storage (as the residency does with units).
 bool is_to_be_kept(const at::Tensor& tensor) {
   return (tensor.is_leaf() && tensor.requires_grad()) || unit_of(tensor) != nullptr;
 }
@@ -198,7 +198,7 @@ class Call::Hooks final : public autograd::SavedVariableHooks {
 
 std::unique_ptr<autograd::SavedVariableHooks> Call::make() { return std::make_unique<Hooks>(shared_from_this()); }
 
-/// Collects what the second run saves.
+/// Collects the tensors that the second run saves.
 class Call::SecondRun final : public SavedTensorHooks {
  public:
   explicit SecondRun(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(call.mutex_)

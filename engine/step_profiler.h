@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// Measures how long a single rank computes with each unit. Steps of many ranks are predicted from these times. It
-/// watches operators, which costs some microseconds each.
+/// Measures how long a single rank computes with each unit. Steps of many ranks are predicted from these times. The
+/// profiler watches operators, which costs some microseconds for each operator.
 class StepProfiler {
  public:
   /// Throws tessera::Error (64) if there are several ranks, if a GPU trains, or if parameters lie on disk. In these

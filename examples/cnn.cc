@@ -1,4 +1,5 @@
-// A convolutional network whose batch norms see the samples of all ranks. It tells in which direction stripes run.
+// Trains a convolutional network whose batch norms use the samples of all ranks. The network finds the direction of
+// stripes.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <tessera/rank_sampler.h>

@@ -22,7 +22,7 @@ struct NetworkImpl : torch::nn::Module {
 };
 TORCH_MODULE(Network);
 
-// The two tasks: functions of the plane that have much in common.
+// The two tasks are functions on the plane that have much in common.
 at::Tensor first_task(const at::Tensor& x) { return at::sin(x.select(1, 0) * 3) * at::cos(x.select(1, 1) * 3); }
 at::Tensor second_task(const at::Tensor& x) { return 0.5 - first_task(x) * (1 + 0.5 * x.select(1, 0)); }
 

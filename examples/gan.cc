@@ -1,5 +1,5 @@
-// A generative adversarial network in the plane: its generator learns to put points where the real ones are, around (2,
-// -1). There are two modules and two Engines; the generator is trained through the discriminator.
+// Trains a generative adversarial network in the plane: its generator learns to put points where the real ones are,
+// around (2, -1). There are two modules and two Engines; the generator is trained through the discriminator.
 #include <ATen/Functions.h>
 #include <tessera/tessera.h>
 #include <torch/nn/modules/activation.h>
@@ -23,7 +23,7 @@ at::Tensor loss_of(const at::Tensor& scores, double wanted) {
 
 int main() {
   return tessera::run([] {
-    // The rate falls, since the two networks would chase each other for ever at a steady rate.
+    // The learning rate falls, since the losses of the two networks would oscillate for ever at a constant rate.
     auto strategy = tessera::Strategy::from_json(
         R"({"strategy": "FULL_SHARD", "optimizer": {"type": "adam", "lr": 2e-3, "betas": [0.0, 0.9], "weight_decay": 0.01},
             "lr_schedule": {"type": "cosine", "total_steps": 600}})");
@@ -42,7 +42,8 @@ int main() {
       judging.backward(loss_of(discriminator->forward(real_points(own)), 1) +
                        loss_of(discriminator->forward(made_up.detach()), 0));
       const double judges = judging.step().loss;
-      // This also leaves gradients in the discriminator. Its own Engine did not make these, so it drops them.
+      // This backward also leaves gradients in the discriminator. The discriminator's Engine drops these gradients,
+      // since it did not run this backward.
       generating.backward(loss_of(discriminator->forward(made_up), 1));
       const double fools = generating.step().loss;
       if (step % 100 != 0) continue;

@@ -1,6 +1,6 @@
 // Physics: a network learns the solution of an equation from the equation alone. u'' = -4 u with u(0) = 1 and u'(0) = 0
-// has the solution cos(2 t). Each rank draws points in time of its own, and the loss is how far the network is from the
-// equation there.
+// has the solution cos(2 t). Each rank draws its own points in time. The loss measures how far the network is from
+// solving the equation at these points.
 #include <ATen/Functions.h>
 #include <tessera/tessera.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -17,7 +17,8 @@ using torch::nn::Tanh;
 constexpr std::int64_t kPoints = 128;
 constexpr double kSquareOfFrequency = 4;
 
-// The derivative of each u with respect to its own t. It has a graph, so that it can be derived again and trained.
+// Returns the derivative of each u with respect to its own t. The result has a graph, so that it can be differentiated
+// again and trained.
 at::Tensor derivative(const at::Tensor& u, const at::Tensor& t) {
   return torch::autograd::grad({u.sum()}, {t}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
 }

@@ -1,5 +1,5 @@
 // A program's own CommHook sums gradients: each rank sends signs and one scale (EF-signSGD, arXiv 1901.09847),
-// and keeps what that lacks for its next gradient. One byte a number goes over the wire in place of four.
+// and adds the rest to its next gradient (error feedback). A number takes one byte on the wire instead of four.
 #include <ATen/Functions.h>
 #include <tessera/comm_hook.h>
 #include <tessera/tessera.h>

@@ -1,6 +1,6 @@
-// An update rule of the program's own for whole matrices (Shampoo, arXiv 1802.09568), sharded like the built-in rules:
-// gradients are multiplied by inverse roots of running sums over their rows and over their columns. AdamW updates the
-// vectors.
+// The program defines an update rule for whole matrices (Shampoo, arXiv 1802.09568), which is sharded like the built-in
+// rules. Gradients are multiplied by inverse roots of running sums over their rows and over their columns. AdamW
+// updates the vectors.
 #include <ATen/Functions.h>
 #include <tessera/matrix_optimizer.h>
 #include <tessera/tessera.h>

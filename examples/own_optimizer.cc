@@ -1,5 +1,5 @@
-// An update rule of the program's own, sharded like the built-in rules: gradients are divided by a running mean of
-// their magnitude, and weights decay towards zero.
+// The program defines an update rule, which is sharded like the built-in rules. Gradients are divided by a running mean
+// of their magnitude, and weights decay towards zero.
 #include <ATen/Functions.h>
 #include <tessera/elementwise_optimizer.h>
 #include <tessera/tessera.h>

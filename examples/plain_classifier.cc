@@ -1,4 +1,4 @@
-// A training program of plain LibTorch that tells three spirals apart. docs/start-cpp.md shows the lines that shard it.
+// Trains a network with plain LibTorch that tells three spirals apart. docs/start-cpp.md shows the lines that shard it.
 #include <ATen/Functions.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>

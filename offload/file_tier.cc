@@ -104,7 +104,7 @@ FileTier::~FileTier() {
   if (const absl::Status status = ring_->drain(); !status.ok() && failure_.ok()) log_error(message_of(status));
 }
 
-// ---- What the caller does
+// ---- Functions for callers
 // --------------------------------------------------------------------------------------------
 
 bool FileTier::fetch(std::int64_t record) {

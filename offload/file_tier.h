@@ -24,7 +24,7 @@ struct StripePath {
   double weight = 1.0;  ///< weight of the directory's share of the records: the bandwidth of its disk, in any unit
 };
 
-/// The options of a FileTier; `check_options` in its source refuses invalid options with error 70.
+/// The options of a FileTier; `check_options` in file_tier_sizes.cc refuses invalid options with error 70.
 struct FileTierOptions {
   std::int64_t records = 0;  ///< number of records, 1 or more
   /// bytes of a record, 1 or more; on disk a record takes whole blocks of 4096 bytes. Records of 2 to 6 MiB are fastest
@@ -67,8 +67,8 @@ struct FileTierOptions {
 /// Records in scratch files, which are read ahead and written in the background. The description of RecordTier says
 /// what callers can rely on, and which threads may call.
 ///
-/// **Memory.** It needs memory for the resident records, and `most_held + read_ahead + write_behind` slots. Slots for
-/// reading ahead and for writing are shared. Records are read into slots that are not being written; at least
+/// **Memory.** A FileTier needs memory for the resident records, and `most_held + read_ahead + write_behind` slots.
+/// Slots for reading ahead and for writing are shared. Records are read into slots that are not being written; at least
 /// `read_ahead` slots are available for this (none if `read_ahead` is 0). So there is always a slot for the next `get`.
 ///
 /// **Traversals.** A slot keeps its record until the slot is needed for another record. The slot whose record was put
@@ -111,12 +111,13 @@ class FileTier final : public RecordTier, public DurableTier {
   absl::Status release(std::int64_t record) override;
   /// Returns the record's memory to a caller that writes all of it, so nothing is read.
   absl::StatusOr<std::span<std::byte>> get_to_overwrite(std::int64_t record);
-  /// Does what `put` does, but does not write if the record's latest value has the same bytes. REQUIRES: the tier keeps
+  /// Works like `put`, but does not write if the record's latest value has the same bytes. REQUIRES: the tier keeps
   /// checksums.
   absl::Status put_if_changed(std::int64_t record);
   absl::Status start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag) override;
   absl::Status end_copies(std::uint64_t tag) override;
-  /// Records that were fetched but not got stay in memory, but their slots may be used for other records.
+  /// Records for which `fetch` was called, but not `get`, stay in memory. Their slots may then be used for other
+  /// records.
   absl::Status flush() override;
   TierCounters counters() const override;
   std::size_t record_memory_bytes() const override { return resident_memory_.bytes() + slot_memory_.bytes(); }

@@ -16,7 +16,7 @@ struct HostTierOptions {
   std::int64_t records = 0;      ///< number of records, 1 or more
   std::size_t record_bytes = 0;  ///< size of a record in bytes, 1 or more
   /// The size of each record in bytes, 1 to record_bytes, if the sizes differ; each record begins at a multiple of 64.
-  /// If it is empty, each record has record_bytes bytes.
+  /// If the list is empty, each record has record_bytes bytes.
   std::vector<std::size_t> sizes = {};
   std::string who = {};  ///< text at the beginning of error messages
   /// The memory for all records. It begins at a multiple of 64, must outlive the tier, and is zeroed by the tier. If it

@@ -34,9 +34,9 @@ struct SpillOptions {
 };
 
 /// A store for values of any length. A value is put once, got any number of times, and dropped; usually the last value
-/// is got first. Values are in scratch files, which are written in the background and read ahead. A Spill need not know
-/// the number of values in advance, as a FileTier must, and a value may be larger than the Spill's memory. A Spill
-/// keeps activations that are offloaded to files.
+/// is got first. Values are in scratch files, which are written in the background and read ahead. The number of values
+/// need not be given in advance, unlike the number of records of a FileTier, and a value may be larger than the Spill's
+/// memory. A Spill keeps activations that are offloaded to files.
 ///
 /// **Memory.** A Spill allocates `2 x queue_depth + 1` slots of `piece_bytes` when it is made. `put` cuts a value into
 /// pieces, copies each piece into a slot, and returns when the last piece has a slot. The caller may then free the

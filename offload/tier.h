@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// Counts since the tier was made. A read or write counts when it begins, so counts after a step do not depend on how
-/// fast the disk is.
+/// Counts since the tier was made. A read or write is counted when it begins, so the counts after a step do not depend
+/// on how fast the disk is.
 struct TierCounters {
   std::int64_t gets = 0;           ///< number of records that were returned or copied
   std::int64_t hits = 0;           ///< number of gets without a read, since the record was in memory or had never been

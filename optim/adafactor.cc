@@ -106,8 +106,9 @@ void add_up_columns(double* totals, const float* g, std::size_t rows, std::size_
   for (std::size_t c = 0; c < count; ++c) totals[c] += sums[c];
 }
 
-/// Handles the columns in strips, one strip after another, so that the sums of a strip fit on the stack. Neighbouring
-/// strips share the pages in which a block of rows lies.
+/// Handles the columns in groups of kStrips strips, so that the sums of a group fit on the stack. A strip has kAtOnce
+/// columns. All strips of a group are summed for one block of rows before the next block, since they share the pages in
+/// which the block lies.
 void move_columns(const Matrix& m, float weight) {
   constexpr std::size_t kStrips = 8;
   for (std::size_t begin = 0; begin < m.columns; begin += kStrips * kAtOnce) {

@@ -93,7 +93,7 @@ class DeviceKernels {
   virtual std::unique_ptr<Mark> upload_encoded(void* device, const std::byte* pinned, const EncodedParts& parts,
                                                const Mark* after) = 0;
   /// Copies memory that no longer changes, and returns when the bytes have arrived. The copy does not wait for queued
-  /// work. Any thread may call it at any time.
+  /// work. Any thread may call this function at any time.
   virtual void fetch(std::byte* pinned, const void* device, std::size_t bytes) = 0;
 
   /// A part of the current stream, from the point at which the Interval was made to the point at which `end` was

@@ -190,7 +190,7 @@ NormTotals::NormTotals(std::span<const std::uint64_t> numels, std::span<const st
                                                 norm_blocks_of(numels[run.tensor])));
       }
       for_each_norm_node(run, [&](std::uint32_t, std::uint64_t index) {
-        // All nodes before this node have been added, so every right child finds its left sibling.
+        // All nodes before this node have been added, so the left sibling of every right child is on the stack.
         const auto merges = static_cast<std::uint32_t>(std::countr_zero(index + 1));
         nodes.push_back({run.tensor, {part, slot++, merges}});
         ++count[run.tensor];

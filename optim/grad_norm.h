@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// The squared 2-norm of all gradients, in fp64. It has the same bits for every layout of tensors in flat buffers, and
-// for every division of buffers into parts.
+// This file computes the squared 2-norm of all gradients, in fp64. The norm has the same bits for every layout of
+// tensors in flat buffers, and for every division of buffers into parts.
 //
 // Each tensor has its own tree (norm_tree.h). A block's sum is made over 16 lanes (element i of the block goes to lane
 // i mod 16), which are added in a fixed order. Squares of fp32 numbers are exact in fp64. A rank adds up the largest
@@ -19,8 +19,8 @@ namespace tessera {
 // in the same way (NormTotals). The sums of tensors are added in the order of the tensors' numbers, which do not depend
 // on the layout.
 //
-// The nodes of a part depend only on the places of tensors, so every rank knows them beforehand. Only sums are sent,
-// the same number each time. If an element is infinite or NaN, the total is infinite or NaN too.
+// The nodes of a part depend only on the places of tensors, so every rank can compute them beforehand. Only sums are
+// sent, the same number each time. If an element is infinite or NaN, the total is infinite or NaN too.
 
 /// Takes one part's elements in order and adds up the nodes of its runs. The result has the same bits, however the
 /// elements are divided into pieces. A NormSums allocates only when it is constructed. One thread at a time may use it.

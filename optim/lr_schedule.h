@@ -8,15 +8,15 @@
 namespace tessera {
 
 /// Returns the learning rate of update number `step`, counted from 0. `base_lr` is the strategy's optimizer.lr;
-/// `global_batch` is samples per update over all ranks and microbatches.
+/// `global_batch` is the number of samples in the update, over all ranks and microbatches.
 ///
 /// The peak is base_lr. If base_batch_size is above 0, the peak is base_lr times the ratio global_batch /
 /// base_batch_size (linear scaling rule, Goyal et al., arXiv 1706.02677, section 2.1), or times the square root of the
-/// ratio (BatchScaling::kSquareRoot; Krizhevsky, arXiv 1404.5997, section 5). Let w be
-/// warmup_steps. The rate rises linearly in the first w updates, as peak * (step + 1) / (w + 1). No rate of this rise
-/// is zero, and update w is the first with the peak rate (arXiv 1706.02677, section 2.2). If f = warmup_from is above
-/// 0, the rate rises from peak * f instead, as peak * (f + (1 - f) * step / w). The formulas below give the rate after
-/// the rise. They use r = min_ratio, and x = (step - w) / (total_steps - w), which is at most 1:
+/// ratio (BatchScaling::kSquareRoot; Krizhevsky, arXiv 1404.5997, section 5). Let w be warmup_steps. The rate rises
+/// linearly in the first w updates, as peak * (step + 1) / (w + 1). No rate of this rise is zero, and update w is the
+/// first with the peak rate (arXiv 1706.02677, section 2.2). If f = warmup_from is above 0, the rate rises from peak *
+/// f instead, as peak * (f + (1 - f) * step / w). The formulas below give the rate after the rise. They use r =
+/// min_ratio, and x = (step - w) / (total_steps - w), which is at most 1:
 ///
 ///   constant      peak
 ///   manual        base_lr, always

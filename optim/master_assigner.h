@@ -23,7 +23,7 @@ class MasterAssigner final : public Optimizer {
   const RuleOptimizer& elements() const { return elements_; }
   /// Writes the masters of `count` elements of the slice, from element `begin` on, to `masters` [count].
   void read(const OptimizerSlice& slice, std::size_t begin, std::size_t count, float* masters) const;
-  /// Uses the values in `slice.gradient` as the new masters. It uses no scalar except `step`.
+  /// Uses the values in `slice.gradient` as the new masters. It uses no scalars except `step` and `is_first_of_run`.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override { elements_.average(slice); }
   void swap_average(const OptimizerSlice& slice) const override { elements_.swap_average(slice); }

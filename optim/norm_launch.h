@@ -42,7 +42,7 @@ struct NormTables {
   std::ptrdiff_t shift = 0;  ///< number of elements that is added to the address of each node's values
   // The next three members are set if values are masters split in two (WeightFormat::kSplitBF16). `high` and `low` are
   // the addresses of the first master's two halves, and `at` is the address that nodes have for this master. Otherwise
-  // they are null.
+  // these three members are null.
   const std::uint16_t* high = nullptr;
   const std::int16_t* low = nullptr;
   const float* at = nullptr;

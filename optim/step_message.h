@@ -12,11 +12,12 @@
 
 namespace tessera {
 
-// The data of a step on a GPU. The host does not wait for the device's decision. At the end of backward each rank
-// writes a message in device memory. The ranks gather all messages. The device makes the decision from them, and makes
-// the update. All types in this file are plain data that the host and the kernels (optim/cuda) share.
+// This file defines the data of a step on a GPU. The host does not wait for the device's decision. At the end of
+// backward each rank writes a message in device memory. The ranks gather all messages. The device makes the decision
+// from them, and makes the update. All types in this file are plain data that the host and the kernels (optim/cuda)
+// share.
 
-/// The largest number of steps whose outcome the host does not know yet.
+/// The largest number of steps whose outcome the host has not received yet.
 constexpr int kMostStepsInFlight = 4;
 
 /// The header of a message. A flag for each parameter follows (did this rank give it a gradient?), and under
@@ -39,7 +40,7 @@ TESSERA_ALWAYS_INLINE bool is_first_of_run(const StepDecision& decision, bool up
   return decision.so_far.applied == (updates_in_backward ? 0 : 1);
 }
 
-/// The part of a step that the host knows beforehand. Kernels get it by value.
+/// The part of a step's data that the host supplies. Kernels get it by value.
 struct StepRequest : DecisionRule {
   StepRule rule = StepRule::kAdam;
   RuleNumbers numbers;             ///< numbers for parameters in no group
@@ -135,7 +136,7 @@ struct StepTables {
 /// that each rank updates).
 struct LayerTables {
   /// Number of kinds of norms: those of weights, and those of updates if the rule computes directions. lars has a
-  /// second kind only in backward: the norms of gradients, since no rank knows the step's norms yet.
+  /// second kind only in backward: the norms of gradients, since the step's norms are not computed yet.
   int kinds = 1;
   std::size_t most_sums = 0;                          ///< largest number of sums of one kind that a rank sends
   std::uint32_t first_parameter = 0, parameters = 0;  ///< the parameters in StepTables to which these norms belong
@@ -160,7 +161,7 @@ constexpr std::uint64_t kParameterAlign = 32;
 /// A run of elements of a flat group; see OptimizerSlice.
 struct DeviceRun {
   StepRule rule = StepRule::kAdam;
-  /// The arguments, without the fields that only the device knows: gradient_scale, noise, first_element, average.start.
+  /// The arguments, without the fields that only the device has: gradient_scale, noise, first_element, average.start.
   StepArguments arguments;
   std::uint64_t stream = 0;  ///< number of the group, for stochastic rounding
   /// Index of the run's first element in the group; a multiple of 32, and with 8-bit states a multiple of 256.

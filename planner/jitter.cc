@@ -28,7 +28,8 @@ std::uint64_t Jitter::key_of(std::int64_t step, int rank) const {
   return mix_bits(key + static_cast<std::uint64_t>(rank) * kStride);
 }
 
-/// A factor uses the keys at places 2 * entry and 2 * entry + 1, from 0 on, so no factor uses the key at place -1.
+/// Uses the key at place -1, which no factor uses. A factor uses the keys at places 2 * entry and 2 * entry + 1, from 0
+/// on.
 double Jitter::draw(std::int64_t step, int rank) const { return uniform(mix_bits(key_of(step, rank) - kStride)); }
 
 double Jitter::factor(std::int64_t step, int rank, std::size_t entry) const {

@@ -18,7 +18,7 @@ class Jitter {
 
   /// Returns the factor for one piece of work: entry number `entry` of a rank in a step.
   double factor(std::int64_t step, int rank, std::size_t entry) const;
-  /// Returns a number above 0 and below 1, evenly distributed, for one step of a rank. It has nothing to do with the
+  /// Returns a number above 0 and below 1, evenly distributed, for one step of a rank. It is independent of the
   /// factors.
   double draw(std::int64_t step, int rank) const;
 

@@ -14,8 +14,8 @@ namespace tessera {
 
 /// A simulated run of ranks that each have their own clock, or of replicas that meet only in outer steps.
 struct ModeWorld {
-  /// Seconds from the start to the end of the last step. If parameter servers are busier than the ranks, the run takes
-  /// longer (ModeCost::served_s).
+  /// Seconds from the start of the run to the end of its last step. If parameter servers are busier than the ranks, the
+  /// run takes longer (ModeCost::served_s).
   double seconds = 0;
   std::vector<std::int64_t> steps = {};  ///< [rank]: number of the rank's gradients that counted
   std::int64_t dropped = 0;              ///< number of gradients that came too late to count

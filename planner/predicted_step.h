@@ -51,7 +51,7 @@ struct PredictedStep {
   std::vector<std::string> left_out;  ///< sentences that name the parts of the plan whose time is not predicted
 
   std::int64_t sent_bytes() const { return shard.sent_bytes + replicate.sent_bytes; }
-  /// Returns the seconds in which the rank neither computes nor updates.
+  /// Returns the exposed seconds and the seconds of the agreement.
   double communication_s() const {
     return exposed_gather_s + exposed_reduction_s + exposed_publish_s + agreement_s + exposed_outer_s;
   }
@@ -62,8 +62,8 @@ struct PredictedStep {
   double work_s() const { return compute_s + update_s + rest_s; }
 };
 
-/// Simulates a step of ranks that are all alike (StepClock). `plan` gives the work and its order, `profile` says how
-/// long one rank computes, and `links` how long calls take.
+/// Simulates a step of ranks that are all alike (StepClock). `plan` gives the work and its order, `profile` gives the
+/// times for which one rank computes, and `links` gives the times of calls.
 ///
 /// **Included** are:
 ///

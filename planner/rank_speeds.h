@@ -20,9 +20,9 @@ struct WorldOptions {
   /// [rank]: the factor by which all work of the rank takes longer, above 0 to 1e6. Ranks that are not in the map have
   /// the factor 1.
   std::map<int, double> stragglers = {};
-  double stall_share = 0;        ///< share of a rank's steps in which the rank stands still, 0 to 1; the seed chooses
-                                 ///< these steps
-  double stall_s = 0;            ///< the seconds for which the rank stands still in such a step, 0 to 1e6
+  double stall_share = 0;        ///< share of a rank's steps in which the rank stalls, 0 to 1; the seed chooses these
+                                 ///< steps
+  double stall_s = 0;            ///< the seconds for which the rank stalls in such a step, 0 to 1e6
   std::int64_t steps = 10;       ///< number of steps that are simulated, 1 to 100000
   std::vector<int> traced = {};  ///< the ranks that a trace shows
 };
@@ -44,7 +44,7 @@ class RankSpeeds {
   double of_compute(std::int64_t step, int rank, std::size_t piece) const {
     return of_work(rank) * jitter_.factor(step, rank, piece);
   }
-  /// Returns the seconds for which a rank stands still in a step.
+  /// Returns the seconds for which a rank stalls in a step.
   double stall_s(std::int64_t step, int rank) const {
     return stall_share_ > 0 && jitter_.draw(step, rank) < stall_share_ ? stall_s_ : 0.0;
   }

@@ -41,7 +41,7 @@ class WorkFactors {
   }
 
   /// Plays a step whose ranks also compute microbatches of slower ranks. From now on, ranks compute for as long as they
-  /// do in this step. `forward_share`: the part of a microbatch's seconds that is forward.
+  /// do in this step. `forward_share`: the part of a microbatch's seconds that forward takes.
   BackupStep back_up(std::int64_t step, const MicrobatchOrder& order, double forward_share) {
     std::vector<BackupRank> ranks;
     std::vector<double> each_s;  // [rank]: seconds of `each_` microbatches
@@ -84,12 +84,12 @@ class WorkFactors {
   const StepScript& script_;
   const RankSpeeds& speeds_;
   const std::int64_t each_;      ///< microbatches of a rank in the script
-  std::vector<double> of_deal_;  ///< [rank]; empty: 1
-  std::vector<double> of_step_;  ///< `of_deal_`, or what backups make of it in the step at hand
+  std::vector<double> of_deal_;  ///< [rank]: factor because of the dealt microbatches; empty: all are 1
+  std::vector<double> of_step_;  ///< `of_deal_`, or the factors of the step that `back_up` played last
   std::size_t first_ = 0;        ///< index of the first instruction that computes
 };
 
-/// Returns the order in which ranks have `dealt` microbatches.
+/// Returns `order`, changed so that each rank has the number of microbatches in `dealt`.
 MicrobatchOrder order_of(MicrobatchOrder order, const std::vector<std::int64_t>& dealt) {
   order.begins.clear();
   std::int64_t begin = 0;
@@ -100,7 +100,7 @@ MicrobatchOrder order_of(MicrobatchOrder order, const std::vector<std::int64_t>&
   return order;
 }
 
-/// Returns the part of a microbatch's seconds that is forward.
+/// Returns the part of a microbatch's seconds that forward takes.
 double forward_share_of(const StepProfile& profile) {
   double forward_s = 0, all_s = 0;
   for (const ProfileEntry& entry : profile.entries) {

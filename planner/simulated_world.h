@@ -24,8 +24,8 @@ struct SimulatedWorld {
   /// [rank]: the number of a step's microbatches that the rank computes after they are dealt by the ranks' speeds
   /// ("deal"). It is empty if no microbatches are dealt.
   std::vector<std::int64_t> dealt;
-  /// With "deal.backups": mean numbers a step of the microbatches that another rank than their owner has completed
-  /// first, and of those on which two ranks have spent time (BackupStep). Otherwise 0.
+  /// The mean number per step of microbatches that another rank than their owner has completed first, and of
+  /// microbatches on which two ranks have spent time (BackupStep). Both are 0 without "deal.backups".
   double made_again = 0, twice = 0;
   std::string trace;  ///< result of StepTrace::events_as_json for the traced ranks
 };
@@ -34,10 +34,10 @@ struct SimulatedWorld {
 /// its ranks has joined it, and ends for all of them at the same time. If a sum is made in shared memory, a rank
 /// computes its share when all ranks have started the sum. A rank that has ended a step begins the next step without
 /// waiting for other ranks. If ranks do not differ, the seconds of a step are exactly those of predict_step. If
-/// microbatches are dealt by speed, they are dealt by the ranks' speeds from the first step on. A rank that stands
-/// still does so before it first computes in the step. If ranks also compute microbatches of slower ranks
-/// ("deal.backups"), each step is played first (play_backups), which says for how long each rank computes. Claims of
-/// microbatches, and the all-gather of who made which, take no time here.
+/// microbatches are dealt by speed, they are dealt by the ranks' speeds from the first step on. A rank that stalls in a
+/// step does so before it first computes in the step. If ranks also compute microbatches of slower ranks
+/// ("deal.backups"), each step is played first (play_backups). This determines for how long each rank computes. Claims
+/// of microbatches take no time here, nor does the all-gather that tells which rank made which microbatch.
 ///
 /// The cost of a step is proportional to ranks x entries x log(ranks).
 ///

@@ -172,7 +172,7 @@ double StepClock::speed_of(int rank) const {
   return std::max(0.0, 1.0 - load);
 }
 
-/// It is called when the load of a wire, and so the speed of a rank that uses the wire, has changed.
+/// Updates the speed of a rank that works. It is called when the load of a wire that the rank uses has changed.
 void StepClock::settle_rank(int number) {
   Rank& rank = ranks_[index(number)];
   const double speed = speed_of(number);

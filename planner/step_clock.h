@@ -65,8 +65,8 @@ class StepClock {
 
   int ranks() const { return static_cast<int>(ranks_.size()); }
 
-  /// Simulates the script; rank r begins at `starts_s[r]`. `recorder` may be null. Error (70) if ranks wait for ever,
-  /// which does not happen with scripts of script_of_step.
+  /// Simulates the script; rank r begins at `starts_s[r]`. `recorder` may be null. Returns an error (70) if ranks wait
+  /// for ever, which does not happen with scripts of script_of_step.
   absl::Status play(std::span<const double> starts_s, const Factor& factor = nullptr, PlayRecorder* recorder = nullptr);
 
   const RankTimes& times(int rank) const { return ranks_[static_cast<std::size_t>(rank)].times; }

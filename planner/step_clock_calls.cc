@@ -1,4 +1,5 @@
-// The calls of a StepClock: this file begins calls, shares wires among calls, and lets ranks continue when calls end.
+// This file handles the calls of a StepClock: it begins calls, shares wires among calls, and lets ranks continue when
+// calls end.
 
 #include <algorithm>
 #include <utility>
@@ -35,7 +36,8 @@ void StepClock::begin_next(Line& line) {
   push_line(static_cast<int>(&line - lines_.data()));
 }
 
-/// It is called when the latency of a Line's call has passed, or when the bytes of the call were transferred.
+/// Begins the transfer of a Line's call, or ends the call. It is called when the latency of the call has passed, or
+/// when the bytes of the call were transferred.
 void StepClock::move_on(int number) {
   Line& line = lines_[index_of(number)];
   const double transfer_s = call_of(line).cost.transfer_s;

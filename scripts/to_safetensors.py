@@ -13,12 +13,12 @@ SOURCE is one of
 
 TARGET is a file.safetensors, or a folder, which gets model.safetensors. --prefix takes only the tensors whose names
 begin with it, and removes it from them ("module.", "model."). Floating tensors keep their types unless --dtype says
-otherwise. Tied tensors are written under each of their names. The program names everything in SOURCE that it does not
-write.
+otherwise. Tied tensors are written under each of their names. The program prints the names of
+at most 20 things in SOURCE that it does not write, and how many more there are.
 
 It needs torch 2.6 or later and the package safetensors. It runs no code of a pickle: files are read with weights_only,
 and DCP's metadata and DeepSpeed's classes as plain data. Exit codes: 64 if an option is wrong; 65 if a file has the
-wrong content; 66 if it is missing; 73 if TARGET already exists.
+wrong content; 66 if a file is missing; 73 if TARGET already exists.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def from_file(path, key):
 
 
 def add_tensors(tensors, more, where):
-    """Adds tensors. If a name comes again, it must have the same value."""
+    """Adds tensors. If a name comes again, its tensor must have the same value."""
     for name, tensor in more.items():
         known = tensors.setdefault(name, tensor)
         if known.dtype != tensor.dtype or known.shape != tensor.shape or not torch.equal(bits(known), bits(tensor)):
@@ -108,7 +108,8 @@ def from_transformers(folder):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Reads DCP's .metadata. It makes objects of classes that hold data, and calls no function."""
+    """Reads DCP's .metadata. It makes objects of classes that hold data. The only function that it calls is torch's
+    _get_layout."""
 
     MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
     OTHERS = {("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"), ("collections", "defaultdict"),

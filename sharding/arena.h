@@ -25,9 +25,9 @@ class Arena {
   static Arena shared(std::string name, std::int64_t bytes, Collectives& group);
   /// Makes one arena for all ranks of `group`, which must share memory. The call is collective.
   static Arena common(std::string name, std::int64_t bytes, Collectives& group);
-  /// Makes one memory for all ranks, in which the parts of the ranks lie in rank order. The result is this rank's part,
-  /// which has `bytes` bytes. So the part of rank q is `(q - rank) * bytes` behind the part of this rank. The call is
-  /// collective, and every rank gives the same `bytes`.
+  /// Makes one block of memory for all ranks, in which the parts of the ranks lie in rank order. The result is this
+  /// rank's part, which has `bytes` bytes. So the part of rank q begins `(q - rank) * bytes` bytes after the part of
+  /// this rank. The call is collective, and every rank gives the same `bytes`.
   static Arena part_of_common(std::string name, std::int64_t bytes, Collectives& group);
   /// Makes an arena in `memory`, which was allocated elsewhere, such as pinned memory of a GPU's host. `memory` has
   /// `bytes` bytes, which are zeros.

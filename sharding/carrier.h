@@ -17,10 +17,10 @@ enum class LeaseUse : std::uint8_t {
   kOverwrite,  ///< the holder writes the record anew; its earlier content is undefined
 };
 
-/// A record that is where its holder can use it, until the lease ends. The destructor ends the lease and gives the
-/// record back, changed or not. If that fails, the destructor logs the error, and the carrier's next call throws. If an
-/// exception that was thrown during the lease ends it, the destructor drops the record. All leases must end before
-/// their carrier is destroyed.
+/// Gives its holder the use of a record until the lease ends. The destructor ends the lease and gives the record back,
+/// changed or not. If that fails, the destructor logs the error, and the carrier's next call throws. If an exception
+/// that was thrown during the lease ends it, the destructor drops the record. All leases must end before their carrier
+/// is destroyed.
 class Lease {
  public:
   Lease() = default;
@@ -57,7 +57,7 @@ class Lease {
 /// in memory of the host, or in memory of a GPU. There is one implementation for each kind of transfer; its description
 /// says what its records are, and which thread calls it. The code in `sharding` accesses offloaded state only through
 /// this class. Calls throw tessera::Error: 74 if a record cannot be read, or an earlier record could not be written; 65
-/// if a record that is read has other bytes than were written.
+/// if a record that is read has other bytes than those that were written.
 class Carrier {
  public:
   virtual ~Carrier() = default;

@@ -52,14 +52,14 @@ void view_in_portions(const void* memory, std::int64_t bytes, MemoryPlace place,
   }
 }
 
-/// These copy training state to host memory (`fetch_state`), and host memory to training state (`write_state`). Both
-/// wait for the device, as HostView does.
+/// These functions copy training state to host memory (`fetch_state`), and host memory to training state
+/// (`write_state`). Both wait for the device, as HostView does.
 void fetch_state(void* to, void* memory, std::int64_t bytes, MemoryPlace place);
 void write_state(void* memory, const void* from, std::int64_t bytes, MemoryPlace place);
 
 /// Only tests call this: from now on, host memory is treated as device memory, so views of it are copies. `is_hosts`
 /// returns whether memory is treated as host memory. A view throws if its MemoryPlace says otherwise. A call with null
-/// ends this.
+/// makes views treat memory normally again.
 void let_host_memory_be_a_devices(std::function<bool(const void*)> is_hosts);
 
 }  // namespace tessera

@@ -10,7 +10,7 @@ namespace tessera {
 inline at::Tensor memory_view(void* memory, DType dtype, at::IntArrayRef sizes, at::OptionalIntArrayRef strides,
                               c10::Device device) {
   const auto options = at::TensorOptions(scalar_type_of(dtype)).device(device);
-  // Without target_device, LibTorch would ask CUDA each time for the device of the memory.
+  // If target_device were not set, LibTorch would ask CUDA each time for the device of the memory.
   return at::for_blob(memory, sizes).strides(strides).options(options).target_device(device).make_tensor();
 }
 

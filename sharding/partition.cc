@@ -22,8 +22,8 @@ using torch::nn::Module;
 //
 // A Partitioner walks over the module tree once and gives each parameter to a Claim, which becomes a unit later
 // (`visit`, `claim`). The class, path or size of a module decides whether it begins a unit (`choose_by_size` is done
-// before the walk). If units are buckets, there is one claim, which is cut by size instead (`cut_into_buckets`). Then
-// each claim becomes a Unit with flat groups and their layouts (`make_groups`).
+// before the walk). If units are buckets, there is one claim, which is cut by size instead (`cut_into_buckets`). In the
+// end, each claim becomes a Unit with flat groups and their layouts (`make_groups`).
 
 /// Returns the name of the module's class without namespace and "Impl": "Block" for "tessera::models::BlockImpl".
 std::string class_of(const Module& module) {

@@ -36,8 +36,8 @@ namespace tessera {
 /// Throws tessera::Error (exit code 78) if names match no module. The error lists all of these names, the classes that
 /// exist, and the most similar names.
 ///
-/// `has_master`: returns whether a parameter whose dtype is narrower than fp32 also has fp32 values elsewhere. If it
-/// has, the fp32 values count as its values. `is_matrix`: returns whether a parameter, if it trains, is updated as a
+/// `has_master` returns whether a parameter whose dtype is narrower than fp32 also has fp32 values elsewhere. If it
+/// has, the fp32 values count as its values. `is_matrix` returns whether a parameter, if it trains, is updated as a
 /// matrix or as a whole tensor.
 std::vector<std::unique_ptr<Unit>> partition(torch::nn::Module& module, const Strategy& strategy, int parts,
                                              const std::function<bool(const at::Tensor&)>& has_master = nullptr,

@@ -11,10 +11,10 @@
 
 namespace tessera {
 
-/// Records the events of one microbatch that concern all ranks, in order of time. These are uses (and so gathers) of
-/// units in forward and backward, the beginning and the end of a backward, and the beginning of a unit's reduction. A
-/// rank without a batch follows this record, and so makes the same collectives as the other ranks, in the same order
-/// (Engine::backward_nothing).
+/// Records the events of one microbatch that concern all ranks, in order of time. These events are uses (and therefore
+/// gathers) of units in forward and backward, the beginning and the end of a backward, and the beginning of a unit's
+/// reduction. A rank without a batch follows this record, so that it makes the same collectives as the other ranks, in
+/// the same order (Engine::backward_nothing).
 ///
 /// The record of the latest complete microbatch is kept. Events before its forward (evaluation) are left out if the
 /// microbatch ends with the same events as the previous microbatch; `forget` always leaves them out. Nothing is

@@ -29,7 +29,7 @@ struct FlatParameter {
   static constexpr std::size_t kNoGroup = static_cast<std::size_t>(-1);
 
   at::Tensor tensor;                         ///< the user's tensor; its TensorImpl never changes
-  std::string name;                          ///< the first name under which it was found, such as
+  std::string name;                          ///< the first name under which the parameter was found, such as
                                              ///< "layers.3.attention.weight"
   std::vector<std::string> aliases;          ///< further names of a tied parameter
   std::vector<std::int64_t> sizes, strides;  ///< strides as the module made them, if dense
@@ -69,8 +69,8 @@ struct TensorStateMemory {
   std::shared_ptr<TierCarrier> below;
 };
 
-/// Parameters of one unit with one dtype, in one flat buffer. All train or all are frozen, and all are updated in the
-/// same way. A field says where this rank's part of each kind of state lies:
+/// Parameters of one unit with one dtype, in one flat buffer. Either all of them train, or all are frozen, and all are
+/// updated in the same way. Each of these fields points to the memory of one kind of state:
 ///
 ///   full     [numel]              dtype   gathered; the parameters are views of it. Null while released
 ///   shard    [parameter_part]     dtype   this rank's part (inside `full` if `full` is permanent)
@@ -111,7 +111,7 @@ struct FlatGroup : GroupShape {
   float* gradient = nullptr;
   TensorStateMemory of_tensors;
 
-  /// Returns a copy with the parts and memory only: nothing in it refers to the module or to a unit.
+  /// Returns a copy with the parts and memory only: the copy does not refer to the module or to a unit.
   FlatGroup without_module() const;
 
   /// Returns the address of element `element` of the tensor states. REQUIRES: the element is in this rank's part.
@@ -122,8 +122,8 @@ struct FlatGroup : GroupShape {
   std::byte* part_in_full() const { return full + parameter_part.offset * element_bytes(); }
   const GroupShape& shape() const { return *this; }
 
-  /// Makes the parameters point to `memory` [layout.numel()], or to no memory if it is null. REQUIRES: `storage` is
-  /// made (make_storage).
+  /// Makes the parameters point to `memory` [layout.numel()], or to no memory if `memory` is null. REQUIRES: `storage`
+  /// is made (make_storage).
   void attach(std::byte* memory);
   /// Makes the parameters' storage return its pointer if Unit::lets_read is true, and otherwise throw a c10::Error with
   /// the reason.
@@ -164,7 +164,7 @@ class Unit {
   /// Changes the state. No other code changes it. Throws if the table above does not have this change.
   void become(State next);
 
-  /// Returns the unit as plans see it.
+  /// Returns the unit's description for plans.
   UnitShape shape() const;
   std::int64_t gathered_bytes() const;
 
@@ -271,10 +271,11 @@ void for_each_parameter(const std::vector<std::unique_ptr<Unit>>& units, const V
 }
 
 /// Returns the unit to which the storage of `tensor` belongs; null if there is none. REQUIRES: the unit's Engine lives.
-/// It only compares a pointer, without a look-up or a lock.
+/// The function only compares a pointer, without a look-up or a lock.
 Unit* unit_of(const at::TensorBase& tensor);
 Unit* unit_of(c10::StorageImpl& storage);
-/// Returns that unit's group in whose storage `tensor` lies; null if there is none. REQUIRES: the unit's Engine lives.
+/// Returns the group of that unit whose storage `tensor` uses; null if there is none. REQUIRES: the unit's Engine
+/// lives.
 FlatGroup* flat_group_of(const at::TensorBase& tensor);
 /// Returns whether the memory of `tensor` is lent to a running operator or autograd function (Unit::lends). REQUIRES:
 /// the unit's Engine lives.

@@ -15,7 +15,7 @@ struct UnitAgreement {
   double weight = 0.0;         ///< sum of all ranks' weights (Reducer::begin_round)
   std::int64_t samples = 0;    ///< sum of all ranks' samples (Reducer::begin_round)
   bool ranks_agree = true;     ///< whether all ranks of the shard axis gave the same digest (Reducer::begin_round)
-  // These fields point to memory of the device and are set if work is queued. The host does not know their values.
+  // These fields point to memory of the device and are set if work is queued. The host does not have their values.
   const float* used_there = nullptr;     ///< [trainable parameter of the unit]: above 0 if any rank used the parameter
   const float* weight_there = nullptr;   ///< [1]: sum of all ranks' weights
   const float* samples_there = nullptr;  ///< [1]: sum of all ranks' samples

@@ -49,7 +49,7 @@ std::uint64_t hash_of_gathered(const FlatGroup& group, std::size_t i) {
 
 std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i, c10::Device device) {
   const Extent own = group.trainable ? group.optimizer_part : group.parameter_part;
-  // Only the part in memory is hashed, since no other code can write the part that lies in records.
+  // Only the part in memory is hashed, since the program cannot write the part that lies in records.
   const std::int64_t in_memory =
       group.parameters_below.carrier ? group.parameters_below.chunks.before_records() : group.parameter_part.numel;
   const Extent part = intersect(intersect(group.layout.extent(i), own), {group.parameter_part.offset, in_memory});

@@ -29,10 +29,10 @@ class ValueHash {
 std::uint64_t hash_of_gathered(const Unit& unit, c10::Device device);
 
 /// Returns a hash of the gathered values of parameter `i`. REQUIRES: the unit is gathered. A GPU adds up the values'
-/// words, so that nothing but their sum is copied to the host. The sum does not show a change of order alone.
+/// words, so that only their sum is copied to the host. The sum does not show a change of order alone.
 std::uint64_t hash_of_gathered(const FlatGroup& group, std::size_t i);
 
-/// Returns the hash of this rank's part of parameter `i`, without the portion that lies in records. `device`: the
+/// Returns the hash of this rank's part of parameter `i`, without the portion that lies in records. `device` is the
 /// device of the part. If the part is empty, the result is the hash of no bytes. The result is never 0.
 std::uint64_t hash_of_part(const FlatGroup& group, std::size_t i, c10::Device device);
 

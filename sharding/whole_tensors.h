@@ -15,8 +15,8 @@ namespace tessera {
 using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
 
 /// Returns the parameters that UnitsConfig::ignored leaves to the program, by first name, each once. If one name of a
-/// tied parameter fits, the parameter is left out of units. Throws tessera::Error (78) for a pattern that fits no
-/// parameter.
+/// tied parameter fits a pattern, the parameter is left out of units. Throws tessera::Error (78) for a pattern that
+/// fits no parameter.
 NamedTensors ignored_parameters(const torch::nn::Module& module, const UnitsConfig& units);
 
 /// Returns the tensors that every rank holds whole: first the module's defined buffers, then the ignored parameters.

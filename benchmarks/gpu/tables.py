@@ -46,8 +46,9 @@ def limits(results):
 
 
 def optimizer(results):
-    """The share of the limit is the time that a copy of the same bytes would take, divided by the time of the step. The
-    rate of the copy is that in the table Limits. For Tessera, `tessera bench` measures this rate between the steps."""
+    """Returns the table of optimizer steps. The share of the limit is the time that a copy of the same bytes would
+    take, divided by the time of the step. The rate of the copy is that in the table Limits. For Tessera, `tessera
+    bench` measures this rate between the steps."""
     copy = results.rate("copy")
 
     def row(name):
@@ -102,8 +103,8 @@ def _gibibytes(count):
 
 
 def launches(results):
-    """Steps in which the GPU waits for the host. "Over the plain module" is the extra time of a step compared with the
-    plain module, divided by the number of units."""
+    """Returns the table of steps in which the GPU waits for the host. "Over the plain module" is the extra time of a
+    step compared with the plain module, divided by the number of units."""
     rows = []
     for entry in results.entries("launches"):
         samples, over = results.samples("launches", contender=entry["contender"]), entry["over_plain_unit_s"]

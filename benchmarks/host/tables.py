@@ -87,8 +87,8 @@ def memory(results):
 
 
 def python(results):
-    """One Python model under all contenders. "exposed" is the time of a step minus the time of PyTorch's step without
-    communication."""
+    """Returns the table of one Python model under all contenders. "exposed" is the time of a step minus the time of
+    PyTorch's step without communication."""
     rows = []
     for entry in results.entries("steps", work="python"):
         of = times(_flat(entry["rounds_s"]))
@@ -328,9 +328,9 @@ def _bucket_ratios(results):
 
 
 def ratios(results):
-    """Returns the table of the measured ratios: the peer's median divided by Tessera's. `subject` is the
-    workload, the collective, the model or the number of ranks. `bytes` is the size of a collective, or of the best
-    bucket."""
+    """Returns the table of the measured ratios: the peer's median divided by Tessera's. Only "crowded_work" is the
+    ratio of two throughputs of Tessera. `subject` is the workload, the collective, the model or the number of ranks.
+    `bytes` is the size of a collective, or of the best bucket."""
     sources = (_training_ratios, _optimizer_ratios, _avx2_ratios, _collective_ratios, _limit_ratios, _crowded_ratios, _disk_ratios,
                _bucket_ratios)
     rows = [[*row, reached(row[-1], row[-2])] for source in sources for row in source(results) if row[-1] is not None]

@@ -10,8 +10,8 @@ DIR/rank.N.json is written when the command has ended:
     {"code", "ended", "link": {"sent", "received"} or null}
 
 link: bytes of the host's link, all its ranks together and with all headers, between the ends of steps A and B. Steps
-are counted from 1, in DIR/metrics.0.jsonl, which rank 0 writes. Only a host's first rank writes this field. All hosts
-see the files of this machine.
+are counted from 1, in DIR/metrics.0.jsonl, which rank 0 writes. Only a host's first rank counts these bytes; the other
+ranks write null. All hosts see the files of this machine.
 """
 
 import argparse

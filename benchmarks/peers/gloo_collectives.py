@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times torch.distributed's collectives on Gloo, fp32. Also times the limits that the memory alone sets.
+"""Times torch.distributed's collectives on Gloo, in fp32. Also times the limits that the memory alone sets.
 
 A collective's `bytes` are the size of the *full* buffer (the output of an all-gather, the input of a
 reduce-scatter). Ranks have private memory, so every implementation must move certain bytes. The limit of a collective

@@ -76,7 +76,8 @@ def chain(device, numel, make_optimizer=torch_adamw):
         scaler.update()
         parameter.copy_(master.detach())
 
-    # Bytes per element, read + written: cast 2 + 4, unscale 4 + 4, norm 4, clip 4 + 4, the fused pass, copy 4 + 2.
+    # The sum of the bytes per element that are read and written: cast 2 + 4, unscale 4 + 4, norm 4, clip 4 + 4, the
+    # fused pass, and copy 4 + 2. Only a GPU has the pass "unscale".
     return (24 + 8 * device.on_gpu + FUSED_PASS * 4) * numel, step
 
 

@@ -134,8 +134,8 @@ class Trainer:
 
 
 def deepspeed_step(model, options):
-    """Makes DeepSpeed's step with its default settings, except for the size of buckets. The default of 5e8 elements is
-    2 GB, more than these models have."""
+    """Returns DeepSpeed's step with its default settings, except for the size of buckets. The default of 5e8 elements
+    is 2 GB, more than these models have."""
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
     bucket = min(sum(parameter.numel() for parameter in model.parameters()), int(5e8))
@@ -158,7 +158,7 @@ def tessera_step(model, options):
 
 
 def engine_step(engine, forward):
-    """Makes a step of forward, the engine's backward and the engine's update."""
+    """Returns a function that makes a step: forward, the engine's backward and the engine's update."""
     def step(tokens, targets):
         loss = forward(tokens, targets)
         engine.backward(loss)

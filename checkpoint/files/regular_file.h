@@ -14,7 +14,7 @@ namespace tessera {
 
 /// A file that may be damaged or hostile, open for reading. Only a regular file is opened. A link, a folder, a pipe or
 /// a device is an error. The folder that the user named is trusted: it may be a link or lie behind one. None of the
-/// `parts` of the path below that folder may be a link. It is move-only.
+/// `parts` of the path below that folder may be a link. A RegularFile is move-only.
 ///
 /// Messages begin with `who` and the file. Errors: 66 if the file is missing; 77 without permission; 71 without free
 /// descriptors or memory; 65 if it is a link or is not a regular file; 74 if a read fails or the file ends before the
@@ -51,8 +51,8 @@ absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int6
                                               int parts = 1);
 
 /// Returns the `parts` with which RegularFile::open opens a file of a checkpoint. It is 2 if the checkpoint lies in a
-/// folder of checkpoints under its own name ("step-..."), since a folder with this name cannot be a link. It is 1 if a
-/// user gave the checkpoint's folder another name.
+/// folder of checkpoints under its own name ("step-..."), since a folder with this name must not be a link. It is 1 if
+/// a user gave the checkpoint's folder another name.
 int parts_of_checkpoint(const std::string& path);
 /// Returns the place of a file of a checkpoint.
 inline FilePlace in_checkpoint(const std::string& path) { return {path, parts_of_checkpoint(path)}; }

@@ -20,7 +20,7 @@ namespace tessera {
 //
 // `put` queues a copy into a block of pinned memory, and holds the device's memory until the copy is over or ordered.
 // At most `queue_depth` values are on their way out; `end_oldest` ends one of them. `get` brings a value back
-// (`copy_back`). It also begins to bring back values that were put before this one, which backward wants next. A value
+// (`copy_back`). It also begins to bring back values that were put before this one, which backward needs next. A value
 // on the disk has a block only while it is copied (DeviceNvmeActivations). No kernels are used after `close`.
 
 namespace {
@@ -30,7 +30,7 @@ namespace {
 /// time uses it.
 class PinnedBlocks {
  public:
-  /// A block of pinned memory, and its last copy in either direction (null if there was none).
+  /// A block of pinned memory, and its last copy in either direction (null if there was none, or if it was waited for).
   struct Block {
     std::shared_ptr<std::byte> memory;
     std::size_t bytes = 0;

@@ -31,7 +31,7 @@ namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-/// The bytes of a storage that a tensor views: from the first byte to behind the last byte.
+/// The range [begin, end) of the bytes of a storage that a tensor views.
 struct ByteRange {
   std::size_t begin = 0, end = 0;
   std::size_t bytes() const { return end - begin; }
@@ -158,7 +158,7 @@ class Hooks final : public torch::autograd::SavedVariableHooks {
  private:
   std::shared_ptr<SavedActivations::Store> store_;  ///< null once the tensor is saved
   SavedVersion version_;
-  at::Tensor kept_;  ///< the tensor itself, if it was not offloaded
+  at::Tensor kept_;  ///< the tensor, without its graph, if it was not offloaded
   std::shared_ptr<SavedActivations::Store::Put> put_;
   at::TensorOptions options_;
   std::vector<std::int64_t> sizes_, strides_;

@@ -28,8 +28,7 @@ struct SavedActivationsOptions {
 ///
 /// | a tensor that autograd saves | is |
 /// |---|---|
-/// | of a unit of a living Engine, or a leaf that needs gradients | kept: the Engine or the program frees and fills it
-/// |
+/// | of a living Engine's unit, or a leaf that needs gradients | kept: the Engine or the program frees and fills it |
 /// | whose storage stays allocated anyway; of other devices, layouts or subclasses | kept |
 /// | that uses less than a quarter of its storage, in pieces with gaps | kept |
 /// | of fewer than `min_bytes` | kept |
@@ -65,8 +64,8 @@ class SavedActivations final : public SavedTensorHooks {
 };
 
 /// Offloads the tensors that operators of the calling thread save from now on, as `"offload.activations"` says. The
-/// Engine calls it when the Engine is made, and holds the returned object: null where activations stay in memory. The
-/// tensors of `whole` are not offloaded. Throws the tessera::Errors of Spill::create.
+/// Engine calls it when the Engine is made, and holds the returned object, which is null if activations stay in memory.
+/// The tensors of `whole` are not offloaded. Throws the tessera::Errors of Spill::create.
 std::shared_ptr<SavedActivations> offload_activations(const OffloadConfig& offload, const NamedTensors& whole,
                                                       const Accelerator& accelerator, int rank);
 

@@ -71,8 +71,8 @@ class CommonParameters {
   /// Merges the states of all ranks into one set of states, and returns once every rank sees the result. It is
   /// collective.
   virtual void bring_together() = 0;
-  /// Returns how often each parameter of a group was updated, as this rank writes it into a checkpoint. REQUIRES: no
-  /// rank pushes.
+  /// Returns how often each parameter of a group was updated. This rank writes these numbers into a checkpoint.
+  /// REQUIRES: no rank pushes.
   virtual std::span<std::int64_t> counts(const FlatGroup& group) = 0;
   /// Applies the numbers that loading a checkpoint has written into the result of `counts`. It is collective.
   virtual void share_counts() { board_.meet("counts of steps"); }

@@ -14,10 +14,10 @@ namespace tessera {
 
 // This file decides which ranks take part in a step, and lets them sum and update.
 //
-// Ranks join a step by an atomic exchange of Control::turn (`try_to_join`). All else that a rank says about a step is
-// in its Entry. Other ranks read it after the step's number has come in `joined`, `summed` or `updated`. The ranks of a
-// step divide the owners' shards among themselves (`for_own_owners`). The first rank that sees the end of the step
-// opens the next one (`open_next`). A rank that comes too late waits for that in `miss`.
+// Ranks join a step by an atomic exchange of Control::turn (`try_to_join`). All other data of a rank about a step are
+// in its Entry. Other ranks read these data after they have found the step's number in `joined`, `summed` or `updated`.
+// The ranks of a step divide the owners' shards among themselves (`for_own_owners`). The first rank that sees the end
+// of the step opens the next one (`open_next`). A rank that comes too late waits for the end of the step in `miss`.
 
 namespace {
 

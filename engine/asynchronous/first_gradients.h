@@ -40,8 +40,8 @@ namespace tessera {
 ///     part has the same bits as an ordinary step, in which all ranks wait for each other.
 ///  3. Between its `offer` and its `end`, a rank that takes part gets the Counts after the previous step from `done`.
 ///
-/// The thread that trains calls all of it. Throws tessera::Error: 75 if a rank for which this rank waits ends, or does
-/// not come within comm.timeout_s; 64 if ranks were given different learning rates or options.
+/// The thread that trains calls all functions. They throw tessera::Error: 75 if a rank for which this rank waits ends,
+/// or does not come within comm.timeout_s; 64 if ranks were given different learning rates or options.
 class FirstGradients final : public CommonParameters {
  public:
   /// Makes the shards. The gradients in `copies` are in memory that all ranks of `board` map. The gradients of the
@@ -133,7 +133,7 @@ class FirstGradients final : public CommonParameters {
                                           ///< after it
   std::int64_t skipped_ = 0;
   std::int64_t told_step_ = 0;            ///< number of the step under way, for error messages
-  Counts done_;                           ///< what `done` returns
+  Counts done_;                           ///< the result of `done`
   std::vector<int> members_;              ///< ranks of the step under way, in order
   std::vector<const void*> sources_;      ///< scratch of sum_parts
   std::vector<const double*> read_sums_;  ///< [owner]: the memory that sums_of returns

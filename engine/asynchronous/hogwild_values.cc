@@ -147,8 +147,8 @@ float* HogwildValues::state_of(const Group& group, std::size_t state, int rank) 
 void HogwildValues::bring_together() {
   board_.meet("hogwild ranks come together");
   if (has_own_states()) {
-    // Each rank first reads and writes its part of all ranks' states. Then it reads and writes the other parts of its
-    // own states.
+    // Each rank first reads its part of all ranks' states, and writes the means into its own states. Then it copies the
+    // other parts of its states from the ranks that have averaged them.
     for (const Group& group : groups_) average_own_part(group);
     board_.meet("hogwild states");
     take_parts_of_others();

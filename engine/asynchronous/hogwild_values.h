@@ -51,7 +51,7 @@ class HogwildValues final : public PushedParameters {
   /// from that rank.
   void adopt() override;
   /// If each rank has states of its own, replaces the states of a parameter by their mean over the ranks that have
-  /// updated the parameter, and the parameter's count of updates by the largest count of any rank.
+  /// updated the parameter. The parameter's count of updates becomes the largest count of any rank.
   void bring_together() override;
   std::span<std::int64_t> counts(const FlatGroup& group) override;
   double communication_seconds() const override { return 0; }

@@ -32,9 +32,9 @@ namespace tessera {
 class HostCopies {
  public:
   /// `readers`: the ranks that read this rank's gradients in its memory ("sync" backups); null if no rank does. On a
-  /// GPU, gradients are copied again, to memory that these ranks map, since pinned memory is this rank's alone. It is
-  /// collective over `readers`. `units` and the accelerator's kernels must outlive this object. Throws tessera::Error
-  /// (71) if the host has not enough pinned memory.
+  /// GPU, gradients are copied again, to memory that these ranks map, since pinned memory is this rank's alone. The
+  /// constructor is collective over `readers`. `units` and the accelerator's kernels must outlive this object. Throws
+  /// tessera::Error (71) if the host has not enough pinned memory.
   HostCopies(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const Accelerator& accelerator,
              int rank, Collectives* readers);
   /// Waits for the copies under way; a failure is logged.
@@ -61,7 +61,7 @@ class HostCopies {
   /// Copies values of the GPU to the host, and waits for them. `part`: elements of the group.
   void bring(const FlatGroup& group, Extent part);
 
-  /// Forgets the copies of gradients that were begun: the last backward of a step begins.
+  /// Forgets which copies of gradients were begun. LoneStep calls this when the last backward of a step begins.
   void forget_gradients();
   /// Begins to copy a unit's gradients, which are on the current stream. It is called again if they have changed.
   void fetch(const Unit& unit);

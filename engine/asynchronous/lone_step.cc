@@ -90,7 +90,7 @@ LocalStep LoneStep::told_of(const LocalStep& local) {
 }
 
 const AgreedStep& LoneStep::decide_alone(const LocalStep& told) {
-  if (copies_) {  // on a GPU, reductions do not show their sums to `norm_`
+  if (copies_) {  // on a GPU, reductions do not pass their sums to `norm_`
     for_each_trainable(units_, [&](const FlatGroup& group) {
       norm_.begin(group);
       norm_.visit(group, {copies_->gradient(group), static_cast<std::size_t>(group.gradient_part.numel)});

@@ -43,14 +43,14 @@ class LoneStep : public Step {
   double communication_seconds() const override { return common_.communication_seconds(); }
 
  protected:
-  /// `context.axes`: the axes of a mesh of this rank alone. On the CPU, `norm` sees the gradients that
+  /// `context.axes`: the axes of a mesh of this rank alone. On the CPU, `norm` gets the gradients that
   /// `context.reducer` makes.
   LoneStep(const StepContext& context, GradientNorm& norm, CommonParameters& common);
 
   /// Begins the step: returns `local` with the loss so far and the numbers of the rule. The loss so far is set back
-  /// to 0. It waits until a GPU's gradients are on the host.
+  /// to 0. The function waits until a GPU's gradients are on the host.
   LocalStep told_of(const LocalStep& local);
-  /// Says that gradients have other values than `norm` has seen.
+  /// Clears the norm. It is called if gradients have changed since their sums were added to the norm.
   void forget_norm() { norm_.reset(); }
   /// Returns the numbers by which this rank alone would decide. It reads all gradients.
   const AgreedStep& decide_alone(const LocalStep& told);

@@ -24,7 +24,7 @@ namespace tessera {
 // holder was killed. All ranks lay out their memory alike, so a rank finds another rank's values and states at a
 // distance from its own (`place`). A pull copies values while it holds the shard (`pull_shard`). A push applies the
 // rule while it holds the shard, in the thread of the rank that pushes (`push_shard`). If a recorded order is replayed,
-// both wait for their turn first (`await_turn`).
+// each pull and each push first waits for its turn (`await_turn`).
 
 /// The data of a shard, other than values and states, that ranks share. Only the holder of the mutex reads or writes
 /// `version`, and the shard's values, states and counts.

@@ -21,32 +21,31 @@ namespace tessera {
 
 /// The parameters that asynchronous ranks train together: fp32 values and optimizer states, cut over the ranks as
 /// SHARD_OPTIMIZER cuts them. Rank q owns the q-th part of each flat group: the part is in rank q's plan, and rank q
-/// writes it to checkpoints. All parts lie in memory that all ranks map, so whoever pushes a gradient does the owner's
-/// work itself, in the owner's memory: it applies the rule while it holds the shard's lock. A rank that computes, or is
-/// stopped while it computes, delays no other rank, unless max_staleness is set. Nothing is sent, and gradients are
-/// read where backward left them.
+/// writes it to checkpoints. All parts lie in memory that all ranks map. So the rank that pushes a gradient applies the
+/// rule itself, in the owner's memory, while it holds the shard's lock. A rank that computes, or is stopped while it
+/// computes, delays no other rank, unless max_staleness is set. Nothing is sent, and gradients are read where backward
+/// left them.
 ///
 /// A shard is a part of a group, with one owner. If the rule needs norms of parameters or whole tensors
-/// (MemoryPlan::has_whole_shard), the shard is the whole group: its memory lies over all ranks as before, and it has
-/// one lock, one version, and one count of updates for each parameter.
+/// (MemoryPlan::has_whole_shard), the shard is the whole group. The group's memory is still cut over all ranks, but the
+/// group has one lock, one version, and one count of updates for each parameter.
 ///
 /// | memory                                     | whose                | changed by                        |
 /// |--------------------------------------------|----------------------|-----------------------------------|
 /// | shards: values, states, version, counts    | all ranks'           | `push`, under the shard's lock    |
-/// | HostCopies, the values that it pulled      | this rank's          | `pull`, at most once a step       |
-/// | HostCopies, its gradients                  | this rank's          | backward; `push` compensates them |
+/// | HostCopies, pulled values                  | this rank's          | `pull`, at most once a step       |
+/// | HostCopies, gradients                      | this rank's          | backward; `push` compensates them |
 ///
 /// Invariants:
 ///  1. The holder of a shard's lock computes nothing but an update of the shard, waits for nothing, and holds no other
 ///     lock. A rank waits for its turn (max_staleness 0, play_order) before it takes the lock.
 ///  2. A pull copies one version of a shard, and a shard has the updates of whole pushes. So no rank sees a part of an
 ///     update. Shards of one unit may have different versions.
-///  3. A step uses one version of each unit: what forward pulled stays in place for backward, in all microbatches of
-///  the step.
+///  3. A step uses one version of each unit: backward finds the values that forward pulled, in all microbatches.
 ///
-/// The thread that trains calls all of it. Throws tessera::Error: 75 if a rank for which this rank waits ends, or holds
-/// a shard for comm.timeout_s, or was killed while it held a shard; 64 if a program leaves the recorded order that it
-/// replays.
+/// The thread that trains calls all functions. They throw tessera::Error: 75 if a rank for which this rank waits ends,
+/// or holds a shard for comm.timeout_s, or was killed while it held a shard; 64 if a program leaves the recorded order
+/// that it replays.
 class OwnedShards final : public PulledParameters {
  public:
   /// Makes the shards, which are zeros, and points each group's states at the states of this rank's shards. Keeps
@@ -62,8 +61,8 @@ class OwnedShards final : public PulledParameters {
   GradientAges push(const ShardRule& rule, const PushRates& with) override;
   void skip() override;
   /// Applies the gradients that lie in this rank's memory to all shards of `owner`. They are this rank's own gradients,
-  /// or a sum of the gradients of several ranks (FirstGradients). It neither waits for a turn nor ends a step.
-  /// REQUIRES: the rule needs no whole groups.
+  /// or a sum of the gradients of several ranks (FirstGradients). The function neither waits for a turn nor ends a
+  /// step. REQUIRES: the rule needs no whole groups.
   void apply(int owner, const ShardRule& rule, const PushRates& with);
   /// Ends this rank's step: the next step pulls units anew.
   void end_step() { end_step_of_copies(); }
@@ -74,7 +73,7 @@ class OwnedShards final : public PulledParameters {
   void take_newest() override;
 
   /// Returns the counts of updates of this rank's shard. If a shard is a whole group, the counts are those of the last
-  /// call of `bring_together`, and rank 0's are in effect after `share_counts`.
+  /// call of `bring_together`, and rank 0's counts are in effect after `share_counts`.
   std::span<std::int64_t> counts(const FlatGroup& group) override;
   void share_counts() override;
 

@@ -36,6 +36,7 @@ PeerBoard::PeerBoard(std::shared_ptr<Collectives> group, double timeout_s, Sees 
 }
 
 PeerBoard::~PeerBoard() {
+  if (entries_[rank()].state.load() == kFailed) return;  // note_failed
   entries_[rank()].state.store(std::uncaught_exceptions() > exceptions_at_start_ ? kFailed : kLeft);
 }
 

@@ -28,8 +28,8 @@ class PeerBoard {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// The ranks' knowledge of each other. kNothing: servers own the shards. The board then only counts this rank's steps
-  /// and lets ranks meet, and `look` and `wait` are not called.
+  /// Says whether ranks see each other's steps. kNothing: servers own the shards. The board then only counts this
+  /// rank's steps and lets ranks meet, and `look` and `wait` are not called.
   enum class Sees { kOthers, kNothing };
   /// `group`: a group of all ranks. Only this object uses the group. Its ranks share memory if `sees` is kOthers.
   /// `timeout_s`: the longest wait. It is collective.
@@ -60,8 +60,8 @@ class PeerBoard {
   using What = absl::FunctionRef<std::string()>;
   /// Waits until all ranks have arrived. At first it spins; later it sleeps, at most a millisecond at a time. Throws
   /// tessera::Error (75) as `look` does, and if a rank that has not arrived has left or does not come in time. If a
-  /// rank has ended, the message says what the transport knows about it. `spare`: the number of ranks that may have
-  /// left without an error before they arrived, since the other ranks are enough.
+  /// rank has ended, the message is the transport's error, which says which rank ended and why. `spare`: the number of
+  /// ranks that may have left without an error before they arrived, since the other ranks are enough.
   void wait(What what, Arrived arrived, std::int64_t spare = 0);
   /// Returns whether a wait that began at `begin` has lasted too long.
   bool is_late(Clock::time_point begin) const;

@@ -17,7 +17,7 @@ namespace tessera {
 /// watched.
 class Pulls final : public UnitKeeper {
  public:
-  /// `on_pulled` is called with a unit whose values have changed. It keeps a reference to `shards`.
+  /// `on_pulled` is called with a unit whose values have changed. The object keeps a reference to `shards`.
   Pulls(std::vector<Unit*> units, PulledParameters& shards, std::function<void(Unit&)> on_pulled, OnFailure on_failure)
       : UnitKeeper(std::move(on_failure)), units_(std::move(units)), shards_(shards), on_pulled_(std::move(on_pulled)) {
     for (Unit* unit : units_) unit->watch(this);

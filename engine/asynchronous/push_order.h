@@ -37,7 +37,8 @@ struct ShardEvent {
   bool is_push = false;
 };
 
-/// Says which ranks and which owners take part in a run. Only a run with the same parties can replay a recorded order.
+/// Says how many ranks and owners take part in a run, and whether the owners are ranks or servers. Only a run with the
+/// same parties can replay a recorded order.
 struct OrderParties {
   int ranks = 0;
   std::string owners;  ///< who owns the shards, as in "sync.owners": "ranks" or "servers"
@@ -50,8 +51,8 @@ std::string first_line_of(const OrderParties& parties, const std::vector<std::in
 /// Returns the line of an event of `shard`.
 std::string line_of(const ShardEvent& event, const ShardName& shard);
 
-/// Writes the order of pushes and pulls ("sync": "record_order"): a first line that names the ranks and the owners
-/// (first_line_of), then a line of JSON for each event (line_of),
+/// Writes the order of pushes and pulls ("sync": "record_order"): a first line with the OrderParties (first_line_of),
+/// then a line of JSON for each event (line_of),
 ///
 ///     {"event":12,"rank":0,"step":3,"op":"push","unit":"layers.0","group":0,"shard":1,"version":5}
 ///
@@ -64,7 +65,7 @@ class OrderWriter {
   static absl::StatusOr<OrderWriter> open(const std::string& path, const OrderParties& parties, bool is_first);
   OrderWriter(OrderWriter&& other) noexcept;
   OrderWriter& operator=(OrderWriter&&) = delete;
-  ~OrderWriter();  ///< writes the lines that are left; an error goes to the log
+  ~OrderWriter();  ///< writes the lines that are left; an error is logged
 
   void add(const ShardEvent& event, const ShardName& shard);
   /// Writes the collected lines once they have 64 KiB. Errors: 74 if the write fails; 71 without free memory; 73 if the

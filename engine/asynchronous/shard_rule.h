@@ -15,7 +15,7 @@
 namespace tessera {
 
 /// The rule by which a push updates a shard, with the numbers of each group of parameters. A LoneStep has a ShardRule,
-/// and so has each worker's thread of a server.
+/// and a server has one in the thread of each worker.
 class ShardRule {
  public:
   /// `rates` must outlive this object. Throws as make_optimizer does.
@@ -33,10 +33,11 @@ class ShardRule {
     if (matrices_) matrices_->follow(options);
   }
 
-  /// Returns the rule of single elements. Under rules of matrices it is for the groups without matrices.
+  /// Returns the rule of single elements. If the strategy has a rule of matrices, the rule of single elements is for
+  /// the groups without matrices.
   const ElementUpdate& elements() const { return elements_; }
-  /// These return the rule that needs whole groups; null unless the strategy's rule is lamb or lars, or one of matrices
-  /// or whole tensors.
+  /// These return the rule that needs whole groups. `layers` is null unless the strategy's rule is lamb or lars.
+  /// `matrices` is null unless the rule is one of matrices or whole tensors.
   const LayerwiseRule* layers() const { return layers_ ? &*layers_ : nullptr; }
   const MatrixRule* matrices() const { return matrices_ ? &*matrices_ : nullptr; }
   /// Returns the rate of a parameter.

@@ -21,7 +21,7 @@ PartNumbers masters_of(const FlatGroup& part) { return {reinterpret_cast<float*>
 PartNumbers tensor_states_of(const FlatGroup& part) { return {part.of_tensors.data, part.of_tensors.part}; }
 
 /// All numbers of a run of a shard, together. If one part has all of them, they are used where they lie. Otherwise they
-/// are copied to the front of `work`, which is then moved behind them, and `write_back` copies them to the parts.
+/// are copied to the front of `work`, and `work` then begins behind them. `write_back` copies them back to the parts.
 class JoinedRun {
  public:
   using Find = PartNumbers (*)(const FlatGroup&);

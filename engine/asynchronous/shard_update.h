@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// A shard, and what a rank pushes to it.
+/// A shard, and the gradients that a rank pushes to it.
 struct PushedShard {
   /// the shard's values and states, and the rank's gradients. There are several parts, in the order of elements, where
   /// a shard is a whole group whose memory lies over all ranks
@@ -26,11 +26,11 @@ struct PushedShard {
   std::span<float> work = {};     ///< scratch (work_where_it_lies); begins on a cache line
 };
 
-/// Applies a rank's gradients to a shard, with the corrections for age and delay that "sync" names. Whoever holds the
+/// Applies a rank's gradients to a shard, with the corrections for age and delay that "sync" names. The holder of the
 /// shard's lock calls it: a rank (OwnedShards) or a server (ServedJob). One thread at a time uses a ShardUpdate.
 ///
-/// A shard of a rule of single elements has any elements of a group. Other rules need whole tensors, so there the shard
-/// is the whole group:
+/// Under a rule of single elements, a shard may be any part of a group. Other rules need whole tensors, so the shard is
+/// then the whole group:
 ///
 /// | rule                 | passes over the group                                                               |
 /// |----------------------|-------------------------------------------------------------------------------------|
@@ -45,7 +45,7 @@ class ShardUpdate {
 
   /// Applies the gradients of `shard`, which it may overwrite, and counts the update. `group`: the group with the
   /// layout and the parameters. `with.used` is about this group's parameters. `pulled` is read if the configuration has
-  /// a lambda. Throws what a program's rule throws; the shard may then be half-updated.
+  /// a lambda. If a program's rule throws, the shard may be half-updated.
   void apply(const FlatGroup& group, const PushedShard& shard, const ShardRule& rule, const PushRates& with,
              std::int64_t age);
 
@@ -56,7 +56,7 @@ class ShardUpdate {
     const PushedShard& shard;
     const ShardRule& rule;
     UpdateRates rates;  ///< gradient_scale is for gradients that are compensated already
-    float scale;        ///< by which compensation multiplies gradients
+    float scale;        ///< the factor by which compensation multiplies gradients
     std::span<const char> used;
   };
 

@@ -4,11 +4,11 @@
 
 namespace tessera {
 
-// Reads and writes of fp32 numbers that other ranks read and write at the same time, without a lock. Each number is
-// read and written as one aligned word of 32 bits, by relaxed atomic operations: a read gets a number that some rank
-// wrote, never the halves of two numbers. The order in which other ranks see the writes of two numbers is not defined.
-// LibTorch's operators read the same memory by plain loads, also by wide (SIMD) loads: on x86-64 and arm64 an aligned
-// word of such a load is not torn either.
+// These functions read and write, without a lock, fp32 numbers that other ranks read and write at the same time. Each
+// number is read and written as one aligned word of 32 bits, by relaxed atomic operations: a read gets a number that
+// some rank wrote, never the halves of two numbers. The order in which other ranks see the writes of two numbers is not
+// defined. LibTorch's operators read the same memory by plain loads, also by wide (SIMD) loads: on x86-64 and arm64 an
+// aligned word of such a load is not torn either.
 
 /// Copies `shared` [n] to `own`.
 void read_words(const float* shared, float* own, std::int64_t n);

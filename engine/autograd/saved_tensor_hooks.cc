@@ -21,7 +21,7 @@ namespace autograd = torch::autograd;
 thread_local std::vector<std::weak_ptr<SavedTensorHooks>> hooks_of_thread;
 thread_local std::vector<SavedTensorHooks*> scopes_of_thread;
 
-/// Returns the hooks that were given to this thread last and still live, or null.
+/// Returns this thread's latest hooks that still exist, or null.
 std::shared_ptr<SavedTensorHooks> current_hooks() {
   while (!hooks_of_thread.empty()) {
     if (auto hooks = hooks_of_thread.back().lock()) return hooks;
@@ -31,7 +31,7 @@ std::shared_ptr<SavedTensorHooks> current_hooks() {
 }
 
 /// Hooks of a Python program. Autograd calls them inside the operator that saves a tensor. This operator has pinned the
-/// tensor's unit. What the hooks return is kept after the operator has ended. So hooks that pack a tensor may read a
+/// tensor's unit. The result of the hooks is kept after the operator has ended. So hooks that pack a tensor may read a
 /// parameter only with operators.
 class HooksOfProgram final : public autograd::SavedVariableHooks {
  public:
@@ -84,7 +84,7 @@ class HookingEngine final : public autograd::Engine {
   autograd::Engine& inner_;
 };
 
-HookingEngine* hooking_engine = nullptr;  // never destroyed: LibTorch may ask it until the process ends
+HookingEngine* hooking_engine = nullptr;  // never destroyed: LibTorch may use it until the process ends
 autograd::Engine& engine_with_hooks() { return *hooking_engine; }
 
 }  // namespace

@@ -25,8 +25,8 @@ class SavedTensorHooks {
 /// LibTorch asks its autograd engine for such hooks, so this function calls put_engine_in_place.
 void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks);
 
-/// While it lives, only `hooks` make the hooks of tensors that operators on this thread save, inside a backward too.
-/// Scopes nest.
+/// While a SavedTensorScope lives, only `hooks` make the hooks of tensors that operators on this thread save, inside a
+/// backward too. Scopes nest.
 class SavedTensorScope {
  public:
   explicit SavedTensorScope(SavedTensorHooks& hooks);

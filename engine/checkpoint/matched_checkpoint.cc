@@ -20,10 +20,10 @@ namespace tessera {
 namespace {
 
 // This file works as follows. Matcher compares parameters first, then buffers, then states. It does not stop at the
-// first difference: `problems_` collects what forbids loading, and take() reports all of them in one error (at most
-// kMostProblems). Values and states that cannot be loaded exactly (rounded values, states that begin anew or are left
-// out) become lines of MatchedCheckpoint::inexact. match_parameters notes the states that parameters need (`needed_`)
-// and that frozen ones keep (`kept_`), and match_states reads both.
+// first difference: `problems_` collects the reasons for which the checkpoint cannot be loaded, and take() reports them
+// in one error (at most kMostProblems). Values and states that cannot be loaded exactly (rounded values, states that
+// begin anew or are left out) become lines of MatchedCheckpoint::inexact. match_parameters notes the states that
+// parameters need (`needed_`) and that frozen ones keep (`kept_`), and match_states reads both.
 
 constexpr std::size_t kMostProblems = 20;  ///< problems that the error lists
 
@@ -178,8 +178,8 @@ class Matcher {
     matched_.parameters.push_back({&group, i, &saved});
   }
 
-  /// Notes the states of the checkpoint that a frozen parameter keeps. It may be that no parameter that trains has
-  /// these states.
+  /// Notes the states of the checkpoint that a frozen parameter keeps. Perhaps no parameter that trains has these
+  /// states.
   void note_kept(const SavedParameter& saved) {
     if (!saved.keeps_states()) return;
     for (const SavedState& state : manifest_.states) {

@@ -33,8 +33,9 @@ struct MatchedCheckpoint {
 /// Finds the counterpart of every parameter, buffer and state by name. Loading a checkpoint calls it on every rank,
 /// before anything is changed. `whole`: the module's buffers; `states`: the states of the Engine. The result refers to
 /// `manifest` and the units. Errors: 65. The message lists the first 20 faults, and says how many more there are. A
-/// fault is a parameter or buffer that only one side has, or a difference in shape, type, strides or aliases. Another
-/// fault is a state that the checkpoint lacks, or has in a format that cannot be converted.
+/// fault is a parameter or buffer that only one side has, or a difference in shape, strides or aliases, or a type that
+/// cannot be converted. Another fault is a state that the checkpoint lacks, or has in a format that cannot be
+/// converted.
 absl::StatusOr<MatchedCheckpoint> match_checkpoint(const std::vector<std::unique_ptr<Unit>>& units,
                                                    const NamedTensors& whole, const StoredStates& states,
                                                    const Manifest& manifest);

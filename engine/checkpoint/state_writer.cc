@@ -22,8 +22,8 @@ constexpr std::int64_t kJoinedAtOnce = 16384;
 constexpr std::int64_t kFetchedBytes = 1 << 19;  ///< number of bytes that are passed on, or fetched from a device, at
                                                  ///< once
 
-/// Lets `portions(append)` call `append` with one portion after the other, and hands each to `sink`. Nothing more is
-/// handed on after the first failure.
+/// Calls `portions(append)`, which calls `append` with one portion after the other. Passes each portion to `sink`.
+/// After the first failure, no portion is passed on.
 template <class Sink, class Portions>
 absl::Status append_portions(const Sink& sink, const Portions& portions) {
   absl::Status status;
@@ -33,7 +33,7 @@ absl::Status append_portions(const Sink& sink, const Portions& portions) {
   return status;
 }
 
-/// Hands `bytes` to `sink` in portions.
+/// Passes `bytes` to `sink` in portions.
 template <class Sink>
 absl::Status append_bytes(std::span<const std::byte> bytes, const Sink& sink) {
   for (std::size_t begin = 0; begin < bytes.size(); begin += kFetchedBytes)
@@ -194,7 +194,7 @@ absl::Status StateWriter::hold(std::span<std::byte> room) {
       if (data.size() > std::min(room.size(), bytes) - copied)
         return make_error(ExitCode::kInternal, c10::str("the copy of ", source.piece.what, " ", source.piece.name,
                                                         " needs more than the ", room.size(), " bytes left for it"));
-      std::memcpy(room.data() + copied, data.data(), data.size());  // std::copy goes byte by byte at -O2
+      std::memcpy(room.data() + copied, data.data(), data.size());  // std::copy copies byte by byte at -O2
       copied += data.size();
       return absl::OkStatus();
     }));

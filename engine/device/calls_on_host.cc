@@ -299,7 +299,8 @@ class GathersOnHost::Pending final : public Work::State {
     return owner_.kernels_.upload_encoded(gather_.full, full_, all, downloaded_.get());
   }
   /// Returns the parts to copy up to the GPU: all parts, except this rank's own part if the GPU has it unchanged in its
-  /// place. An update may have changed that part, if it came after a gather that was made ahead and not used.
+  /// place. The GPU's own part may be newer than the host's, if an update came after a gather that was made ahead and
+  /// not used.
   std::vector<DeviceKernels::UploadPiece> pieces() const {
     auto* const there = static_cast<std::byte*>(gather_.full);
     const std::size_t own = gather_.bytes_per_rank * rank(), behind = own + gather_.bytes_per_rank;

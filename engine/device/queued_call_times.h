@@ -21,7 +21,7 @@ class QueuedCallTimes final : public QueueTimes {
   std::uint64_t begin() override;
   void end(std::uint64_t number, LatencyHistogram& latencies) override;
 
-  /// It is called when a step is queued. Adds the times of the calls that have ended on the device; it does not wait.
+  /// Adds the times of the calls that have ended on the device, without a wait. It is called when a step is queued.
   void end_step();
   /// Waits for the device, and adds the times of all calls that have ended.
   void wait();

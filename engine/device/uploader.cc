@@ -25,7 +25,8 @@ Upload& Upload::operator=(Upload&& other) noexcept {
   return *this;
 }
 
-/// Joins the copy first, because LibTorch's allocator gets the memory back and knows only the stream that computes.
+/// Joins the copy first, because LibTorch's allocator gets the memory back, and takes only the stream that computes
+/// into account.
 Upload::~Upload() {
   try {
     if (state_) tensors();

@@ -22,12 +22,12 @@ namespace {
 
 using torch::jit::Stack;
 
-// This file works as follows. While a DeferredInitScope lives, the dispatcher hands every operator of its thread to
+// This file works as follows. While a DeferredInitScope lives, the dispatcher gives every operator of its thread to
 // `record`. `describe` copies the arguments and takes deferred tensors out of them (each becomes a Patch).
-// `run_for_shapes` runs the operator on the device "meta", so the module sees tensors with shapes and no memory; their
-// storages carry this tape and a number. `draw` moves the generator on as if the operator had run. `replay` goes
-// backwards through the tape for the nodes that are needed (`needed_for`), splits them into independent parts, and
-// plays each part on real memory.
+// `run_for_shapes` runs the operator on the device "meta", so the module gets tensors with shapes and no memory. Each
+// of their storages has a pointer to this tape, and a number. `draw` advances the generator as if the operator had run.
+// `replay` goes backwards through the tape for the nodes that are needed (`needed_for`), splits them into independent
+// parts, and plays each part on real memory.
 
 /// The context of a deferred storage's data pointer, which has no data.
 struct DeferredContext {
@@ -174,8 +174,8 @@ InitTape::Node InitTape::describe(const c10::OperatorHandle& op, const Stack& st
   Node node{
       op, copy_with_own_lists({stack.end() - static_cast<std::ptrdiff_t>(count), stack.end()}), {}, {}, {}, false, {},
       {}};
-  // Deferred tensors say that they lie on the device "meta". A program that asks for a tensor on "meta" then wants it
-  // on the device of the real tensors.
+  // The device of deferred tensors is "meta". A program that asks for a tensor on "meta" then wants it on the device of
+  // the real tensors.
   if (const auto i = index_of_argument(schema, "device"); i >= 0) {
     c10::IValue& device = node.arguments[static_cast<std::size_t>(i)];
     if (device.isDevice() && device.toDevice().is_meta()) device = at::Device(at::kCPU);
@@ -261,7 +261,8 @@ void InitTape::note_outputs(Node& node, const Stack& stack) {
   });
 }
 
-/// Moves the generator on as the operator would have, and keeps in `node` the state that the generator had before.
+/// Advances the generator as the operator would have done, and stores in `node` the state that the generator had
+/// before.
 void InitTape::draw(Node& node) const {
   const c10::IValue* const given = node.argument("generator");
   const bool is_given = given && !given->isNone();

@@ -23,7 +23,7 @@ namespace tessera {
 /// Values belong to storages, which have numbers; a tensor is a place in a storage. So views need no entry, and replay
 /// rebuilds every argument as a view of a real storage.
 ///
-/// Lifetime: the context of each deferred storage's (null) data pointer holds the tape. The tape knows these
+/// Lifetime: the context of each deferred storage's (null) data pointer holds the tape. The tape refers to these
 /// storages only by their numbers, so it is freed with the last deferred tensor.
 class InitTape : public std::enable_shared_from_this<InitTape> {
  public:

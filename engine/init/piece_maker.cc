@@ -40,7 +40,7 @@ bool is_constant_factory(const Node& node) {
          is_one_of(node.op.schema().name(), {"aten::empty", "aten::zeros", "aten::ones", "aten::full"});
 }
 
-/// Returns whether the operator gives an element the same bits wherever the element stands: in a SIMD vector, or behind
+/// Returns whether the operator gives an element the same bits wherever the element lies: in a SIMD vector, or behind
 /// the last whole vector. Conversions do so, and so does arithmetic that is rounded once.
 bool is_element_wise(const Node& node) {
   const bool is_known = is_one_of(

@@ -30,8 +30,8 @@ std::uint64_t digest_of_arithmetic();
 /// That is possible if every operator that makes the tensor's values treats each element by itself. These are operators
 /// that create tensors (`empty`, `zeros`, `full`, ...) and that fill them (with constants, or `uniform_` and `normal_`,
 /// whose words are known). They are also element-wise operators with numbers or tensors of the same size (`mul_`,
-/// `add`, `clamp_`, `to`, ...), if an element gets the same bits wherever it stands. Values equal those of
-/// `materialize` bit for bit.
+/// `add`, `clamp_`, `to`, ...), if an element gets the same bits wherever it lies. Values equal those of `materialize`
+/// bit for bit.
 ///
 /// One thread at a time uses a PieceMaker; `another` makes a PieceMaker for another thread.
 class PieceMaker {

@@ -34,9 +34,9 @@ struct Job {
   void join();
   MeshShape shape_of_mesh() const { return mesh_shape(strategy, mesh.topology()); }
 
-  /// Runs `body`. If `body` throws, the other ranks get the reason, so that none of them waits for this rank. Then it
-  /// throws the reason that came first on any rank, so that all ranks throw the same error. An operator whose unit
-  /// could not be gathered throws an error of LibTorch, which is only a consequence of that reason.
+  /// Runs `body`. If `body` throws, the other ranks get the reason, so that none of them waits for this rank. Then this
+  /// function throws the reason that came first on any rank, so that all ranks throw the same error. An operator whose
+  /// unit could not be gathered throws an error of LibTorch, which is only a consequence of that reason.
   template <class Body>
   auto or_abort(const char* what, const Body& body) {
     try {

@@ -19,7 +19,7 @@ bool is_file(const CommConfig& comm) {
          comm.network_fit != CommConfig::kDirectNetwork;
 }
 
-/// Publishes what rank 0 has read: the costs as JSON and the code 0, or an error's message and its exit code.
+/// Publishes the result of rank 0's read: the costs as JSON and the code 0, or an error's message and its exit code.
 absl::Status publish(const std::string& path, KeyValueStore& store) {
   const absl::StatusOr<LinkFit> fit = read_link_fit(path);
   const int code = fit.ok() ? 0 : static_cast<int>(exit_code_of(fit.status()));

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kMostMessageBytes = 16384;
 constexpr char kSeparator = ' ';  // this character stands between the exit code and the text
 
-/// Returns what `body` returns, or the status of what it throws.
+/// Returns the result of `body`, or the status of the exception that `body` throws.
 template <class Result>
 Result caught(const std::function<Result()>& body) {
   try {

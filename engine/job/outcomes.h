@@ -14,8 +14,8 @@ namespace tessera {
 
 /// Runs `body` on every rank of `control`, and returns the results of all ranks, in rank order. If `body` returned or
 /// threw an error on some ranks, all ranks get the error of the first of these ranks. So a rank that fails neither
-/// leaves the others waiting nor ends the group. It is collective. Throws tessera::Error if the group itself fails.
-/// `label` names the call in messages.
+/// leaves the others waiting nor ends the group. The call is collective. Throws tessera::Error if the group itself
+/// fails. `label` names the call in messages.
 absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, std::string_view label,
                                                         const std::function<absl::StatusOr<std::string>()>& body);
 
@@ -23,7 +23,7 @@ absl::StatusOr<std::vector<std::string>> share_outcomes(Collectives& control, st
 /// failure on any rank.
 absl::Status share_status(Collectives& control, std::string_view label, const absl::Status& own);
 
-/// Returns what `body` returns, or the status of what it throws (status_of).
+/// Returns the result of `body`, or the status of the exception that `body` throws (status_of).
 absl::Status status_from(const std::function<absl::Status()>& body);
 
 }  // namespace tessera

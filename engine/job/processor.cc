@@ -28,8 +28,8 @@ SavedProcessor this_processor(const Accelerator& accelerator) {
   return processor;
 }
 
-/// Returns what differs, such as "threads 2, rank 0 has 1". `whose` is the owner of `other`. The result is empty if
-/// nothing differs.
+/// Returns a text that names the differences, such as "threads 2, rank 0 has 1". `whose` is the owner of `other`. The
+/// result is empty if nothing differs.
 std::string differences_between(const SavedProcessor& own, const SavedProcessor& other, const std::string& whose) {
   std::string text;
   const auto compare = [&](const char* what, const std::string& here, const std::string& there) {

@@ -14,8 +14,8 @@ namespace tessera {
 // Operators of LibTorch may give other bits with another number of threads, and with other instructions. A run with
 // "reproducible" therefore keeps the processor with which it began.
 
-/// Returns the processor that a checkpoint or a commit of this run names: the threads and the instruction sets with
-/// which the calling thread computes now. Returns nothing if the strategy has no "reproducible".
+/// Returns the processor that a checkpoint or a commit of this run names: the number of threads (or the GPU) and the
+/// instruction sets with which the calling thread computes now. Returns nothing if the strategy has no "reproducible".
 std::optional<SavedProcessor> processor_to_save(const Job& job);
 
 /// Throws tessera::Error (78), the same on all ranks, if ranks of a run with "reproducible" compute with different
@@ -31,8 +31,8 @@ absl::StatusOr<std::optional<std::string>> other_processor(const std::optional<S
 
 /// Adds the processor that `processor_to_save` returns, if any, to the parts of a commit.
 void add_processor(const Job& job, CommitParts& parts);
-/// Returns the processor that a commit names, or nothing if it names none. Throws std::exception if the commit's part
-/// is not what `add_processor` wrote.
+/// Returns the processor that a commit names, or nothing if it names none. Throws std::exception if `add_processor` did
+/// not write the commit's part.
 std::optional<SavedProcessor> processor_in(const CommitParts& parts);
 
 }  // namespace tessera

@@ -19,11 +19,11 @@ struct RunScope {
   RunScope(const RunScope&) = delete;
   RunScope& operator=(const RunScope&) = delete;
 
-  /// Waits in a barrier until all ranks have come here. Without this barrier a rank might look lost to the others.
-  /// Examples are a rank that still writes a file, and the rank that serves the store, if it ended first. Ranks that
-  /// still need this rank for a step get the error that this rank leaves, and end with this error. This rank waits
-  /// for no other rank if the mesh has failed and the program handled the error. Throws the tessera::Error of the
-  /// barrier, and late_failure.
+  /// Waits in a barrier until all ranks have come here. Without this barrier, the other ranks might take a rank that
+  /// has ended for lost. This could happen while a rank still writes a file, or if the rank that serves the store ended
+  /// first. Ranks that still need this rank for a step get the error that this rank leaves, and end with this error.
+  /// This rank waits for no other rank if the mesh has failed and the program handled the error. Throws the
+  /// tessera::Error of the barrier, and late_failure.
   void leave_together() const;
 
   /// It is called when an exception ends this rank. It tells the other ranks `reason`, writes the error file and the

@@ -86,7 +86,7 @@ std::string difference_of(const std::string& own, const std::string& of_rank_0) 
 struct DataParallel::State {
   State(std::shared_ptr<torch::nn::Module> module_given, const Mesh& mesh, const DataParallelOptions& options)
       : module(std::move(module_given)), group(value_or_throw(groups_of(mesh).world("data_parallel"))) {
-    put_engine_in_place();  // Tessera's autograd engine knows when a backward runs inside another one
+    put_engine_in_place();  // Tessera's autograd engine notices a backward that runs inside another one
     expect_same_modules(options);
     list_parameters();
     plan_buckets(options.bucket_mb);

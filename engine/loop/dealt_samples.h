@@ -13,9 +13,9 @@
 namespace tessera {
 
 /// Gives loaders the samples of whole microbatches, dealt out to ranks by steps: the implementation of RankSampler with
-/// RankSamplerOptions::microbatches, of StepSampler, and of Python's RankSampler. It leads a loader from epoch to
-/// epoch, which DistributedSampler does not do, and notices a loader that takes samples before it is known to which
-/// rank they belong. One thread at a time uses it.
+/// RankSamplerOptions::microbatches, of StepSampler, and of Python's RankSampler. It begins the next epoch when one has
+/// ended, which DistributedSampler does not do. It also reports a loader that takes samples of a later step before
+/// these samples are dealt. One thread at a time uses it.
 class DealtSamples {
  public:
   using Samples = std::vector<std::size_t>;

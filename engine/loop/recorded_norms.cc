@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// The recorded norms of the process, found by their running means. Ranks that are threads share the list.
+/// The recorded norms of the process, by their running means. Ranks that are threads share the list.
 class RecordedNorms {
  public:
   static RecordedNorms& all() {

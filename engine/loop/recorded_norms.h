@@ -12,10 +12,10 @@
 
 namespace tessera {
 
-/// The C++ side of a BatchNorm of Python, whose forward is Python's code.
+/// The C++ object for a BatchNorm of Python, whose forward is Python code.
 class NormView final : public ModuleView {
  public:
-  /// `is_cumulative`: whether the module has no momentum, so that its statistics are the plain mean of all batches.
+  /// `is_cumulative` is true if the module has no momentum, so that its statistics are the plain mean of all batches.
   NormView(std::string class_name, bool is_cumulative)
       : ModuleView(std::move(class_name)), is_cumulative_(is_cumulative) {}
   bool is_cumulative() const { return is_cumulative_; }
@@ -24,16 +24,17 @@ class NormView final : public ModuleView {
   bool is_cumulative_;
 };
 
-/// Returns whether `module` is a BatchNorm1d, 2d or 3d, of C++ or of Python, and if so, whether its statistics are the
-/// plain mean of all batches. A norm over all ranks (is_norm_of_ranks) is none, and neither is an InstanceNorm.
+/// Returns nothing unless `module` is a BatchNorm1d, 2d or 3d, of C++ or of Python. If it is, returns whether its
+/// statistics are the plain mean of all batches. A norm over all ranks (is_norm_of_ranks) and an InstanceNorm do not
+/// count as such modules.
 std::optional<bool> batch_norm_is_cumulative(const torch::nn::Module& module);
 
 /// Returns whether `module` normalises over the batches of all ranks: a SyncBatchNorm, or a module that
 /// convert_sync_batchnorm has converted.
 bool is_norm_of_ranks(const torch::nn::Module& module);
 
-/// The change that the forwards of one microbatch make to the running statistics R of a batch norm. With momentum, R
-/// becomes keep * R + added. If the norm is cumulative, `added` is the mean over the forwards.
+/// The change that the forwards of one microbatch make to the running statistics R of a batch norm. If the norm has a
+/// momentum, R becomes keep * R + added. If the norm is cumulative, `added` is the mean over the forwards.
 struct NormChange {
   at::Tensor mean, variance;  ///< `added` [C] for running mean and variance; undefined before the first forward
   double keep = 1;            ///< product of 1 - momentum over the forwards
@@ -43,13 +44,13 @@ struct NormChange {
 /// A batch norm whose forwards in training mode do not write its running statistics. They write the change of the
 /// microbatch instead (MicrobatchStatistics). The thread that drives an Engine runs the forwards, and reads the change.
 struct RecordedNorm {
-  /// Where a forward writes, and with which momentum.
+  /// The tensors into which a forward writes, and the momentum with which it writes.
   struct Target {
     at::Tensor mean, variance;
     double momentum = 0;
   };
-  /// Prepares for a forward. LibTorch's module has counted it in `batches` already. A forward that is computed again
-  /// for backward changes nothing, so its target is thrown away.
+  /// Prepares for a forward. LibTorch's module has counted this forward in `batches` already. A forward that is
+  /// computed again for backward must change nothing, so it gets new tensors that are not kept.
   Target begin_forward(double momentum);
 
   std::string name;                ///< path of the module
@@ -62,7 +63,7 @@ struct RecordedNorm {
 };
 
 /// From now on, forwards of the norm in training mode call RecordedNorm::begin_forward, as long as the object lives.
-/// They are known by `mean`. Any thread may call it.
+/// Such a forward is recognised by the tensor `mean`. Any thread may call this function.
 void record_norm(const std::shared_ptr<RecordedNorm>& norm);
 
 /// Returns the recorded norm whose running mean is this tensor; null if there is none. Any thread may call it.

@@ -37,8 +37,8 @@ std::int64_t kept_gradient_bytes(const MemoryPlan& plan);
 std::string durable_layout(const MemoryPlan& plan, const std::vector<std::unique_ptr<Unit>>& units,
                            const torch::nn::Module& module, const Strategy& strategy);
 
-/// Returns the number of ranks on each host of the run that made a commit; empty if an earlier version made it, which
-/// did not say.
+/// Returns the number of ranks on each host of the run that made a commit; empty for a commit of an earlier version,
+/// which lacks these numbers.
 std::vector<int> ranks_of_hosts(const Commit& commit);
 
 /// Returns the beginning of the names of all ranks' files with records of offloaded state, in the directories of
@@ -129,7 +129,7 @@ class DurableFiles {
   absl::Status bring_back();
 
  private:
-  /// What all commits say of their run.
+  /// The data about the run that each commit has.
   struct RunNotes {
     std::string about;             ///< text for users
     std::vector<int> rank_counts;  ///< number of ranks on each host

@@ -26,10 +26,11 @@ struct KeptGroup {
   std::shared_ptr<const void> memory;  ///< owns the memory to which `group` points
 };
 
-/// Lets `group`'s storage keep this rank's part of the values; the Engine calls it when it is destroyed. If
-/// `is_readable`, parameters stay readable in their memory. If other ranks read that memory, or if it holds the halves
-/// of split masters, parameters are readable in a copy, provided that a copy can be allocated. In all other cases
-/// reading a parameter throws c10::Error. `mesh`: this rank's position among all ranks. `transport` allocated `memory`.
+/// Lets `group`'s storage keep this rank's part of the values; an Engine that is destroyed calls this function. If
+/// `is_readable` and the values are gathered, parameters stay readable. They are then read in their own memory or, if
+/// other ranks read that memory or it holds the halves of split masters, in a copy. In all other cases, and if no copy
+/// can be allocated, reading a parameter throws c10::Error. `mesh`: this rank's position among all ranks. `transport`
+/// allocated `memory`.
 void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, const TrainingMemory& memory,
           const std::shared_ptr<Collectives>& transport, bool is_readable);
 

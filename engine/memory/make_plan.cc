@@ -21,11 +21,11 @@
 
 namespace tessera {
 
-// This file makes the memory plan of a strategy on the ranks that are there.
+// This file makes the memory plan of a strategy for the ranks of a job.
 //
-// `make_plan` first refuses what does not fit these ranks (the `expect_...` functions). It then fills the parts of
-// PlanInput, lets tiers be chosen within the memory limit, and refuses what the plan itself shows. `next_cheaper` plans
-// the other strategies, for the remedy in errors of too little memory.
+// `make_plan` first refuses a strategy that does not fit these ranks (the `expect_...` functions). It then fills the
+// parts of PlanInput, chooses tiers within the memory limit, and refuses strategies with faults that only the plan
+// shows. `next_cheaper` plans the other strategies, for the remedy in errors of too little memory.
 
 namespace {
 

@@ -8,8 +8,9 @@ namespace tessera {
 //
 // A StateView has the pointers to parameters, masters and states of neighbouring elements. Some of these may lie in
 // records. `place_of` says in which record an element lies, or that it lies in memory. `for_each_piece` cuts a run of
-// elements where that changes. `for_each_state` makes a view of each piece (`view_of_memory`), lets carriers bring the
-// records, and points into them while they are there (`point_into_record`).
+// elements into pieces, so that all elements of a piece lie in the same place. `for_each_state` makes a view of each
+// piece (`view_of_memory`), lets carriers bring the records, and sets the view's pointers into the records
+// (`point_into_record`) before it visits the view.
 
 namespace {
 

@@ -16,8 +16,8 @@ namespace tessera {
 /// is still a separate mapping.
 ///
 /// Tensors that were made before are freed by the allocator that made them. The Engine calls this function. A program
-/// that calls it before it makes the model gains more: memory that was freed while the model was made is then used
-/// again too. Only the first call has an effect. Any thread may call it.
+/// that calls this function before it makes the model gains more: memory that was freed while the model was made is
+/// then used again too. Only the first call has an effect. Any thread may call it.
 void install_tensor_heap();
 
 }  // namespace tessera

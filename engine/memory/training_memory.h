@@ -46,7 +46,7 @@ struct GpuRecords {
 };
 
 /// All memory of training state: one arena for each category, as large as the plan says. Each group has its part of an
-/// arena. The Engine makes a TrainingMemory when it is made itself, and owns it.
+/// arena. The Engine makes a TrainingMemory while the Engine itself is made, and owns it.
 struct TrainingMemory {
   Arena parameters, slots, gradients, buckets, masters, optimizer, scratch;
   Arena matrices;                    ///< buffers in which matrices are exchanged (PassPlan::matrices)
@@ -78,8 +78,8 @@ struct TrainingMemory {
 
 /// Stores the values of a gathered unit after Gathered(kWrite): rank 0's values become those of all ranks, in masters
 /// and shards. The values of a parameter that was given other memory are stored too, and the parameter is put back into
-/// its buffer. Throws tessera::Error (64) if such values have other sizes. While it runs, it needs host memory for one
-/// unit in fp32 beyond the plan. It is collective over `control` (MeshAxes).
+/// its buffer. Throws tessera::Error (64) if such values have other sizes. The call needs host memory for one unit in
+/// fp32 beyond the plan. It is collective over `control` (MeshAxes).
 void store_parameters(Unit& unit, Collectives& control);
 
 /// Materialises the tensors that every rank holds whole (buffers), moves them to `device`, and gives every rank the

@@ -30,7 +30,7 @@ namespace tessera {
 namespace {
 
 // FirstValues works as follows. The constructor lists how this rank would make each parameter (Source), and ranks
-// compare digests of these lists (Summary). Only if digests differ do they compare parameter by parameter
+// compare digests of these lists (Summary). If digests differ, ranks compare parameter by parameter
 // (`compare_recipes`). `load` then fills one unit. Each rank makes its parts of the parameters that have a PieceMaker,
 // on several threads (`make_parts`). Rank 0 sends the other parameters in chunks (`send`). At last FirstValues::load
 // makes the module's tensors views of the flat buffers.
@@ -59,7 +59,7 @@ std::vector<Source> sources_of(const std::vector<std::unique_ptr<Unit>>& units) 
     Source& source = sources.emplace_back(Source{&parameter, std::nullopt, 0});
     if (!is_deferred(parameter.tensor)) return;
     source.recipe = digest(describe(parameter)) | 1;
-    // Pieces are cut in the order of the tensor's memory. That must therefore be the order in the flat buffer.
+    // Pieces are cut in the order of the tensor's memory. So the flat buffer must have the same order.
     if (parameter.tensor.strides() == at::IntArrayRef(parameter.strides)) {
       source.maker = PieceMaker::of(parameter.tensor);
     }

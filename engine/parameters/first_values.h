@@ -11,8 +11,8 @@
 namespace tessera {
 
 /// Gives parameters their first values and their places: writes this rank's parts of parameters and masters, and makes
-/// the user's tensors views of the flat buffers. Every rank gets rank 0's values. An Engine makes a FirstValues when it
-/// is made itself, calls `load` for every unit, and then destroys it.
+/// the user's tensors views of the flat buffers. Every rank gets rank 0's values. An Engine makes a FirstValues while
+/// the Engine itself is made, calls `load` for every unit, and then destroys the FirstValues.
 ///
 /// | a parameter that is                        | gets its values                                              |
 /// |--------------------------------------------|--------------------------------------------------------------|
@@ -28,8 +28,8 @@ namespace tessera {
 /// - If a deferred parameter comes from other operators than on rank 0, or ranks have different parameters, every rank
 ///   throws tessera::Error (64), which names the first difference.
 ///
-/// It needs some MiB of host memory beyond the plan, and memory for each parameter that is made whole. It is collective
-/// over `control` (MeshAxes), which must outlive it.
+/// A FirstValues needs some MiB of host memory beyond the plan, and memory for each parameter that is made whole. Its
+/// calls are collective over `control` (MeshAxes), which must outlive it.
 class FirstValues {
  public:
   /// Compares how ranks make values, in one small exchange, or in three if operators differ. The memory of `units` need

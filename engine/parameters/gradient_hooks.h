@@ -25,9 +25,9 @@ namespace tessera {
 /// other calls.
 ///
 /// `.grad` then holds a *stand-in*: a tensor of the gradient's shape without memory. Code that only asks whether there
-/// is a gradient gets the same answer as in plain LibTorch. Code that reads or writes it (a torch::optim step,
-/// clip_grad_norm_) gets a c10::Error that says what to do instead. A hook before accumulation takes the stand-in away,
-/// so that a further backward does not add to it.
+/// is a gradient gets the same answer as in plain LibTorch. Code that reads or writes the stand-in (a torch::optim
+/// step, clip_grad_norm_) gets a c10::Error that says what to do instead. A hook before accumulation takes the stand-in
+/// away, so that a further backward does not add to it.
 ///
 /// Hooks of the program keep their meaning. A tensor's hooks change its gradient before it is accumulated. A tensor has
 /// one post-accumulate hook; the hook of the program runs before that of the Engine and sees the gradient of this rank

@@ -62,7 +62,9 @@ const c10::TensorImpl* owner_of(const at::TensorBase& alias) {
   for (std::size_t i = 0; i < group->parameters.size(); ++i) {
     if (owner && group->layout.extent(i).offset > element) break;
     owner = group->parameters[i].tensor.unsafeGetTensorImpl();
-    if (owner == alias.unsafeGetTensorImpl()) break;  // not a parameter without elements, which begins here too
+    if (owner == alias.unsafeGetTensorImpl())
+      break;  // `alias` is this parameter; another one without elements may
+              // begin here too
   }
   return owner;
 }

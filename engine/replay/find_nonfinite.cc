@@ -23,9 +23,9 @@ namespace tessera {
 // This file looks at the results of operators through LibTorch's callbacks.
 //
 // `begin_operator` keeps the inputs that an operator only reads, and looks at those that it changes. `end_operator`
-// looks at the results, and notes the first bad one with its unit. `begin_node` and `end_node` know which node of
+// looks at the results, and notes the first bad one with its unit. `begin_node` and `end_node` record which node of
 // backward runs. A node belongs to the unit of the operator in forward with the same sequence number. `end_backward`
-// returns what was noted, if the loss or a gradient is bad.
+// returns the noted result, if the loss or a gradient is bad.
 
 /// The results that were seen so far in this microbatch.
 struct FindNonfinite::Seen {
@@ -37,7 +37,7 @@ struct FindNonfinite::Seen {
   std::unordered_map<std::int64_t, std::string> unit_of_sequence;  ///< by autograd's sequence number: the unit of the
                                                                    ///< operator
 
-  /// All FindNonfinite objects of the process, and the callbacks that feed them.
+  /// All FindNonfinite objects of the process, and the callbacks that write to them.
   struct All {
     Mutex mutex;
     std::vector<Seen*> seen ABSL_GUARDED_BY(mutex);
@@ -153,7 +153,7 @@ std::vector<InputUse> uses_of(const at::RecordFunction& function) {
   return uses;
 }
 
-/// The inputs of an operator. LibTorch shows inputs only before the operator runs, and then drops its references to
+/// The inputs of an operator. LibTorch reports inputs only before the operator runs, and then drops its references to
 /// them.
 struct OperatorContext final : at::ObserverContext {
   const Unit* unit = nullptr;
@@ -257,7 +257,7 @@ std::optional<NonfiniteResult> FindNonfinite::end_backward(const at::Tensor& los
   const bool is_wrong = seen_->has_bad_gradient || is_bad_loss;
   std::optional<NonfiniteResult> result;
   if (is_wrong) result = seen_->first ? seen_->first : seen_->first_negative;
-  if (is_wrong && !result) result.emplace();  // no operator that LibTorch shows has computed the bad value
+  if (is_wrong && !result) result.emplace();  // no operator that LibTorch reports has computed the bad value
   *seen_ = Seen();
   return result;
 }

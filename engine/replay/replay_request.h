@@ -25,7 +25,7 @@ struct ReplayRequest {
   std::int64_t step = 0;  ///< the last step that is looked at
   std::string hashes;     ///< file that "record_hashes" wrote; empty: nothing is compared
   /// The number of microbatches of all ranks in a step. 0: the file `hashes` gives the number, in its line for `step`.
-  /// If the file lacks that line, the line of the next step counts, or else the last line.
+  /// If the file lacks that line, the line of the next step is used, or else the last line.
   std::int64_t microbatches = 0;
   Find find = Find::kNothing;
 

@@ -25,8 +25,9 @@ namespace {
 
 // This file works as follows. `begin` fills the manifest (`describe_engine`), copies buffers and items to host memory,
 // and makes the folder on rank 0. All ranks then get the folder's path and the hashes of every rank's buffers. A rank
-// other than rank 0 writes only those buffers that differ from rank 0's. StateWriter collects what this rank writes.
-// `hold` copies it; `end` writes one file on each rank, and rank 0 commits the manifest that names them all.
+// other than rank 0 writes only those buffers that differ from rank 0's. StateWriter collects the data that this rank
+// writes. `hold` copies these data; `end` writes one file on each rank, and rank 0 commits the manifest that names all
+// files.
 
 using Buffers = CheckpointSave::Buffers;
 
@@ -209,8 +210,8 @@ std::vector<std::int64_t> CheckpointSave::ranks_with_own(std::size_t i) const {
   return ranks;
 }
 
-/// Adds tensors to the manifest and to what this rank writes. Buffers, items and states of generators are copied. The
-/// momentum of outer steps and kept gradients are not copied.
+/// Adds tensors to the manifest and to the data that this rank writes. Buffers, items and states of generators are
+/// copied. The momentum of outer steps and kept gradients are not copied.
 void CheckpointSave::add_tensors() {
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const auto& [name, buffer] = buffers_[i];

@@ -31,7 +31,7 @@ void remove_old_checkpoints(const std::vector<std::string>& pruned);
 /// Writes one checkpoint. EngineCheckpoints::save makes a CheckpointSave on every rank, and all ranks call the same
 /// functions: `begin`; then `hold`, if training is to continue meanwhile; then `end`. An error of one of these is the
 /// same on every rank, and nothing may be called after it. Nothing can be loaded until `end` has returned ok; the
-/// destructor removes what was written before.
+/// destructor removes a checkpoint that is not finished.
 class CheckpointSave {
  public:
   using Buffers = std::vector<std::pair<std::string, at::Tensor>>;  ///< names and copies in host memory

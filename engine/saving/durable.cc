@@ -142,7 +142,7 @@ class Resume {
         step_(files.last()->step),
         parts_(files.last()->parts) {}
 
-  /// Reads what the commit says of its run, and changes nothing. Errors: those of other_processor.
+  /// Reads the commit's data about its run, and changes nothing. Errors: those of other_processor.
   absl::Status examine() {
     engine_ = json::parse(parts_.at(kEngine));
     TESSERA_ASSIGN_OR_RETURN(const auto other, other_processor(processor_in(parts_), job_, files_.folder()));
@@ -208,7 +208,7 @@ class Resume {
     training_.seed_microbatch();
     training_.frozen_states = std::move(frozen_);
     training_.accept_new_values();
-    // Commits without the key "noise" were written before the measured noise had versions.
+    // A commit without the key "noise" belongs to a program whose noise had version 1 (kNoiseVersion).
     note(other_noise(job_.strategy, engine_.value("noise", std::int64_t{1})));
     loaded_.path = files_.folder();
     loaded_.step = step_;
@@ -223,7 +223,7 @@ class Resume {
     set_generator(device, state);
   }
 
-  /// Adds `inexact`, if there is such a text, to the list of what this run cannot continue exactly.
+  /// Adds `inexact`, if there is such a text, to LoadedCheckpoint::inexact.
   void note(std::optional<std::string> inexact) {
     if (inexact) loaded_.inexact.push_back(*std::move(inexact));
   }

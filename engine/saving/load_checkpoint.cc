@@ -125,7 +125,7 @@ class Load {
     return hash_text(checkpoint_->hash()) + (residuals().has_own() ? std::string(kHasOwnResiduals) : "");
   }
 
-  /// Compares what `look` returned on all ranks; the result is the same on every rank.
+  /// Compares the results of `look` on all ranks; this function returns the same on every rank.
   absl::Status expect_same(std::vector<std::string> hashes) {
     own_residuals_ =
         std::ranges::all_of(hashes, [](std::string_view text) { return text.ends_with(kHasOwnResiduals); });
@@ -338,7 +338,7 @@ class Load {
     for (const std::string& text : loaded_.inexact) log_warning("checkpoint " + path_ + ": " + text);
   }
 
-  /// Adds `inexact`, if there is such a text, to the list of what this run cannot continue exactly.
+  /// Adds `inexact`, if there is such a text, to MatchedCheckpoint::inexact.
   void note(std::optional<std::string> inexact) {
     if (inexact) matched_.inexact.push_back(*std::move(inexact));
   }

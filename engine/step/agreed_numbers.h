@@ -19,8 +19,8 @@
 
 namespace tessera {
 
-/// Returns what stays the same in all decisions of a run. Rate and warm-up are missing, since they may change.
-/// `microbatches`: number of microbatches of a step on all ranks. `replicas`: StepContext::replicas.
+/// Returns the numbers that stay the same in all decisions of a run. Rate and warm-up are missing, since they may
+/// change. `microbatches`: number of microbatches of a step on all ranks. `replicas`: StepContext::replicas.
 inline DecisionRule decision_rule(const Strategy& strategy, std::int64_t microbatches, int replicas) {
   DecisionRule rule;
   rule.microbatches = static_cast<double>(microbatches);
@@ -55,7 +55,7 @@ inline StepProgress progress_of(const StepDecision& latest, const LearningRates&
   return progress;
 }
 
-/// Takes from `progress` what progress_of wrote.
+/// Takes from `progress` the numbers that progress_of wrote.
 inline void resume(const StepProgress& progress, const Strategy& strategy, StepDecision& latest, LearningRates& rates,
                    UpdateOptions& options) {
   latest.so_far.applied = progress.applied;
@@ -66,9 +66,9 @@ inline void resume(const StepProgress& progress, const Strategy& strategy, StepD
   if (!progress.options.empty()) options.restore(progress.options);
 }
 
-/// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite, for ranks that do not all
-/// decide together (LoneStep): those whose gradients came first ("sync" backups), or one rank alone. `microbatches`:
-/// number of microbatches of a step on these ranks. REQUIRES: result.loss_scale is set.
+/// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. It is for a decision of
+/// some ranks only (LoneStep): the ranks whose gradients came first ("sync" backups), or one rank alone.
+/// `microbatches`: number of microbatches of a step on these ranks. REQUIRES: result.loss_scale is set.
 inline void tell_agreed(const AgreedStep& agreed, double microbatches, StepResult& result) {
   result.loss = mean_loss(agreed.loss, microbatches, agreed.weight);
   result.tokens = agreed.tokens;

@@ -16,7 +16,7 @@ namespace tessera {
 /// The step of an Engine on the CPU: when `run` returns, parameters are updated and all fields of the result are known.
 class CpuStep final : public Step {
  public:
-  /// `norm` sees the gradients that `context.reducer` makes.
+  /// `norm` gets the gradients that `context.reducer` makes.
   CpuStep(const StepContext& context, GradientNorm& norm);
 
   LossSeed seed_of(const at::Tensor& loss, double weight) const override;

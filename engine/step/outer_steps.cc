@@ -16,10 +16,10 @@ namespace tessera {
 
 // This file makes outer steps, one group after the other, through an OuterPlace.
 //
-// `after` makes what is due. A whole outer step (`step`) reads a group's masters into one buffer (`read_own`), turns
-// them into outer gradients if there are outer weights, averages them over the replicas, and writes the result back
-// (`publish`). Streaming cuts this in two: `send` begins the sums of a fragment, and `apply_sent` waits for them and
-// applies them later. `meet` also averages states. A replica that made no update has no share in that average
+// `after` does the work that is due. A whole outer step (`step`) reads a group's masters into one buffer (`read_own`),
+// turns them into outer gradients if there are outer weights, averages them over the replicas, and writes the result
+// back (`publish`). Streaming cuts this in two: `send` begins the sums of a fragment, and `apply_sent` waits for them
+// and applies them later. `meet` also averages states. A replica that made no update has no share in that average
 // (`agree_on_counts`).
 
 namespace {

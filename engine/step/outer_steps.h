@@ -37,7 +37,7 @@ namespace tessera {
 /// meanwhile. `delay` steps later each replica has mix * its own weights + (1 - mix) * outer weights. A fragment is
 /// applied before the next fragment is sent.
 ///
-/// Outer gradients go over a network in the forms that CompressionConfig says.
+/// Outer gradients go over a network in the forms that CompressionConfig names.
 ///
 /// Each replica has its own optimizer states, and averages of the weights, until `meet`.
 ///

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// Makes updated values known to the ranks that hold copies of them, by all-gathers. StepWalk owns it and calls it from
-/// the thread that trains. Its calls are collective.
+/// Sends updated values to the ranks that hold copies of them, by all-gathers. StepWalk owns it and calls it from the
+/// thread that trains. Its calls are collective.
 class Publisher {
  public:
   /// `behind` lets gathers over the shard axis continue during the next forward. If it is null, `wait` waits for these
@@ -29,7 +29,7 @@ class Publisher {
     if (behind_) behind_->drop(unit);
   }
 
-  /// Starts to make a group's values known. The axis whose parts lie inside those of the other axis is gathered first
+  /// Starts to send a group's values. The axis whose parts lie inside those of the other axis is gathered first
   /// (AxisPlacement::replicate_first).
   void publish(FlatGroup& group);
   /// Waits for all started gathers, except those that may continue after the update (`behind`).

@@ -37,25 +37,25 @@ struct StepProgress {
 /// The largest power of two that fp16 holds.
 constexpr double kMostFp16Seed = 32768;
 
-/// Takes training from the losses of a step's microbatches to updated parameters. The Engine owns it and calls it from
-/// the thread that trains. CpuStep works while the caller waits; QueuedStep queues everything on a GPU. Both agree on
-/// the same numbers and follow the same rules, bit for bit.
+/// Does the work of a step from the losses of its microbatches to the updated parameters. The Engine owns it and calls
+/// it from the thread that trains. CpuStep works while the caller waits; QueuedStep queues everything on a GPU. Both
+/// agree on the same numbers and follow the same rules, bit for bit.
 class Step {
  public:
   virtual ~Step() = default;
 
-  /// Returns the loss scale times `weight` (weigh), for a loss of one element. If the loss is fp16, the
-  /// part of the scale above kMostFp16Seed goes into the factor.
+  /// Returns the loss scale times `weight` (weigh), for a loss of one element. If the loss is fp16, the part of the
+  /// scale above kMostFp16Seed goes into LossSeed::factor.
   virtual LossSeed seed_of(const at::Tensor& loss, double weight) const = 0;
 
   /// Adds `weight` times `loss` to the step's loss, which is the mean over this rank's microbatches. `round`: number of
   /// the microbatch, from 0.
   virtual void add_loss(const at::Tensor& loss, double weight, std::int64_t round) = 0;
 
-  /// Tells the step that ranks compute the microbatches of `order` from the next step on ("deal" by speed).
+  /// Tells the step which rank computes which microbatches from the next step on ("deal" by speed).
   virtual void deal(const MicrobatchOrder&) {}
   /// Returns [rank] the seconds for which each rank was busy in the last step, as ranks agreed
-  /// (LocalStep::busy_seconds). It is valid until the next step, and empty if the host does not know.
+  /// (LocalStep::busy_seconds). It is valid until the next step, and empty if the host does not know these times.
   virtual std::span<const double> busy_seconds() const { return {}; }
 
   /// It is called after a loss of weight 0, which may be NaN, and after parameters got other values.
@@ -104,9 +104,9 @@ class Step {
   /// Drops the losses added since the last `run`.
   virtual void forget_losses() = 0;
 
-  /// Returns, for each [trainable parameter, in unit, group, layout order], whether some rank used the parameter. The
-  /// result belongs to the latest step whose result is known on every rank. It is null before the first such step. All
-  /// ranks get the same result.
+  /// Returns for each trainable parameter whether some rank used the parameter. The parameters are in the order of
+  /// units, of groups in a unit, and of the layout in a group. The result belongs to the latest step whose result is
+  /// known on every rank. It is null before the first such step. All ranks get the same result.
   virtual const std::vector<char>* known_used() const = 0;
 
   /// Returns the loss scale of the next backward.

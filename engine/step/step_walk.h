@@ -30,14 +30,15 @@ namespace tessera {
 /// | call          | when                                      | what it walks                        |
 /// |---------------|-------------------------------------------|--------------------------------------|
 /// | `expect`      | a step's last backward begins             | the first announcement               |
-/// | `update_unit` | in backward, a unit's gradients are there | the unit's operations                |
+/// | `update_unit` | in backward, a unit's sums are complete   | the unit's operations                |
 /// | `finish`      | all units are updated in backward         | what follows the decision            |
 /// | `update_all`  | after backward, the step is decided       | the program's visits and exchanges   |
 /// | `swap`        | between two steps                         | the program that exchanges averages  |
 class StepWalk {
  public:
-  /// Call it when a step's last backward begins, in or after which all units are updated. It reads ahead the first
-  /// records. `order`: the units' indices in the order in which they are updated, if they are updated in backward.
+  /// Call it when a step's last backward begins. All units are updated in this backward or after it. The function reads
+  /// ahead the first records. `order`: the units' indices in the order in which they are updated, if they are updated
+  /// in backward.
   void expect(std::span<const int> order);
   /// Call it when backward has updated all units. Returns when their values are known to all ranks, or are being sent.
   void finish();

@@ -167,8 +167,8 @@ void Update::make(const Visit& visit) {
   }
 }
 
-/// Passes over records that a visit does not use. If units are updated in backward, records are announced before it is
-/// known which parameters are used.
+/// Skips records that a visit does not use. If units are updated in backward, records are announced before it is known
+/// which parameters are used.
 void Update::pass_over_unused(const Visit& visit) {
   if (!updates_in_backward()) return;
   for (const Pass& pass : passes_) {

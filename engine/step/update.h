@@ -107,7 +107,7 @@ class Update final : public StepWalk {
   std::array<Pass, 2> passes_;
   std::vector<std::int64_t> steps_;  ///< applied steps of each trainable parameter
   std::vector<Group> groups_;        ///< trainable groups, in unit order
-  // The arguments of this step, and its runs.
+  // The next members are the arguments of this step, and its runs.
   Rates rates_;
   std::span<const char> used_;
   std::vector<char> used_in_backward_;  ///< `used_` of the units that backward has updated so far

@@ -21,17 +21,18 @@ namespace tessera {
 /// sends nothing. Otherwise they are in the job's store, and a claim costs a request and an answer.
 ///
 /// A rank computes the microbatches of its own run from the first to the last. It then claims microbatches of the
-/// slowest rank: each time the last unclaimed microbatch of that rank's run. The rank that first completes a claimed
-/// microbatch has made it, and the other result is not used. Both results belong to the same leaf of the step's tree.
-/// If another rank has already completed the microbatch that a slow rank would compute next, the slow rank leaves the
-/// rest of its run to the ranks that have claimed it. So the microbatches that are computed twice are at the ends of
-/// runs.
+/// slowest rank; each claim takes the last unclaimed microbatch of that rank's run. The rank that first completes a
+/// claimed microbatch has made it, and the other result is not used. Both results belong to the same leaf of the step's
+/// tree. If another rank has already completed the microbatch that a slow rank would compute next, the slow rank leaves
+/// the rest of its run to the ranks that have claimed it. So the microbatches that are computed twice are at the ends
+/// of runs.
 ///
 /// A rank has one counter for both ends of its run: the number of microbatches that it has completed, and the number
 /// that were claimed. One addition changes one of these numbers and returns both, so a rank that completes a microbatch
-/// knows whether another rank computes it too. Each microbatch also has a counter of its completions. Only its own rank
-/// and the rank that claimed it add to this counter. Steps alternate between two sets of counters. Ranks meet between
-/// steps, so each rank sets its own counters of the last step to 0 during the next step.
+/// knows whether another rank computes it too. Each microbatch also has a counter of its completions. Only the rank to
+/// whose run the microbatch belongs and the rank that claimed it add to this counter. Steps alternate between two sets
+/// of counters. Ranks meet between steps. When the next step begins, each rank therefore sets its counter of the last
+/// step to 0, and also the counters of the microbatches that it completed after a claim.
 ///
 /// Training owns a BackupClaims and calls it from the thread that trains.
 class BackupClaims {
@@ -43,7 +44,7 @@ class BackupClaims {
     CallWatch& watch;
     std::chrono::milliseconds limit;
   };
-  /// `group` has all ranks. It is collective.
+  /// `group` has all ranks. The constructor is collective.
   BackupClaims(std::shared_ptr<Collectives> group, const MicrobatchOrder& order, const Store& store);
 
   /// Counters that all ranks add to.

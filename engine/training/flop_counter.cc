@@ -15,7 +15,7 @@ struct FlopCounter::Count {
   const std::thread::id thread = std::this_thread::get_id();
   std::atomic<std::int64_t> flop = 0;
 
-  /// All flop counters of the process, and the callback that feeds them.
+  /// All flop counters of the process, and the callback that adds to them.
   struct All {
     Mutex mutex;
     std::vector<Count*> counts ABSL_GUARDED_BY(mutex);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kLeastSeconds = 1e-9;  // smallest busy time that is used; clocks may show less
 
-/// Returns the median, and may reorder `values`. If two values are in the middle, it is the lower one.
+/// Returns the median, and may reorder `values`. If two values are in the middle, the result is the lower one.
 double median_of(std::vector<double>& values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
   std::ranges::nth_element(values, middle);

@@ -13,8 +13,8 @@ namespace tessera {
 /// Deals a step's microbatches to ranks in runs of neighbours ("deal" by speed). Each rank gets as many as its speed
 /// allows, so that all ranks finish together. Speeds are measured over a window of steps: the median of the seconds for
 /// which a rank was busy (LocalStep::busy_seconds), divided by its number of microbatches. At the end of a step,
-/// Training gives it the seconds on which ranks agreed. So all ranks decide in the same way, and no collective is
-/// needed. Runs do not change if new runs would shorten the step by less than 3 %. One thread at a time uses it; all
+/// Training gives the dealer the seconds on which ranks agreed. So all ranks decide in the same way, and no collective
+/// is needed. Runs do not change if new runs would shorten the step by less than 3 %. One thread at a time uses it; all
 /// memory is allocated at construction.
 class MicrobatchDealer {
  public:

@@ -25,7 +25,7 @@ namespace {
 /// The numbers before the channels of a norm in a message: NormChange::keep and forwards.
 constexpr std::size_t kNormHead = 2;
 
-/// Returns the module's own buffer, or an undefined tensor.
+/// Returns the module's own buffer of this name, or an undefined tensor if there is none.
 at::Tensor buffer_of(const torch::nn::Module& module, const char* name) {
   const auto buffers = module.named_buffers(/*recurse=*/false);
   const at::Tensor* const found = buffers.find(name);
@@ -215,7 +215,7 @@ void MicrobatchStatistics::apply(const MicrobatchOrder& order) {
   expect_same_buffers();
   write_rows();
   const std::vector<double>& all = exchange();
-  std::vector<const double*> changes;  // [microbatch] the changes of the norm at hand
+  std::vector<const double*> changes;  // [microbatch]: the changes of one norm
   for (std::int64_t index = 0; index < order.all(); ++index) {
     const auto round = static_cast<std::size_t>(order.round_of(index));
     const auto place = static_cast<std::size_t>(order.rank_of(index)) * changes_.size() + round;
@@ -230,7 +230,7 @@ void MicrobatchStatistics::apply(const MicrobatchOrder& order) {
   follow();
 }
 
-/// Applies the changes of all microbatches to a norm, in their order.
+/// Applies the changes of all microbatches to a norm, in the order of the microbatches.
 void MicrobatchStatistics::apply_to(RecordedNorm& norm, const std::vector<const double*>& changes) const {
   const std::int64_t channels = norm.mean.numel();
   std::vector<double> values(2 * static_cast<std::size_t>(channels));

@@ -1,7 +1,8 @@
-// The part of a step that "noise_scale" needs: the squared norms of this rank's contributions to sums over ranks. If
-// each microbatch is reduced by itself, a contribution is the gradient of one microbatch. If gradients are added up
-// until the step's last microbatch, it is the sum over this rank's microbatches. A job of one rank then measures the
-// sum after each microbatch. Before the last microbatch, such a sum is the gradient of a smaller batch.
+// This file has the part of a step that "noise_scale" needs: the squared norms of this rank's contributions to sums
+// over ranks. If each microbatch is reduced by itself, a contribution is the gradient of one microbatch. If gradients
+// are added up until the step's last microbatch, a contribution is the sum over this rank's microbatches. A job of one
+// rank then measures the sum after each microbatch. Before the last microbatch, such a sum is the gradient of a smaller
+// batch.
 
 #include "engine/training/training.h"
 

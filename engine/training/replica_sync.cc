@@ -44,7 +44,7 @@ MeshAxes ReplicaSync::axes(const Mesh& mesh, const MeshAxes& whole, bool on_gpu)
   auto group = value_or_throw(groups_of(mesh).common_memory("asynchronous"));
   if (now_.has_servers()) {
     const auto ranks = static_cast<int>(now_.asynchronous.replica_ranks);
-    // The plan refuses a world that is no whole number of replicas.
+    // If the world size is not a multiple of `ranks`, the plan throws later.
     if (ranks > 1 && group->size() % ranks == 0)
       replica_ = value_or_throw(groups_of(mesh).neighbours("replica", ranks));
     board_ = std::make_unique<PeerBoard>(std::move(group), strategy_.comm.timeout_s, PeerBoard::Sees::kNothing);

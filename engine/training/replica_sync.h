@@ -126,7 +126,7 @@ class ReplicaSync {
 
   const Strategy& strategy_;
   const SyncConfig later_, now_;
-  std::unique_ptr<OuterSteps> outer_;     ///< null where there are no outer steps
+  std::unique_ptr<OuterSteps> outer_;     ///< null if there are no outer steps
   std::shared_ptr<Collectives> replica_;  ///< with servers: the ranks that make each step together; null if each rank
                                           ///< makes its own steps
   // The following members are null if ranks have no common parameters. Members are destroyed last to first.

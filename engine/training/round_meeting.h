@@ -13,7 +13,7 @@ namespace tessera {
 /// knows the events.
 class RoundMeeting {
  public:
-  /// `leader`: the rank that says which event it is; it has a batch.
+  /// `leader`: the rank that tells the others which event comes next; it has a batch.
   RoundMeeting(std::shared_ptr<Collectives> control, int leader) : control_(std::move(control)), leader_(leader) {}
 
   /// A rank with a batch calls it just before it performs `event`. Throws tessera::Error (70) if the

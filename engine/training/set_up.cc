@@ -1,7 +1,7 @@
-// Sets up a Training, and destroys it. The work that needs no other rank comes first (look_at_module). The plan
-// follows, which is the same on all ranks. Then come the memory (the plan gives its size), the values in it, and the
-// objects that move gradients and values. All ranks do this work in the same order, and wait for each other at each
-// part of it.
+// Sets up a Training, and destroys it. The work that needs no other rank comes first (look_at_module). The next part
+// makes the plan, which is the same on all ranks. The last part (set_up) makes the memory, the values in it, and the
+// objects that move gradients and values. The plan gives the size of the memory. All ranks do this work in the same
+// order, and wait for each other at each part of it.
 
 #include <torch/nn/modules/embedding.h>
 
@@ -131,7 +131,7 @@ std::int64_t compress_on_host(MeshAxes& axes, const MemoryPlan::SlotsOnHost& sha
 std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& job) {
   const MemoryPlan::SlotsOnHost shard = plan.gathers_on_host(), replicate = plan.replica_gathers_on_host();
   if (shard.bytes() + replicate.bytes() == 0) return 0;
-  // If a replica trains apart, its axes do not say which of the replicas it is.
+  // If a replica trains apart, its axes do not show which of the replicas it is.
   const HostAxes host = value_or_throw(groups_of(job.mesh).on_host(job.axes, shard.bytes() > 0, replicate.bytes() > 0));
   constexpr char kWhat[] = "values that are gathered in another form";
   lead(axes.gather, host.reduce, &gathers_on_host, shard, kWhat, job);
@@ -139,8 +139,8 @@ std::int64_t gather_on_host(MeshAxes& axes, const MemoryPlan& plan, const Job& j
   return shard.bytes() + replicate.bytes();
 }
 
-/// Throws for a layer whose forward is collective. It would make asynchronous ranks wait for each other in each step.
-/// Ranks with different numbers of microbatches would wait for ever.
+/// Throws for a layer whose forward is collective. Such a layer would make asynchronous ranks wait for each other in
+/// each step. Ranks with different numbers of microbatches would wait for ever.
 void expect_forward_meets_nobody(const torch::nn::Module& module, const Strategy& strategy) {
   const bool is_dealt = strategy.deal.by == DealBy::kSpeed;
   if (!is_dealt && !strategy.sync.has_common_parameters()) return;
@@ -228,8 +228,8 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   const Strategy& strategy = job.strategy;
   const ComputeDevice device = job.accelerator.device;
   const NamedTensors whole = whole_tensors(*job.module, strategy.units);
-  // This is made before memory is allocated. If modules differ, ranks then learn which parameter differs, and not only
-  // that a size differs.
+  // This object is made before memory is allocated. If modules differ, ranks then learn which parameter differs, and
+  // not only that a size differs.
   FirstValues first_values(units, *job.axes.control);
   if (plan.has_secondary())
     axes.secondary = value_or_throw(groups_of(job.mesh).secondary(axes, plan.placement().secondary.ranks));

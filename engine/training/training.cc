@@ -1,6 +1,6 @@
-// One step of training, in its order: begin_backward and end_backward for each microbatch, take_step, begin_next_step.
-// Meanwhile hooks pass gradients to the reducer, and the gathering provides values. This file decides when each of
-// these begins and ends.
+// This file makes one step of training, in this order: begin_backward and end_backward for each microbatch, take_step,
+// begin_next_step. Meanwhile hooks pass gradients to the reducer, and the gathering provides values. This file decides
+// when each of these begins and ends.
 
 #include "engine/training/training.h"
 
@@ -273,7 +273,7 @@ void Training::bring_replicas_together(const char* what) {
   });
 }
 
-/// Notes once how much memory the first step needed beyond what was allocated before it.
+/// Notes once how much memory the first step needed beyond the memory that was allocated before the step.
 void Training::note_activations() {
   const AllocatedBytes bytes = job.accelerator.allocated();
   footprint.activation_bytes = bytes.peak - footprint.at_start;

@@ -128,7 +128,8 @@ struct TrainingTimes {
 
 /// The second of an Engine's three parts. It has parameters, gradients and optimizer states, their memory, and the
 /// objects that use them from the first forward to the end of a step. Members are destroyed last to first: watchers
-/// before units, units before memory. It is set up by look_at_module, make_plan and set_up, in this order (set_up.cc).
+/// before units, units before memory. A Training is set up by look_at_module, make_plan and set_up, in this order
+/// (set_up.cc).
 struct Training {
   /// `steps`: number of steps that training has made (ReplicaSync). The object refers to `job`.
   Training(Job& job, std::int64_t steps);
@@ -198,7 +199,8 @@ struct Training {
   bool step_is_due() const { return claims ? !claims->next() : window.microbatch == microbatches(); }
   /// Releases all units that this rank has gathered, since their values will change.
   void drop_gathered();
-  /// It is called when parameters have got new values, which older graphs and checks do not know.
+  /// It is called when parameters have got new values. Graphs that were made before must not use them, and checks
+  /// accept them.
   void accept_new_values();
   /// Sets the learning rate of a group, or of all parameters if `group` is null.
   void set_lr(const std::string* group, double lr);

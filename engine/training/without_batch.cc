@@ -1,4 +1,4 @@
-// A microbatch of a rank that has no batch (Engine::backward_nothing).
+// This file runs a microbatch on a rank that has no batch (Engine::backward_nothing).
 
 #include <algorithm>
 #include <span>

@@ -133,8 +133,8 @@ class Matching {
     problems_ += "\n  " + quoted_text(name, kLongestName) + ": " + what;
   }
 
-  /// Reports the missing tensors, and what the file has in their place (`others`). If an unused name of the file is
-  /// nearly the same as a missing name, the report shows it.
+  /// Reports the missing tensors, and the entries that the file has in their place (`others`). If an unused name of the
+  /// file is nearly the same as a missing name, the report shows it.
   void name_missing(const std::vector<std::string>& superfluous,
                     const std::map<std::string_view, std::string_view>& others) {
     const bool looks = missing_.size() <= kMostNearNames && superfluous.size() <= kMostCandidates;

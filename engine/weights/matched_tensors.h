@@ -46,9 +46,9 @@ struct MatchedTensors {
 };
 
 /// Finds the file's tensor for each wanted tensor. Any floating-point type fits any other; other types fit only
-/// themselves. It fails with error 65 if the files do not fit. The error names every tensor that is missing or
-/// superfluous, has another shape or type, or has two names with different values. Only superfluous names that
-/// MatchRules::ignored allows are no error. It also returns errors of reading, since a tensor with two names is read
+/// themselves. The function fails with error 65 if the files do not fit. The error names every tensor that is missing
+/// or superfluous, has another shape or type, or has two names with different values. A superfluous name is no error if
+/// MatchRules::ignored allows it. The function also returns errors of reading, since a tensor with two names is read
 /// and compared.
 absl::StatusOr<MatchedTensors> match_tensors(TensorSource& source, const std::vector<WantedTensor>& wanted,
                                              const MatchRules& rules);

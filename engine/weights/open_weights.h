@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<TensorSource>> open_safetensors(const std::string
 /// and of a record for each storage. Python's torch.save writes such files, and so do C++'s torch::save and
 /// torch::pickle_save, and save_weights in both forms.
 ///
-/// LibTorch's reader of the archive is the only foreign code that reads the file. What it returns is checked: no tensor
+/// LibTorch's reader of the archive is the only foreign code that reads the file. Its results are checked: no tensor
 /// reaches beyond its storage, no storage beyond its record, and records together are no larger than the file. A
 /// storage is read when a tensor of it is read; at most two of them are in memory.
 ///

@@ -36,9 +36,9 @@ class TensorSource {
   /// Returns the keys in the files that do not belong to the chosen part, such as "optimizer".
   virtual const std::vector<std::string>& unused() const = 0;
 
-  /// Reads elements [first, first + numel) of a tensor, counted row by row: [numel], on the CPU, in the file's type.
-  /// The result may share memory with other tensors, so it must not be written. Errors: 65 if the file is damaged; 71
-  /// if memory runs out; 74 if a read fails. REQUIRES: the tensor exists and has these elements.
+  /// Reads elements [first, first + numel) of a tensor, counted row by row. The result is on the CPU, and has the shape
+  /// [numel] and the file's type. It may share memory with other tensors, so it must not be written. Errors: 65 if the
+  /// file is damaged; 71 if memory runs out; 74 if a read fails. REQUIRES: the tensor exists and has these elements.
   virtual absl::StatusOr<at::Tensor> read(const std::string& name, std::int64_t first, std::int64_t numel) = 0;
 };
 

@@ -114,7 +114,7 @@ absl::Status no_memory() {
   return make_error(ExitCode::kOsResource, "cannot be read: out of memory. " + limit_hint(ENOMEM));
 }
 
-/// Calls `body`, and turns what LibTorch's reader throws into an error.
+/// Calls `body`, and turns an exception of LibTorch's reader into an error.
 template <class Result>
 absl::StatusOr<Result> without_exceptions(const std::function<absl::StatusOr<Result>()>& body) {
   std::string what;

@@ -97,8 +97,8 @@ bool is_text(std::string_view beginning) {
   return std::ranges::none_of(beginning, [](unsigned char c) { return c < 0x20 && !std::isspace(c); });
 }
 
-/// Returns whether the file begins like a model in ONNX. That is a protobuf message with field 1 (ir_version), followed
-/// by field 2 (the producer's name) or field 7 (the graph).
+/// Returns whether the file begins like a model in ONNX. Such a file is a protobuf message with field 1 (ir_version),
+/// followed by field 2 (the producer's name) or field 7 (the graph).
 bool is_onnx(std::string_view beginning) {
   return beginning.size() > 3 && beginning[0] == 0x08 && beginning[1] > 0 && beginning[1] < 0x20 &&
          (beginning[2] == 0x12 || beginning[2] == 0x3a);

@@ -22,7 +22,7 @@ struct FileKind {
 inline constexpr std::size_t kBytesOfBeginning = 1024;
 
 /// Returns the kind of a file, which it finds from the beginning of the file. There is always a result, also for files
-/// of no known kind. open_weights calls it for files that it cannot read.
+/// of no known kind. open_weights calls this function for files that it cannot read.
 FileKind kind_of_beginning(std::string_view beginning);
 
 /// Returns the kind of a zip archive, which it finds from the names in it.

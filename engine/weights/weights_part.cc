@@ -183,7 +183,7 @@ std::string first_name(const WeightsNode& node) {
   return "";
 }
 
-/// Adds a line for each set of weights: "state_dict": 12 tensors, such as "fc.weight".
+/// Adds a line for each set of weights. An example of a line is `"state_dict": 12 tensors, such as "fc.weight"`.
 void list_sets(const WeightsNode& node, const std::string& path, std::vector<std::string>& lines) {
   if (!holds_tensor(node)) return;
   if (is_one_set(node)) {

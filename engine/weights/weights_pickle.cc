@@ -19,10 +19,10 @@ namespace tessera {
 namespace {
 
 // This file works as follows. Reader executes the pickle's instructions (Python's pickletools lists them); `step`
-// executes one. It knows the few instructions that PyTorch writes, and refuses all others. It never calls a function
-// that the pickle names. `called` knows the functions that rebuild tensors, and makes every other object a Value of
-// kind kOther. Containers belong to the Reader, so a container may contain itself. When the pickle stops, Tree starts
-// from the pickle's value and makes the WeightsNodes, within bounds on their number and depth.
+// executes one. The Reader accepts only the few instructions that PyTorch writes. It never calls a function that the
+// pickle names. `called` makes the results of the functions that rebuild tensors, and makes every other object a Value
+// of kind kOther. Containers belong to the Reader, so a container may contain itself. When the pickle stops, Tree
+// starts from the pickle's value and makes the WeightsNodes, within bounds on their number and depth.
 
 constexpr std::size_t kLongestKey = 200;  ///< number of characters of a name that messages repeat
 constexpr int kDeepestTuple = 20;         ///< largest depth of tuples inside tuples

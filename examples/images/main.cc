@@ -1,4 +1,4 @@
-// Trains a ResNet on pictures, on one rank or many, and measures what it does.
+// Trains a ResNet on pictures, on one rank or many, and measures accuracy, speed and latency.
 //
 //   tessera launch -n 2 -- images train --data digits:digits.csv --out runs/digits
 //   torchrun --no-python --nnodes 1:4 ... images train --data cifar10:cifar-10-batches-bin --out runs/cifar
@@ -6,7 +6,7 @@
 //   tessera launch -n 2 -- images sweep --data digits:digits.csv --out runs/digits
 //
 // `train` goes on from the folder's last checkpoint, on any number of ranks. --batch counts the samples of a step over
-// all ranks, so another number of ranks changes no learning rate. Each epoch is a row of epochs.csv.
+// all ranks, so the learning rate does not depend on the number of ranks. Each epoch is a row of epochs.csv.
 
 #include <ATen/Functions.h>
 #include <tessera/checkpoint.h>
@@ -104,7 +104,8 @@ double accuracy_of(tessera::Engine& engine, tessera::models::ResNet& model, cons
 }
 
 /// Leaves only the rows of the first `epochs` epochs in the table, for a run that goes on after them. A row is written
-/// before the epoch's checkpoint, so a run that was killed in between makes an epoch again that has a row already.
+/// before the epoch's checkpoint. If a run is killed between the two, the next run trains an epoch again that has a row
+/// already.
 void keep_epochs(const fs::path& table, std::int64_t epochs) {
   if (epochs == 0) {
     fs::remove(table);
@@ -192,7 +193,7 @@ void train(const Options& options) {
   }
 }
 
-/// Sorts `values`, and returns their percentile `p`, from 0 to 1.
+/// Sorts `values`, and returns their percentile `p`. `p` is a number from 0 to 1.
 double percentile(std::vector<double>& values, double p) {
   std::sort(values.begin(), values.end());
   return values[static_cast<std::size_t>(p * static_cast<double>(values.size() - 1) + 0.5)];

@@ -30,8 +30,8 @@
 // CIFAR-10 and digits lie in memory whole. A folder's pictures are read when they are wanted, since they are large.
 //
 // `open_pictures` calls the reader of the source: `cifar10_of`, `digits` or `folder_of`. `measure` fills in the mean
-// and the deviation of training pictures; a folder has those of ImageNet. A PictureDataset normalises each picture with
-// them, and may shift and mirror it.
+// and the deviation of training pictures; for a folder, those of ImageNet are used. A PictureDataset normalises each
+// picture with them, and may shift and mirror it.
 
 namespace {
 

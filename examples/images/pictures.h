@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-/// Labelled pictures of one size. They are normalised when they are given out: less the mean of the training pictures,
-/// over their standard deviation, for each channel.
+/// Labelled pictures of one size. They are not normalised yet. For each channel, a PictureDataset subtracts the mean of
+/// the training pictures and divides by their standard deviation.
 class Pictures {
  public:
   virtual ~Pictures() = default;
@@ -19,7 +19,7 @@ class Pictures {
   virtual std::pair<at::Tensor, std::int64_t> get(std::int64_t i) const = 0;
 };
 
-/// Training and held-out pictures, and what a model has to know of them.
+/// Training and held-out pictures, and the facts about them that a model needs.
 struct PictureData {
   std::shared_ptr<const Pictures> training, held_out;
   std::int64_t classes = 0, channels = 0, side = 0;
@@ -27,7 +27,7 @@ struct PictureData {
   bool may_be_mirrored = true;  ///< whether a mirrored picture has the same label
 };
 
-/// Opens "cifar10:FOLDER", "digits:FILE" or "folder:FOLDER". Throws tessera::Error that names the file and the place.
+/// Opens "cifar10:FOLDER", "digits:FILE" or "folder:FOLDER". Throws a tessera::Error that names the file and the place.
 ///
 /// | kind    | what it is                                                                                       |
 /// |---------|--------------------------------------------------------------------------------------------------|
@@ -41,8 +41,8 @@ PictureData open_pictures(const std::string& source, std::int64_t side);
 /// The data set for LibTorch's DataLoader: pictures as fp32, normalised.
 class PictureDataset : public torch::data::datasets::Dataset<PictureDataset> {
  public:
-  /// `augments`: pictures are moved by up to an eighth of their side, and mirrored where that keeps the label. The
-  /// random numbers are those of LibTorch's default generator, which a program seeds for each rank.
+  /// `augments`: pictures are moved by up to an eighth of their side, and mirrored if a mirrored picture has the same
+  /// label. The random numbers are those of LibTorch's default generator, which a program seeds for each rank.
   PictureDataset(const PictureData& data, bool held_out, bool augments);
   torch::data::Example<> get(std::size_t i) override;
   std::optional<std::size_t> size() const override;

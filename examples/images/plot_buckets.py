@@ -1,4 +1,7 @@
-"""Draws what `images sweep` found, the share of communication against the size of buckets: python plot_buckets.py buckets.csv s.svg"""
+"""Draws the results of `images sweep`: the share of communication against the size of buckets.
+
+Usage: python plot_buckets.py buckets.csv s.svg
+"""
 
 import csv
 import sys

@@ -1,7 +1,7 @@
 """Reinforcement learning: a policy learns to keep a point on a line near the origin, by REINFORCE with a baseline.
 
-Each rank plays games of its own with the policy as it is, without gradients; then all ranks make one step on what they played. The policy is
-sharded, and all ranks play the same number of games and moves, since each move gathers its units.
+Each rank first plays its own games with the present policy, without gradients. Then all ranks make one step on these
+games. The policy is sharded, and all ranks play the same number of games and moves, since each move gathers its units.
 
     python policy_gradient.py
     tessera launch -n 2 -- python policy_gradient.py

@@ -1,4 +1,5 @@
-"""Scripts a classifier of points for examples/script_module.cc, and shows that it takes the trained weights.
+"""Scripts a classifier of points for examples/script_module.cc. If trained weights are given, the program instead loads
+them into the script and prints how many points it classifies correctly.
 
 Usage: script_classifier.py classifier.pt [weights.pt]
 """

@@ -1,8 +1,9 @@
-"""How sharp a minimum is: the mean rise of the loss where every parameter moves a little.
+"""Measures how sharp a minimum is: the mean rise of the loss if every parameter moves a little.
 
-Models that are trained with large batches often come to rest in sharp minima (Keskar et al. 2017, arXiv 1609.04836). That paper looks for
-the largest rise near the minimum. This program takes the mean over random directions, which needs no gradients, and prints it beside the
-losses on training data and on held-out data. The number says something only beside that of another model with about the same training loss.
+Models that are trained with large batches often end in sharp minima (Keskar et al. 2017, arXiv 1609.04836). That paper
+looks for the largest rise near the minimum. This program takes the mean over random directions, which needs no
+gradients. It prints this mean and the losses on training data and on held-out data. Compare the mean only with that of
+another model with about the same training loss.
 
     python sharpness.py
     tessera launch -n 2 -- python sharpness.py
@@ -19,10 +20,10 @@ SAMPLES, WIDTH, CLASSES = 256, 12, 3
 
 
 def sharpness(engine: tessera.Engine, parameters: Iterable[nn.Parameter], loss: Callable[[], float], share: float = 0.1, draws: int = 4) -> float:
-    """Returns by how much `loss()` rises on average if each parameter moves by `share` of its norm in a random direction.
+    """Returns the mean rise of `loss()` if each parameter moves by `share` of its norm in a random direction.
 
-    `loss` returns the same number on all ranks. All ranks call this function, between steps. The parameters have their values again
-    afterwards."""
+    `loss` returns the same number on all ranks. All ranks call this function, between steps. Afterwards the parameters
+    have their old values again."""
     parameters, generator = list(parameters), torch.Generator().manual_seed(1)
     with engine.gathered():
         kept = [parameter.detach().clone() for parameter in parameters]
@@ -36,7 +37,7 @@ def sharpness(engine: tessera.Engine, parameters: Iterable[nn.Parameter], loss: 
     for _ in range(draws):
         directions = [torch.randn(value.shape, generator=generator).to(value) for value in kept]
         moves = [share * value.norm() / direction.norm() * direction for value, direction in zip(kept, directions, strict=True)]
-        for sign in (1, -1):  # the slope is left out of the mean of both ways
+        for sign in (1, -1):  # the mean over both signs does not contain the slope
             write(value + sign * move for value, move in zip(kept, moves, strict=True))
             rises.append(loss() - before)
     write(kept)

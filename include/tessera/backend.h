@@ -20,7 +20,8 @@ struct BackendRequest {
   std::chrono::milliseconds timeout;      ///< limit of the rendezvous: comm.init_timeout_s
 };
 
-/// Connects one group and returns its backend. Every member of the group calls it at the same time. It may throw.
+/// Connects one group and returns its backend. Every member of the group calls the function at the same time. The
+/// function may throw.
 using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendRequest&)>;
 
 /// Joins this process to its job as `init` (tessera/init.h) does, but all groups of more than one rank communicate

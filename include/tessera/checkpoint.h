@@ -56,8 +56,8 @@ struct LoadedCheckpoint {
   std::vector<std::string> inexact;
 };
 
-/// Saves everything that training needs to continue. It is written to a new folder inside `folder`, and the result is
-/// the new folder's path. `folder`/latest names the new folder from then on:
+/// Saves everything that training needs to continue in a new folder inside `folder`, and returns the new folder's path.
+/// `folder`/latest names the new folder from then on:
 ///
 ///   tessera::save_checkpoint(engine, "runs/a/checkpoints", {.data = batches.cursor()}, {.keep = 3});
 ///   ...

@@ -65,7 +65,7 @@ double all_reduce_number(const Mesh& mesh, double value, Reduce operation);
 /// Does the same for whole numbers.
 std::int64_t all_reduce_number(const Mesh& mesh, std::int64_t value, Reduce operation);
 
-/// Does what all_reduce does, for one number of any arithmetic type; the result has the type of `value`.
+/// Works like all_reduce, for one number of any arithmetic type; the result has the type of `value`.
 template <class Number, class = std::enable_if_t<std::is_arithmetic_v<Number>>>
 [[nodiscard]] Number all_reduce(const Mesh& mesh, Number value, Reduce operation = Reduce::kSum) {
   using Wide = std::conditional_t<std::is_floating_point_v<Number>, double, std::int64_t>;

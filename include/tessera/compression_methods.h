@@ -79,12 +79,12 @@ struct CommHookConfig {
 };
 
 // clang-format off
-/// The types of compression.method but "none", with a row for each: ROW(struct, word, text, cost, keys...). A new one
-/// comes last: commits of durable runs have their numbers. The library makes CompressionMethod, the words and keys that
-/// a strategy file may use, and their texts in docs/strategy.md from these rows. A key is TESSERA_METHOD_KEY(struct,
-/// member, ...) with fields of StrategyKey (runtime/config/strategy_table.h). `not_exact` is a function of
-/// runtime/config/keys/compression_keys.cc, which reads the rows. A method's memory, its messages and the method itself
-/// are in a file of its own in sharding/compress.
+/// The types of compression.method except "none", with a row for each: ROW(struct, word, text, cost, keys...). A new
+/// row must be the last one, since commits of durable runs hold the index of a type. The library makes
+/// CompressionMethod, the words and keys that a strategy file may use, and their texts in docs/strategy.md from these
+/// rows. A key is TESSERA_METHOD_KEY(struct, member, ...) with fields of StrategyKey (runtime/config/strategy_table.h).
+/// `not_exact` is a function of runtime/config/keys/compression_keys.cc, which reads the rows. A method's memory, its
+/// messages and the method itself are in a file of its own in sharding/compress.
 #define TESSERA_COMPRESSION_METHODS(ROW)                                                                               \
   ROW(PowerSgdConfig, "power_sgd",                                                                                     \
       "The gradient of a matrix goes as two factors (PowerSGD, arXiv 1905.13727), where those are shorter than it; "   \

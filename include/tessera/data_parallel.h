@@ -44,7 +44,7 @@ struct DataParallelOptions {
 ///   `backward_nothing`.
 /// * Accumulation: each backward under a NoSync adds to `.grad` on its rank. The next backward without a NoSync
 ///   averages the sum.
-/// * An optimizer that looks at the loss (LBFGS stops by it) must see the same number on all ranks. Give it
+/// * An optimizer that uses the loss (LBFGS uses it to stop) must get the same number on all ranks. Give it
 ///   tessera::all_reduce(mesh, loss.item<double>(), tessera::Reduce::kMean).
 ///
 /// Throws tessera::Error (64) on all ranks if modules differ (the message names the first difference), if a parameter

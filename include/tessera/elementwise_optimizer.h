@@ -50,13 +50,14 @@ class ElementwiseOptimizer {
   };
 
   virtual ~ElementwiseOptimizer() = default;
-  /// Returns the names of the states, which checkpoints use. There are at most kMostStates names, all different, and
-  /// none of them is "ema". The result must not change while the object lives.
+  /// Returns the names of the states, which checkpoints use. There are at most kMostStates names. All names are
+  /// different, not empty, and without '|' and '.'. None of them is a name that checkpoints use themselves, such as
+  /// "ema" or "master". The result must not change while the object lives.
   virtual std::vector<std::string> states() const = 0;
   /// Updates parameters and states. The result for an element may depend only on its own numbers, lr, weight_decay and
-  /// step, since ranks and strategy decide where a run begins. LibTorch's operators qualify, except those that look at
-  /// several elements (sums, norms) or draw random numbers. An exception of the rule leaves Engine::step, and ends the
-  /// communication of all ranks.
+  /// step, since ranks and strategy decide where a run begins. A rule may use LibTorch's operators, except those that
+  /// combine several elements (sums, norms) or draw random numbers. An exception of the rule leaves Engine::step, and
+  /// ends the communication of all ranks.
   virtual void update(Elements& elements) const = 0;
 };
 

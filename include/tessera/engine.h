@@ -40,7 +40,7 @@ class StepOutcome;
 /// The result of one optimizer step. All ranks have the same values, unless a field says otherwise.
 ///
 /// `step` does not wait for a GPU, unless the program defines a rule, the optimizer is adafactor, or the host's CPU
-/// makes updates. Until `wait`, fields that only the device can tell (loss, grad_norm, lr, overflow, loss_scale,
+/// makes updates. Until `wait`, fields that only the device computes (loss, grad_norm, lr, overflow, loss_scale,
 /// tokens, communication_seconds) are NaN, false or 0. Look at results one step late to see every step without slowing
 /// training down.
 ///
@@ -146,8 +146,8 @@ struct MicrobatchInfo {
   /// microbatch. Losses add up, as the gradients do.
   bool retain_graph = false;
   /// The number of things over which this microbatch's loss is a mean: tokens with a label, pixels, samples. The step
-  /// uses and reports sum(weight * mean) / sum(weight) over ranks and microbatches. That is the mean over all things,
-  /// whatever the number in each microbatch. Only the ratios of weights matter. Give numbers near 1 with fp16
+  /// uses and reports sum(weight * mean) / sum(weight) over ranks and microbatches. This quotient is the mean over all
+  /// things, whatever the number in each microbatch. Only the ratios of weights matter. Give numbers near 1 with fp16
   /// parameters (tokens / the tokens of a full microbatch), since gradients are multiplied by them before they are
   /// added up. If the weight is 0, this backward takes part in collectives but contributes nothing, even if its loss is
   /// NaN. All losses of one microbatch (retain_graph) have the same weight.
@@ -227,8 +227,8 @@ struct CallLatency {
 class Engine {
  public:
   /// Makes an Engine for a module (see the description of the class). `own` has the rules that the program defines.
-  /// Throws Error (64) if the strategy asks for a rule that `own` does not have, or `own` has one that the strategy
-  /// does not ask for.
+  /// Throws Error (64) if the strategy asks for a rule that `own` does not have, or if `own` has a rule for which the
+  /// strategy does not ask.
   Engine(std::shared_ptr<torch::nn::Module> module, const Strategy& strategy, const Mesh& mesh,
          const OwnRules& own = {});
   /// Makes an Engine with one rule of the program: an ElementwiseOptimizer, a MatrixOptimizer or a CommHook.
@@ -307,13 +307,14 @@ class Engine {
   std::optional<std::int64_t> take_step(std::int64_t steps, std::int64_t data_order = 0);
   /// Returns whether all steps are made, as the latest `take_step` has found.
   bool steps_are_over() const;
-  /// Returns whether this process writes the results of a run: rank 0, or, where workers come and go, one of those that
-  /// are there at the end. If that process leaves without note_results_written, a worker that asks later writes the
-  /// results too, with the same values.
+  /// Returns whether this process writes the results of a run. Rank 0 writes them; if workers may join and leave
+  /// ("sync.elastic"), one of the workers that train at the end writes them. If that process leaves without
+  /// note_results_written, a worker that asks later writes the results too, with the same values.
   bool writes_results() const;
-  /// Says that this process has written the results: where workers come and go, no worker that comes later is told to
-  /// write them again. Without "sync.elastic" it does nothing. If server 0 is lost, this process still ends well,
-  /// and the log says that the results are not noted. Throws Error (64) where another worker writes them.
+  /// Reports that this process has written the results. If workers may join and leave, no later worker is then told to
+  /// write them again. Without "sync.elastic" it does nothing. If server 0 is lost, this process still ends without an
+  /// error, and a line of the log reports that the results are not noted. Throws Error (64) if another worker writes
+  /// them.
   void note_results_written();
 
   /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and
@@ -327,11 +328,11 @@ class Engine {
   void backward_nothing();
 
   /// Makes an optimizer step after `gradient_accumulation` calls of backward: agrees on norm and overflow with the
-  /// other ranks, clips, updates parameters. It is collective. Throws Error (64) if called early without `partial`.
-  /// `partial` ends the step's window of microbatches early, with the microbatches that were begun (at least one). The
-  /// step takes the mean over these microbatches. Ranks may have begun different numbers of microbatches: each missing
-  /// microbatch counts as a backward_nothing. If an epoch ends in the middle of a window, a program may also fill the
-  /// window with the first microbatches of the next epoch, or drop the window with zero_grad.
+  /// other ranks, clips gradients, and updates parameters. It is collective. Throws Error (64) if called early without
+  /// `partial`. `partial` ends the step's window of microbatches early, with the microbatches that were begun (at least
+  /// one). The step takes the mean over these microbatches. Ranks may have begun different numbers of microbatches:
+  /// each missing microbatch counts as a backward_nothing. If an epoch ends in the middle of a window, a program may
+  /// also fill the window with the first microbatches of the next epoch, or drop the window with zero_grad.
   StepResult step(bool partial = false);
 
   /// Sets the learning rate from the next step on, if lr_schedule.type is "manual". A rate without a group is for all
@@ -368,8 +369,8 @@ class Engine {
   ///   engine.set_option("head", "betas", {0.9, 0.95});
   ///
   /// Throws Error (64) for an unknown group, a key that the rule does not have, or a number that the strategy would not
-  /// allow. The same holds for a momentum that is 0 in the strategy, and so has no memory. If ranks have different
-  /// numbers, the same error is thrown as with set_lr.
+  /// allow. It also throws for a momentum that is 0 in the strategy, since such a momentum has no memory. If ranks have
+  /// different numbers, the same error is thrown as with set_lr.
   void set_option(const std::string& name, double value);
   /// Sets the two numbers of betas for all parameters.
   void set_option(const std::string& name, std::pair<double, double> value);
@@ -406,8 +407,8 @@ class Engine {
 
   /// Puts the parameters that `group` matches into a new group behind those of optimizer.groups, and makes them
   /// trainable, as Optimizer::add_param_group of PyTorch does. The group's rate follows from `lr_ratio`, or from set_lr
-  /// with its name. It plans memory anew, under the conditions of set_trainable. Throws Error (78) if a pattern matches
-  /// nothing, or a parameter is in another group.
+  /// with its name. The call plans memory anew, under the conditions of set_trainable. Throws Error (78) if a pattern
+  /// matches nothing, or a parameter is in another group.
   void add_group(const ParameterGroup& group);
 
   /// The result of `evaluate`, the same on all ranks.
@@ -457,8 +458,8 @@ class Engine {
   /// StepResult::wait and Gathered::close call it. It does not wait.
   void check() const;
 
-  /// Returns true if step() is due: this rank has no microbatch of the step left to compute. Without "deal" that is so
-  /// after `gradient_accumulation` microbatches.
+  /// Returns true if step() is due: this rank has no microbatch of the step left to compute. Without "deal", step() is
+  /// due after `gradient_accumulation` microbatches.
   bool step_is_due() const;
 
   /// Returns the device of the module's parameters, on which its inputs must be too. With comm.transport "nccl" or

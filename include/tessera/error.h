@@ -12,7 +12,7 @@ namespace tessera {
 /// type. It has the exit code with which the program should end; `tessera::run` ends the program with that code.
 class Error : public c10::Error {
  public:
-  /// `message`: what happened and what to do, without a stack trace.
+  /// `message`: the cause and the remedy, without a stack trace.
   Error(ExitCode code, const std::string& message)
       : c10::Error(c10::SourceLocation{"", "tessera", 0}, message), code_(code), message_(message) {}
 

@@ -55,7 +55,8 @@ class MatrixOptimizer {
 
   virtual ~MatrixOptimizer() = default;
   /// Returns the states that the rule keeps for a matrix of this shape. There are at most kMostStates states. All names
-  /// are different, and none of them is "ema" or "master". The result must not change while the object lives.
+  /// are different, not empty, and without '|' and '.'. None of them is a name that checkpoints use themselves, such as
+  /// "ema" or "master". The result must not change while the object lives.
   virtual std::vector<State> states(std::int64_t rows, std::int64_t columns) const = 0;
   /// Updates parameter and states. The result may depend only on the fields of Matrix, since the number of ranks and
   /// the strategy decide which rank makes the call. A generator would draw other numbers on each rank. An exception of

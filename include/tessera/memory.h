@@ -27,7 +27,7 @@ enum class MemoryCategory {
   kCheckpoint,   ///< the copy from which an asynchronous save writes ("checkpoint.async"), in host memory
   kActivations,  ///< saved tensors of forward, while they are copied to and from their tier ("offload.activations"), on
                  ///< the CPU
-  kFeedback,     ///< what compression leaves out of gradients ("compression"), and its factors, fp32
+  kFeedback,     ///< the parts of gradients that compression leaves out ("compression"), and its factors, fp32
   /// host memory of a rank that trains on a GPU. Tier "host": all records, and copies of gradients and parameters if
   /// the CPU makes the updates. Tier "nvme": records that are cached or being copied to or from the disk, parameters
   /// that are being brought for gathers, and slots of activations. "durable": slots of commits.

@@ -88,7 +88,7 @@ struct RankSamplerOptions {
 ///     place.deal(engine.microbatches());
 ///   }
 ///
-/// Ranks do not communicate, so all ranks must make it with the same numbers. This header is not part of
+/// Ranks do not communicate, so all ranks must make the sampler with the same numbers. This header is not part of
 /// tessera/tessera.h, since LibTorch's data headers are slow to compile.
 class RankSampler : public torch::data::samplers::Sampler<> {
  public:
@@ -112,9 +112,9 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   /// RankSamplerOptions::microbatches was not given.
   void deal(const MicrobatchRun& run);
   /// Returns the samples of microbatch number `microbatch` of the step under way, to whichever rank it belongs
-  /// (Engine::microbatch, with "deal.backups"). It is for a program that reads its data by itself. The step stays under
-  /// way until `end_step`, which all ranks call after Engine::step. The next epoch begins automatically. Throws Error:
-  /// 78 if a step has no such microbatch, or if `next` has begun the step; 64 without
+  /// (Engine::microbatch, with "deal.backups"). The function is for a program that reads its data by itself. The step
+  /// stays under way until `end_step`, which all ranks call after Engine::step. The next epoch begins automatically.
+  /// Throws Error: 78 if a step has no such microbatch, or if `next` has begun the step; 64 without
   /// RankSamplerOptions::microbatches.
   std::vector<std::size_t> of(std::int64_t microbatch);
   /// Ends the step whose samples `of` returned. All ranks call it after Engine::step.
@@ -138,7 +138,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   /// have come next, also if a DataLoader calls `reset` first. Throws Error (64) if the sampler that loads has another
   /// number of samples or of ranks than the sampler that saved.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Reads what `save` wrote.
+  /// Reads the data that `save` wrote.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:

@@ -31,7 +31,7 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 /// Backward may run several times (retain_graph); each time runs `function` again.
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs);
 
-/// Does what the function above does, for a `function` with one input and one output.
+/// Works like the function above, for a `function` with one input and one output.
 at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input);
 
 }  // namespace tessera

@@ -27,7 +27,7 @@ class Trace {
   struct Listener {
     /// Returns the argument for `end`. If it is null, `end` is not called for this span.
     void* (*begin)(std::string_view what, std::string_view subject) noexcept;
-    /// Gets what `begin` returned for the same span.
+    /// Gets the value that `begin` returned for the same span.
     void (*end)(void* range) noexcept;
   };
   /// Makes all later spans call `listener`, which must live as long as the process. If it is null, spans call no

@@ -246,12 +246,12 @@ struct OptimizerConfig {
   std::int64_t defaults_version = kDefaultsVersion;
 };
 
-/// Gives every number that is left out the default of the optimizer's type. The Engine and Strategy::from_json call it.
-/// A program needs it only to read numbers of a Strategy that it has made field by field.
+/// Sets each number that has no value to the default of the optimizer's type. The Engine and Strategy::from_json call
+/// this function. A program needs it only to read numbers of a Strategy that it has made field by field.
 void fill_in_defaults(OptimizerConfig& optimizer);
 
 /// An exponential moving average of the master weights. The optimizer updates it in the same pass, by average +=
-/// (weight - average) * (1 - decay). It begins as a copy of the weights after the first step, as
+/// (weight - average) * (1 - decay). The average begins as a copy of the weights after the first step, as
 /// torch.optim.swa_utils.AveragedModel does. `Gathered(engine, Gathered::kEma)` makes it readable.
 struct EmaConfig {
   double decay = 0.0;  ///< between 0 and 1; 0: no average
@@ -363,10 +363,10 @@ struct CommConfig {
   double outage_s = 9.0;                                ///< an outage of the network that lasts longer ends the job
   /// The choice of algorithms (ring, doubling, halving) for calls over gloo and mpi. Empty: three ranks or more that
   /// lie on several hosts measure their network when their first group is made, if that takes less than two seconds.
-  /// Their calls of 16 KiB and more then go by measured costs, and all others directly. kDirectNetwork: all calls are
-  /// direct.
-  /// kMeasuredNetwork: each group chooses by costs that it measures when it is made. Any other value is the path, on
-  /// rank 0's host, of a file of such costs, which `tessera bench collectives --fit-file` writes.
+  /// Their calls of 16 KiB and more then use the algorithms that cost least by these measurements; all other calls are
+  /// direct. kDirectNetwork: all calls are direct. kMeasuredNetwork: each group chooses by costs that it measures when
+  /// it is made. Any other value is the path, on rank 0's host, of a file of such costs, which `tessera bench
+  /// collectives --fit-file` writes.
   std::string network_fit = {};
   static constexpr const char* kMeasuredNetwork = "measured";  ///< the value of network_fit that makes groups measure
   static constexpr const char* kDirectNetwork = "direct";      ///< the value of network_fit with which none measures
@@ -499,7 +499,7 @@ struct AsynchronousConfig {
   std::optional<std::int64_t> max_staleness = {};
   ShardOwners owners = ShardOwners::kRanks;  ///< used by asynchronous
   /// Whether workers may join and leave a run while it continues (Engine::take_step). Each worker is a job of one rank.
-  /// It is used with servers.
+  /// The option is used with servers.
   bool elastic = false;
   /// Number of ranks, neighbours in the world, that are one replica: they step together, with the sum of their
   /// gradients; used with servers.
@@ -563,7 +563,7 @@ enum class BufferBroadcast {
   kNone,          ///< each rank keeps its own values
   kFromRankZero,  ///< every rank gets rank 0's values
   kMean,          ///< floating-point buffers are averaged over the ranks; other buffers get rank 0's values
-  /// running statistics of batch norms count each microbatch of the step, in the order of their numbers
+  /// running statistics of batch norms include each microbatch of the step, in the order of the microbatches' numbers
   kMicrobatchOrder,
 };
 

@@ -48,10 +48,10 @@ class UnevenLoop {
 /// other ranks, but adds nothing to them. When no rank has a batch left, the remaining microbatches make a step
 /// (`step(partial)`). An epoch in which each microbatch has its weight therefore trains as on one rank, whatever the
 /// number of ranks. A rank may have no batch at all. Give `on_step` the work that all ranks must do after a
-/// step. The loop calls `on_step` after the steps that the loop itself makes. The body must do the same work after the
-/// steps that the body makes. RankSampler adds no samples in such a loop, so ranks may have different numbers of
-/// batches. The ranks exchange one small message for each batch. If the body leaves the loop, it must do so on all
-/// ranks at the same point.
+/// step. The loop calls `on_step` after the steps that the loop itself makes. The body must do the same work after its
+/// own steps. RankSampler adds no samples in such a loop, so ranks may have different numbers of batches. The ranks
+/// exchange one small message for each batch. If the body leaves the loop, it must do so on all ranks at the same
+/// point.
 template <class Loader>
 class Uneven {
  public:

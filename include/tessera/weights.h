@@ -58,8 +58,8 @@ struct LoadOptions {
   /// "_orig_mod." of torch.compile, and a prefix such as "model.". A piece is ignored at the beginning of a name and
   /// behind a dot.
   std::vector<std::string> without = {};
-  /// Names in the file that the module need not have. They may contain `*` and `?` as file names do. The log lists the
-  /// file's names that were not used.
+  /// Names in the file that the module need not have. They may contain `*` and `?`, as patterns of file names do. The
+  /// log lists the file's names that were not used.
   std::vector<std::string> ignored = {};
 };
 

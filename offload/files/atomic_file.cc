@@ -72,7 +72,7 @@ class TemporaryFile {
                     : error("write", -got, written, static_cast<std::int64_t>(bytes.size()), written);
   }
 
-  // A failed sync is never repeated, not even after EINTR, since nobody can know whether the data is on the disk.
+  // A failed sync is never repeated, not even after EINTR, since it is then unknown whether the data is on the disk.
   absl::Status sync() {
     const int got = file_calls::fsync(fd_, temporary_.path());
     return got == 0 ? absl::OkStatus() : error("fsync", -got, -1, -1, -1);

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// Writes `bytes` into a file atomically. Even after errors, kill -9 or a power loss, its path has the whole new file,
-/// or else what it had before: the whole old file, or no file. The function writes, syncs and renames a temporary file
+/// Writes `bytes` into a file atomically. Even after errors, kill -9 or a power loss, its path has the whole new file
+/// or the whole old file, or no file if there was none before. The function writes, syncs and renames a temporary file
 /// in the same folder, PATH.tmp-PID-NUMBER, and syncs the folder.
 ///
 /// * After an error the old file is unchanged, and the temporary file is removed. There is one exception. If only the

@@ -45,9 +45,10 @@ struct BlockFileOptions {
 /// point to it.
 class BlockFile {
  public:
-  /// Errors: those of `look_at_scratch_directory`; 71 too many open files; 74 a file this large is not allowed here, or
-  /// the disk is full (with the bytes wanted and free) or failed; 65 `must_be_there` is set and the file is missing or
-  /// has another size; 70 `bytes` is not a positive multiple of 4096.
+  /// Errors: those of `look_at_scratch_directory`; 71 if too many files are open; 74 if a file this large is not
+  /// allowed, if the disk is full (the message has the bytes wanted and free), or if the disk failed; 65 if
+  /// `must_be_there` is set and the file is missing or has another size; 70 if `bytes` is not a positive multiple of
+  /// 4096.
   static absl::StatusOr<std::unique_ptr<BlockFile>> create(const BlockFileOptions& options);
   /// Syncs the file, so that its bytes and its name are on the disk itself. Errors: 74 if the sync fails.
   absl::Status sync(const std::string& who) const;

@@ -49,8 +49,8 @@ enum class FaultAction {
   kShort,    ///< kRead, kWrite: only `number` bytes are transferred; kCqe: the result says that `number` bytes were
              ///< transferred
   kBitFlip,  ///< kRead, kWrite: the operation succeeds, but byte `number` of the data has one wrong bit
-  kTorn,     ///< kRead, kWrite: reports success, but transferred only `number` sectors of 4096 bytes; kFsync: synced
-             ///< nothing
+  kTorn,     ///< kRead, kWrite: the operation reports success, but transfers only `number` sectors of 4096 bytes;
+             ///< kFsync: the operation reports success, but syncs nothing
   kDelay,    ///< the operation is delayed by `number` milliseconds; not for kSubmit
   kCrash,    ///< ends the process with _exit(number), as kill -9 would
   kCall,     ///< calls the rule's `call` before the operation, which then succeeds as usual
@@ -71,7 +71,8 @@ struct FaultRule {
   /// kDropUnsynced: whether renames that were not synced are kept instead of undone (as if the folder had reached the
   /// disk before the data).
   bool keep_renames = false;
-  /// kCall: what a test does to the files at this time, such as a swap of a folder. It passes no site itself.
+  /// kCall: a function that the plan calls at this time, for example to swap a folder. It must not pass a site itself,
+  /// since the plan's mutex is locked.
   std::function<void()> call = {};
 };
 

@@ -67,7 +67,7 @@ Result negative_errno(Result result) {
   return result < 0 ? static_cast<Result>(-errno) : result;
 }
 
-/// Opens a folder in the folder `at`, and closes that one. Returns a negative errno if it is not a folder.
+/// Opens the folder `part` in the folder `at`, and closes `at`. Returns a negative errno if `part` is not a folder.
 int open_next(int at, const fs::path& part) {
   int next = negative_errno(::openat(at, part.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
   ::close(at);
@@ -142,7 +142,7 @@ int remove(const FilePlace& file, int flags) {
   return folder.error() != 0 ? folder.error() : negative_errno(::unlinkat(folder.fd(), folder.name(), flags));
 }
 
-// The system may call a link "no folder" where a folder is wanted. The result is then -ELOOP.
+// The system may return ENOTDIR for a link if a folder is wanted. This function then returns -ELOOP.
 int with_link_named(const FilePlace& folder, int result) {
   return result == -ENOTDIR && folder.parts() > 0 && check_folder(folder) == -ELOOP ? -ELOOP : result;
 }

@@ -38,7 +38,7 @@ int fsync_folder(int fd, const std::string& folder);
 int sync_folder_of(const FilePlace& file, const char*& operation);
 int rename(const FilePlace& from, const FilePlace& to);
 int unlink(const FilePlace& file);
-/// Does the same without a site, for a file that must not stay though `unlink` failed.
+/// Removes a file like `unlink`, but passes no site. It is for a file that must be removed although `unlink` failed.
 int unlink_surely(const FilePlace& file);
 int make_folder(const FilePlace& folder, mode_t mode);
 /// Removes an empty folder.

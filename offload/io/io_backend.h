@@ -32,8 +32,8 @@ struct Completion {
   std::int32_t result = 0;
 };
 
-/// Moves the bytes for an IoRing: io_uring (make_uring_backend) or threads (make_thread_backend). It knows nothing of
-/// retries, remainders and messages; the IoRing handles those, in the same way for io_uring and for threads. One thread
+/// Moves the bytes for an IoRing: io_uring (make_uring_backend) or threads (make_thread_backend). It does not handle
+/// retries, remainders or messages; the IoRing handles them, in the same way for io_uring and for threads. One thread
 /// uses it.
 class IoBackend {
  public:
@@ -49,8 +49,8 @@ class IoBackend {
   /// transfer has not completed yet.
   virtual absl::StatusOr<std::size_t> collect(std::span<Completion> out, bool wait) = 0;
   /// Registers files and memory that transfers will use, so that each transfer costs less. Returns a text that names
-  /// what could not be registered, with the reason; "" if everything was registered. This call is optional. REQUIRES:
-  /// it was not called before, and no transfer is in flight.
+  /// the files or memory that could not be registered, with the reason; "" if everything was registered. This call is
+  /// optional. REQUIRES: it was not called before, and no transfer is in flight.
   virtual std::string register_resources(std::span<const BlockFile* const> files,
                                          std::span<const std::span<std::byte>> memory) = 0;
 };
@@ -60,8 +60,8 @@ class IoBackend {
 /// if io_uring cannot be used, with the errno of io_uring_setup(2) and how to allow it.
 absl::StatusOr<std::unique_ptr<IoBackend>> make_uring_backend(int queue_entries, bool one_thread);
 
-/// Threads that call pread(2) and pwrite(2), for systems that forbid io_uring. Each thread moves one transfer at a
-/// time. Errors (71): a thread cannot be started.
+/// Makes a backend of threads that call pread(2) and pwrite(2), for systems that forbid io_uring. Each thread moves one
+/// transfer at a time. Error (71) if a thread cannot be started.
 absl::StatusOr<std::unique_ptr<IoBackend>> make_thread_backend(int threads);
 
 }  // namespace tessera

@@ -53,7 +53,8 @@ struct Companding {
     return V::bits_of(V::add_multiple(V::float_of(noise | kBegin), root, kCodesOfRoot * (1u << kNoiseBits)));
   }
   /// Returns the code. A number above kLargest gets the code of kLargest, and so does a NaN. The 16 bits in `encoded`
-  /// have the same order as the floats, since all floats from 2.0 on have a higher bit set.
+  /// have the same order as the floats from which they were taken: bit 30 may be missing, but it is set in all of these
+  /// floats, since they are above 2.0.
   template <class Words>
   static TESSERA_ALWAYS_INLINE Words code(Words encoded) {
     constexpr auto kZero = static_cast<std::uint16_t>(kCodeZero >> kNoiseBits);

@@ -5,8 +5,8 @@ namespace {
 
 #if defined(__x86_64__)
 #if defined(__clang__) && __clang_major__ < 18
-// Clang knows the levels of x86-64 by name since version 18. For older versions, these features stand for a level: each
-// processor that has them has the other features of the level too.
+// Only Clang 18 and newer versions accept the names of the levels of x86-64. Code for older versions tests these
+// features instead: each processor that has them has the other features of the level too.
 bool has_level_3() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
          __builtin_cpu_supports("bmi2");

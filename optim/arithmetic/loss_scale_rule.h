@@ -20,7 +20,7 @@ struct LossScaleRule {
   bool dynamic = false;
 };
 
-/// Updates the loss scale after a step (loss_scale.h). CPU and GPU call it, with the same bits.
+/// Updates the loss scale after a step (loss_scale.h). The CPU and the GPU call this function, and get the same bits.
 TESSERA_ALWAYS_INLINE void next_loss_scale(const LossScaleRule& rule, LossScalerState& state, bool overflow) {
   if (!rule.dynamic) return;
   if (overflow) {

@@ -40,8 +40,8 @@ struct NoiseStep {
 };
 
 /// The least difference between the whole batch's weight and the weighted mean of the small batches' weights, as a
-/// fraction of the whole batch's weight. A step with a smaller difference is not used, since rounding errors would hide
-/// the difference.
+/// fraction of the whole batch's weight. A step with a smaller difference is not used, since rounding errors would be
+/// larger than the difference.
 constexpr double kLeastNoiseDifference = 1e-9;
 
 /// Adds a step. Returns false, and changes nothing, if the step gives no information: if no batch is smaller than the

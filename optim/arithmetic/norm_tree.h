@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// The tree by which a tensor's squared norm is added up (see grad_norm.h). The CPU and the kernels share this
-// code.
+// This file defines the tree by which a tensor's squared norm is added up (see grad_norm.h). The CPU and the kernels
+// share this code.
 //
 // The tensor is cut into blocks of 256 elements, counted from its own start; the last block may be shorter. Blocks are
 // the leaves of a binary tree over block numbers. The node with level l and number i is the sum over the blocks [i *

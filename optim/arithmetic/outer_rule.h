@@ -7,8 +7,9 @@
 
 namespace tessera {
 
-// The arithmetic of outer steps ("sync", engine/step/outer_steps.h), for one pass and one element. Loops on the host
-// (optim/outer_pass.h) and kernels of a GPU (optim/cuda/device_outer.h) use this code, so both give the same bits.
+// This file has the arithmetic of outer steps ("sync", engine/step/outer_steps.h), for one pass and one element. Loops
+// on the host (optim/outer_pass.h) and kernels of a GPU (optim/cuda/device_outer.h) use this code, so both give the
+// same bits.
 
 /// The kinds of passes; value, w, m and o are elements of OuterRun's `values`, `weights`, `momentum` and `own`.
 enum class OuterWork : std::uint8_t {

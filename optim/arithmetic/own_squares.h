@@ -29,7 +29,7 @@ struct OwnPieces {
   double* block_sums = nullptr;     ///< [blocks]: scratch
   double* unit_sum = nullptr;       ///< [1]: sum of squares from earlier launches
   /// [1]: the unit's squared norm is added to this sum if the norm is not 0. NaN is added instead if `is_measured` [1]
-  /// says that a norm of the unit was added before
+  /// is not 0: a norm of the unit was added before
   double* sum = nullptr;
   std::uint8_t* is_measured = nullptr;
 };

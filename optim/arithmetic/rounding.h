@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-// Functions that convert fp32 numbers to narrower formats. They use integer arithmetic without branches, on the bits of
-// one number (`Bits` = std::uint32_t, `Float` = float) or of a vector of numbers (Simd::Bits, Simd::Float). So every
-// instruction set gives the same bits. A NaN stays a NaN. This needs special treatment. A NaN whose payload lies in the
+// These functions convert fp32 numbers to narrower formats. They use integer arithmetic without branches, on the bits
+// of one number (`Bits` = std::uint32_t, `Float` = float) or of a vector of numbers (Simd::Bits, Simd::Float). So every
+// instruction set gives the same bits. A NaN stays a NaN, but needs special treatment. A NaN whose payload lies in the
 // low bits would become an infinity when these bits are dropped. A NaN whose payload is all ones would become zero by
 // rounding up.
 
@@ -65,9 +65,9 @@ TESSERA_ALWAYS_INLINE Bits fp16_nearest(Float value) {
 //   low  = bits - (high << 16)          in [-0x8000, 0x7fff]
 //   bits = (high << 16) + low
 //
-// Every pattern that is not a NaN comes back bit for bit, also where `high` is rounded up to infinity. Rounding ties to
-// even would not work: 2^16 + 1 masters would share one even `high`. Every NaN comes back as the quiet NaN 0x7fc00000,
-// so that `high` is a NaN too.
+// The two halves give back every pattern that is not a NaN, bit for bit, also where `high` is rounded up to infinity.
+// Rounding ties to even would not work: 2^16 + 1 masters would share one even `high`. Every NaN becomes the quiet NaN
+// 0x7fc00000, so that `high` is a NaN too.
 
 /// Returns the bit pattern for split_high and split_low: the pattern of the number, or the quiet NaN 0x7fc00000.
 template <class Bits, class Float>

@@ -33,8 +33,8 @@ TESSERA_ALWAYS_INLINE double warm_up_ratio(SampleWarmUp warm_up, std::int64_t se
   return (before + now) / (all + now);
 }
 
-/// Returns the same rate as lr_at, computed from the rate's factors. A GPU calls it, since only the device knows
-/// `global_batch` early enough.
+/// Returns the same rate as lr_at, computed from the rate's factors. A GPU calls this function, since only the device
+/// has `global_batch` early enough.
 TESSERA_ALWAYS_INLINE double scaled_lr(double base_lr, BatchScale scale, std::int64_t global_batch, double ratio) {
   double peak = base_lr;
   if (scale.base > 0) {

@@ -191,7 +191,7 @@ struct Simd {
     return x > -x ? x : -x;
   }
 
-  // A fused multiply-add gives the same bits as two operations if one of the two roundings has nothing to round.
+  // A fused multiply-add gives the same bits as two separate operations if one of the two operations is exact.
 
   /// Returns x + y * factor. REQUIRES: the product is exact, as with a factor that is a power of two.
   static TESSERA_ALWAYS_INLINE Float add_multiple(Float x, Float y, float factor) {

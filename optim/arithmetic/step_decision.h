@@ -16,12 +16,13 @@
 
 namespace tessera {
 
-// The decision about a step, which every rank makes from the numbers on which all ranks agree. CpuStep calls these
-// functions on the host. Where a GPU trains, its kernels call them (optim/cuda/device_step.cu). So both have the same
-// bits, and the same order of skips, counts, loss scale, spikes and noise.
+// These functions make the decision about a step. Every rank makes it from the numbers on which all ranks agree.
+// CpuStep calls these functions on the host. If a GPU trains, its kernels call them (optim/cuda/device_step.cu). The
+// results therefore have the same bits on host and GPU, and skips, counts, loss scale, spikes and noise are handled in
+// the same order.
 
-/// The part of a step's loss that one microbatch adds. If "reproducible" is set, a rank sends it to the others. On a
-/// GPU the device writes it.
+/// The part of a step's loss that one microbatch adds. If "reproducible" is set, a rank sends this part to the other
+/// ranks. If a GPU trains, the device writes it.
 struct MicrobatchLoss {
   double loss = 0.0;    ///< weight * loss, over all losses of the microbatch
   double weight = 0.0;  ///< MicrobatchInfo::weight; 0 where this rank had no batch
@@ -34,7 +35,7 @@ struct AgreedSums {
   std::int64_t tokens = 0, samples = 0;
 };
 
-/// Adds the sums of one rank. `message`: a header that has the four numbers. `ranks`: the number of all ranks.
+/// Adds the sums of one rank. `message` is a header that has the four numbers. `ranks` is the number of all ranks.
 template <class Header>
 TESSERA_ALWAYS_INLINE void add_rank(AgreedSums& sums, const Header& message, int ranks) {
   sums.loss += message.loss / ranks;
@@ -57,16 +58,16 @@ struct StepDecision : AgreedSums {
   OwnGradients own;                 ///< sums over ranks in rank order
   float gradient_scale = 0.0f;      ///< clip / (weight * loss scale)
   float loss_scale = 0.0f;          ///< scale that this step's backward used
-  std::int32_t is_overflow = 0;     ///< a gradient is infinite or NaN
-  std::int32_t gathers_differ = 0;  ///< ranks gathered units in different orders
+  std::int32_t is_overflow = 0;     ///< whether a gradient is infinite or NaN
+  std::int32_t gathers_differ = 0;  ///< whether ranks gathered units in different orders
   std::int32_t numbers_differ = 0;  ///< the first rank whose rates or options differ from those of rank 0; 0: none
   SpikeVerdict spike = SpikeVerdict::kNone;  ///< the verdict on the loss
   std::int32_t is_skipped = 0;  ///< whether an overflow, a difference, a spike or a negative loss stops the step
-  /// If units are updated in backward: number, from 1, of the unit whose gradients on this rank are not all finite; 0
-  /// if there is none.
+  /// The number, from 1, of the unit whose gradients on this rank are not all finite; 0 if there is none. It is used if
+  /// units are updated in backward.
   std::int32_t not_finite_unit = 0;
   StepsSoFar so_far;       ///< counts of steps, this step included
-  LossScalerState scaler;  ///< state after this step; its scale is that of the next backward
+  LossScalerState scaler;  ///< state after this step; its scale is used by the next backward
   SpikeState spikes;       ///< state after this step
   NoiseState noise;        ///< state after this step
 };
@@ -85,7 +86,7 @@ struct DecisionRule {
                               ///< this one
 };
 
-/// What is known of a step once ranks have agreed, beside the sums.
+/// The facts about a step, other than the sums, that are known after ranks have agreed.
 struct StepFacts {
   double sum_of_squares = 0.0;  ///< sum of the squares of all summed gradients, with the loss scale
   bool is_finite = true;        ///< false where a gradient is known to be infinite or NaN
@@ -94,7 +95,8 @@ struct StepFacts {
   double median = 0.0;          ///< median of the window of losses; not read while the window is not full
 };
 
-/// The outcome of a decision. On a GPU each thread computes it, before one of them writes it into the StepDecision.
+/// The outcome of a decision. On a GPU each thread computes it, before one of the threads writes it into the
+/// StepDecision.
 struct Verdict {
   double norm, lr, loss;
   float gradient_scale;
@@ -137,7 +139,7 @@ TESSERA_ALWAYS_INLINE void measure_noise(const DecisionRule& rule, const StepFac
   add_noise(rule.noise_smoothing, measured, step.noise);
 }
 
-/// Writes the verdict into `step`, counts the step, and goes on to the state of the next step. `losses`: the ring of
+/// Writes the verdict into `step`, counts the step, and computes the state for the next step. `losses` is the ring of
 /// SpikeState. If units are updated in backward, `step` may be skipped already.
 TESSERA_ALWAYS_INLINE void take_verdict(const DecisionRule& rule, const StepFacts& facts, const Verdict& v,
                                         bool was_skipped, double* losses, StepDecision& step) {

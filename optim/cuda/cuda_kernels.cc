@@ -19,10 +19,10 @@
 #include "optim/cuda/device_step.h"
 #include "runtime/base/mutex.h"
 
-// DeviceKernels over CUDA. Kernels run on LibTorch's current stream. Copies have three streams of their own: to the
-// device, from the device, and beside both for `fetch`. The kernels that encode and decode values on their way to and
-// from the host run on the streams of these copies. A mark is an event. Events come from a pool, since making one costs
-// more than recording it.
+// This file implements DeviceKernels with CUDA. Kernels run on LibTorch's current stream. Copies have three streams of
+// their own: one for copies to the device, one for copies from the device, and one for `fetch`. The kernels that encode
+// and decode values on their way to and from the host run on the streams of these copies. A mark is an event. Events
+// come from a pool, since making one costs more than recording it.
 
 namespace tessera {
 namespace {
@@ -47,7 +47,7 @@ std::shared_ptr<std::byte> pinned(std::size_t bytes) {
 }
 
 /// A pool of events, since making one costs more than recording it. An event returns to the pool when its mark is
-/// destroyed, on whichever thread.
+/// destroyed, which any thread may do.
 class Events {
  public:
   explicit Events(unsigned flags) : flags_(flags) {}
@@ -245,15 +245,16 @@ class CudaKernels : public DeviceKernels {
   std::unique_ptr<EventMark> mark_of(cudaStream_t stream) {
     return std::make_unique<EventMark>(marks_, stream_, stream);
   }
-  /// Returns the stream of copies to the device. What is queued there from now on waits for `after`, if it is given.
+  /// Returns the stream of copies to the device. Work that is queued there from now on waits for `after`, if it is
+  /// given.
   cudaStream_t up_after(const Mark* after) {
     stream_();  // selects the stream's device
     const cudaStream_t up = up_.get();
     if (after) static_cast<const EventMark*>(after)->hold_back(up);
     return up;
   }
-  /// Returns the stream of copies from the device. What is queued there from now on waits for all work that is on the
-  /// current stream.
+  /// Returns the stream of copies from the device. Work that is queued there from now on waits for all work that is on
+  /// the current stream.
   cudaStream_t down_after_compute() {
     const std::unique_ptr<EventMark> computed = mark_of(stream_());
     const cudaStream_t down = down_.get();

@@ -1,10 +1,11 @@
-// Adafactor on a GPU. This file is compiled without contraction of a * b + c into one rounding, like the CPU's loops.
+// This file computes Adafactor on a GPU. It is compiled without contraction of a * b + c into one rounding, like the
+// CPU's loops.
 //
-// A step has five launches. sum_rows_and_columns sums rows, and then columns of blocks of rows. finish_rows_and_columns
-// adds up the sums of blocks. Both are used only for tensors of two or more dimensions. `divide` computes the updates,
-// and sums their squares for each block of elements. In sum_blocks, one warp adds up the blocks and computes the
-// factor. move_parameter updates the parameter. A warp's lanes are the lanes of the CPU's sums, so the additions have
-// the same order.
+// A step has at most five launches. sum_rows_and_columns sums rows, and then columns of blocks of rows.
+// finish_rows_and_columns adds up the sums of blocks. Both are used only for tensors of two or more dimensions.
+// `divide` computes the updates, and sums their squares for each block of elements. In sum_blocks, one warp adds up the
+// blocks and computes the factor. move_parameter updates the parameter. A warp's lanes are the lanes of the CPU's sums,
+// so the additions have the same order.
 
 #include <algorithm>
 

@@ -1,9 +1,10 @@
-// The codecs of the wire on a GPU. This file is compiled without contraction of a * b + c into one rounding, like the
-// CPU's loops.
+// This file has the codecs of the wire for a GPU. It is compiled without contraction of a * b + c into one rounding,
+// like the CPU's loops.
 //
 // A warp encodes or decodes one block of kCodecBlock elements at a time. A lane has eight elements of the block: four
-// neighbours in each half. So a code word of a lane has the codes of neighbours (int8), or of both halves (int4). A
-// whole block whose values are aligned is moved by vectors of four elements; others are moved element by element.
+// neighbours in each half. A code word of a lane therefore has the codes of four neighbours (int8), or of neighbours in
+// both halves (int4). A whole block whose values are aligned is moved by vectors of four elements; other blocks are
+// moved element by element.
 
 #include <cuda_fp16.h>
 
@@ -50,11 +51,11 @@ __device__ bool is_vector(const T* memory) {
   return reinterpret_cast<std::uintptr_t>(memory) % sizeof(CodecVector<T>) == 0;
 }
 
-/// The place of one block: of its values, and of its scale and codes among the messages.
+/// The place of one block's values, and of its scale and codes in the messages.
 struct CodecPlace {
   std::size_t first;         ///< index of the block's first element among all values
   unsigned count;            ///< number of elements of the block
-  unsigned half;             ///< number of elements of its first half
+  unsigned half;             ///< index in the block of the first element of the second half
   std::size_t scale, codes;  ///< offsets in bytes
 
   __device__ CodecPlace(const EncodedParts& parts, unsigned block) {
@@ -89,7 +90,7 @@ struct CodecLane {
       }
     }
   }
-  /// Calls `take(h, k, element)` for this lane's elements. `block`: the block's first element.
+  /// Calls `take(h, k, element)` for this lane's elements. `block` points to the block's first element.
   template <class T, class Take>
   __device__ void load(const T* block, const Take& take) const {
     if (!place.is_whole() || !is_vector(block)) {
@@ -120,7 +121,8 @@ struct CodecLane {
   }
 };
 
-/// Writes this lane's codes, which are 0 for elements that do not exist. The codes of a whole block are words.
+/// Writes this lane's codes, which are 0 for elements that do not exist. The codes of a whole block are written as
+/// words of 32 bits.
 template <WireForm kForm>
 __device__ void store_codes(const CodecLane& lane, const std::int32_t (&codes)[2][kCodecQuad], std::byte* block) {
   if constexpr (kForm == WireForm::kInt8) {
@@ -154,7 +156,7 @@ __device__ void store_codes(const CodecLane& lane, const std::int32_t (&codes)[2
   }
 }
 
-/// Returns the code in the lowest `kBits` bits of `bits`, with its sign.
+/// Returns the signed code in the lowest `kBits` bits of `bits`.
 template <int kBits>
 __device__ std::int32_t signed_code(std::uint32_t bits) {
   return static_cast<std::int32_t>(bits << (32 - kBits)) >> (32 - kBits);

@@ -11,7 +11,7 @@ namespace tessera::cuda {
 /// the rate of its group:
 ///   lamb: constants[p] = rule_constants(kSgd, no numbers, steps[p], rate * trust ratio);  lars: rule_constants(kLars,
 ///   numbers, ...)
-/// (trust_ratio.h), as LayerwiseUpdate does on the CPU. Nothing changes if the decision is to skip.
+/// (trust_ratio.h), as LayerwiseUpdate does on the CPU. The constants do not change if the step is skipped.
 cudaError_t adapt_rates(const StepRequest& request, const LayerTables& layers, const StepTables& tables,
                         cudaStream_t stream);
 

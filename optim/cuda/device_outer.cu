@@ -1,5 +1,5 @@
-// Outer steps on a GPU. Each thread computes some elements by itself. This file is compiled without contraction of a *
-// b + c into one rounding, like the CPU's loops.
+// This file makes outer steps on a GPU. Each thread computes some elements by itself. This file is compiled without
+// contraction of a * b + c into one rounding, like the CPU's loops.
 
 #include <algorithm>
 

@@ -1,9 +1,9 @@
-// The optimizer's step on a GPU. This file is compiled without contraction of a * b + c into one rounding, like the
-// CPU's loops.
+// This file makes the optimizer's step on a GPU. It is compiled without contraction of a * b + c into one rounding,
+// like the CPU's loops.
 //
 // Three small kernels prepare a step; each has one thread block. `read` adds up the ranks' messages. `decide` makes the
 // decision and computes each parameter's constants. `begin_update` does the work of both for one unit while backward
-// runs. Then come the kernels for a run of elements, with as many thread blocks as are useful (launch_over): `update`
+// runs. The kernels for a run of elements follow. They have as many thread blocks as are useful (launch_over): `update`
 // for a rule, `move_momenta` for Muon, `assign_masters`, `read_masters` and `swap`. All of them process the run in
 // blocks of 256 elements, one block per warp (device_runs.cuh). `update` copies 8-bit blocks ahead (staged_blocks.cuh).
 // `Update::elements` is the work of a rule on a thread's elements. `kernel_of` chooses the instance by rule, weight
@@ -104,7 +104,7 @@ __device__ void find_middle(const double* losses, int window, double* middle) {
   }
 }
 
-/// Returns what is known of the step, apart from the sums. Every thread returns the same facts.
+/// Returns the facts about the step, for verdict_on. Every thread returns the same facts.
 __device__ StepFacts facts_of(const StepRequest& request, const StepTables& t, double median) {
   const StepDecision& d = *t.decision;
   StepFacts facts;
@@ -329,8 +329,8 @@ struct Update {
   }
 };
 
-/// Calls `body(constants)`. Inside `body` the compiler knows the flags that choose between two formulas, so only one of
-/// them is computed for an element.
+/// Calls `body(constants)`. Inside `body` the flags that choose between two formulas are constants for the compiler, so
+/// only one of the formulas is computed for an element.
 template <class Constants, class Body>
 __device__ __forceinline__ void with_known_formula(const Constants& c, const Body& body) {
   if constexpr (requires { c.decoupled; }) {

@@ -99,7 +99,7 @@ class StagedBlocks {
     __shared__ Pair pairs[kWarps];
     return pairs;
   }
-  /// Begins with the block at `first`. A block that the run's end cuts off is not copied, and is read in place.
+  /// Begins the copy of the block at `first`. A block that the run's end cuts off is not copied, and is read in place.
   __device__ __forceinline__ void begin(const StepArguments& a, std::size_t first) {
     if (first + kStateBlock <= a.numel) mine_[coming_].begin_copies(a, first);
     __pipeline_commit();

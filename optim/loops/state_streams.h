@@ -18,7 +18,7 @@ namespace {
 // and from memory for the values of two blocks. A loop goes through blocks of kStateBlock elements, and calls for each
 // block
 //   open(begin, end)           the block's elements
-//   load(i, count)             the values of elements i to i + count
+//   load(i, count)             the values of the elements [i, i + count)
 //   store(i, count, values)    their new values; if kKeepsRoot is true, the new values' square roots
 // A code may depend on the block's largest value. So, if kIsNarrow is true, the loop then calls
 //   close(begin)
@@ -86,8 +86,8 @@ struct BF16State : BlockValues<V> {
 };
 
 /// 8 bits, in the code `BlockCode`, with one scale for each block. A whole block is decoded before the formula is
-/// computed, so that the processor can look ahead over the divisions of several elements. If each element were decoded
-/// just before its formula, there would be too many instructions between two divisions.
+/// computed, so that the processor can overlap the divisions of several elements. If each element were decoded just
+/// before its formula, there would be too many instructions between two divisions.
 template <class V, class BlockCode>
 struct BlockState : BlockValues<V> {
   static constexpr bool kIsNarrow = true, kKeepsRoot = BlockCode::kIsOfRoot;

@@ -11,9 +11,9 @@
 namespace tessera {
 namespace {
 
-// The loops, for any vector type V, rule, weight format and state dtype. Elements are independent of each other, except
-// for the scale of an 8-bit block. Each operation is rounded separately, or fused if that gives the same bits
-// (Simd::add_multiple).
+// This file has the loops, for any vector type V, rule, weight format and state dtype. Elements are independent of each
+// other, except for the scale of an 8-bit block. Each operation is rounded separately, or fused if that gives the same
+// bits (Simd::add_multiple).
 
 /// The noise of a run's elements, group by group. Its counter continues from group to group, which costs less than
 /// starting it again for each group.
@@ -154,10 +154,12 @@ TESSERA_ALWAYS_INLINE typename V::template Group<RuleElement<V, Rule::kStates>> 
 /// If a format is narrow, the loop goes through a block twice. The formula leaves its new values in the first-level
 /// cache. The code that narrows these values reads them from there, while the next block's formula is computed. A
 /// processor looks ahead a few hundred instructions. If each group were narrowed directly after its formula, there
-/// would be one chain of dependent operations from load to store. It would have too few square roots and divisions to
-/// keep the processor busy. Two passes make two chains (formula and narrowing), which do not wait for each other.
+/// would be one chain of dependent operations from load to store. This chain would have too few square roots and
+/// divisions to keep the processor busy. Two passes make two chains (formula and narrowing), which do not wait for each
+/// other.
 ///
-/// `kIsUsual`: the step has neither clipping by value nor averages, so the loops need no branch for these.
+/// `kIsUsual`: Rule::is_usual is true for the constants, and the step has neither clipping by value nor averages. The
+/// loops then need no branches for these cases.
 template <class V, class Rule, class Weights, StateDType kDType, bool kIsUsual>
 void update_loop(const typename Rule::Constants& constants, const StepArguments& arguments) {
   using FloatGroup = typename V::FloatGroup;

@@ -1,4 +1,4 @@
-// The loops for x86-64-v4; see the flags in CMakeLists.txt.
+// This file has the loops for x86-64-v4; see the flags in CMakeLists.txt.
 
 #include "optim/loops/step_kernel.h"
 

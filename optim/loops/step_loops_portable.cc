@@ -1,4 +1,4 @@
-// The loops for any processor; see the flags in CMakeLists.txt.
+// This file has the loops for any processor; see the flags in CMakeLists.txt.
 
 #include "optim/loops/step_kernel.h"
 

@@ -12,7 +12,7 @@ namespace {
 
 // These types read and write a loop's weights, one type for each WeightFormat:
 //   kIsNarrow                  whether weights are rounded or cut when they are stored
-//   load(i, count)             the fp32 masters of elements i to i + count
+//   load(i, count)             the fp32 masters of the elements [i, i + count)
 //   store(i, count, masters)   writes the masters back, in every format in which they are kept
 
 /// fp32 masters, which are the parameters.

@@ -31,7 +31,7 @@ enum class StepRule { TESSERA_STEP_RULES(TESSERA_ENUMERATOR) };
 inline constexpr int kStepRules = TESSERA_STEP_RULES(TESSERA_ONE);
 #undef TESSERA_ONE
 
-/// The constants of one rule, for one parameter in one step. The code that reads them must know the rule.
+/// The constants of one rule, for one parameter in one step. Only code for this rule may read them.
 union RuleConstants {
 #define TESSERA_MEMBER(enumerator, Rule) Rule::Constants of_##Rule;
   TESSERA_STEP_RULES(TESSERA_MEMBER)
@@ -46,7 +46,7 @@ TESSERA_STEP_RULES(TESSERA_CONSTANTS_FOR)
 
 /// Computes the constants of a parameter's step number `step` (from 1) from a rule's configuration. It computes in fp64
 /// and without contraction, so that all ranks and GPUs get the same bits. A GPU computes the constants itself, since
-/// only the device knows the number of applied steps.
+/// only the device has the number of applied steps.
 TESSERA_ALWAYS_INLINE RuleConstants rule_constants(StepRule rule, const RuleNumbers& numbers, std::int64_t step,
                                                    float lr) {
   RuleConstants c{};

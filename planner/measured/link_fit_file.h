@@ -14,8 +14,8 @@ namespace tessera {
 ///
 ///     {"round_s": 4e-5, "message_s": 1e-5, "byte_s": 8e-10, "add_s": 2e-10}
 ///
-/// Error (65) if the text is wrong. The message has one line for each mistake: the file, the line, the key, the wanted
-/// value, and the value found. `name` is the file's name in the message.
+/// Returns an error (65) if the text is wrong. The message has one line for each mistake: the file, the line, the key,
+/// the wanted value, and the value found. `name` is the file's name in the message.
 absl::StatusOr<LinkFit> parse_link_fit(const std::string& text, const std::string& name);
 /// Reads the file at `path`. Further errors: those of read_input_file.
 absl::StatusOr<LinkFit> read_link_fit(const std::filesystem::path& path);

@@ -62,16 +62,16 @@ struct CodingFit {
 /// and twice as much in an all-reduce, which consists of both. Beta is not changed, except if ranks share the link of
 /// their host (of_group). (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations
 /// in MPICH", 2005: pairwise exchange, and the ring.) The connections between ranks are not known, so a fit of one host
-/// says nothing about two hosts.
+/// is not valid for two hosts.
 ///
 /// **A reduction** is fitted as a whole: exchange, sum, and the overlap of the sum with the exchange of the next piece.
 ///
-/// The file, links.json. Every key is needed; numbers are finite and from 0 to 1e9:
+/// The file is links.json. Every key is needed; numbers are finite and from 0 to 1e9:
 ///
 ///     {
-///       "transport": "gloo",                                        of Collectives::transport
-///       "ranks": 4,                                                 measured with so many, from 2 to 1048576
-///       "hosts": 2,                                                 on so many hosts, at most `ranks`
+///       "transport": "gloo",                                        the value of Collectives::transport
+///       "ranks": 4,                                                 number of ranks that measured, from 2 to 1048576
+///       "hosts": 2,                                                 number of their hosts, at most `ranks`
 ///       "all_gather": {"alpha_s": 2e-4, "beta_s_per_byte": 8e-10,   bytes are those that one rank sends
 ///                      "busy_alpha_s": 5e-4, "busy_beta_s_per_byte": 1e-9},
 ///       "reduce_scatter": {...}, "all_reduce": {...},
@@ -95,7 +95,8 @@ struct Links {
   /// Collectives::gathers_in_background. It is false in shared memory, where a gather has ended when its call returns.
   bool gathers_in_background = true;
 
-  /// Returns the cost of a call of `of_ranks` ranks, each of which sends `sent_bytes`. One rank alone costs nothing.
+  /// Returns the cost of a call of `of_ranks` ranks, each of which sends `sent_bytes`. A call of one rank costs
+  /// nothing.
   CallCost cost(const OperationFit& fit, int of_ranks, std::int64_t sent_bytes) const;
   /// Returns the cost of an all-gather in which each rank's part has `part_bytes`.
   CallCost all_gather_cost(int of_ranks, std::int64_t part_bytes) const;
@@ -118,8 +119,8 @@ struct MeshLinks {
   Links secondary = {};
 };
 
-/// Error (65) if the text is wrong. The message has one line for each mistake: the file, the line, the key, the wanted
-/// value, and the value found. `name` is the file's name in the message.
+/// Returns an error (65) if the text is wrong. The message has one line for each mistake: the file, the line, the key,
+/// the wanted value, and the value found. `name` is the file's name in the message.
 absl::StatusOr<Links> parse_links(const std::string& text, const std::string& name);
 /// Reads the file at `path`. Further errors: those of read_input_file.
 absl::StatusOr<Links> read_links(const std::filesystem::path& path);

@@ -43,7 +43,7 @@ class MeasuredFields {
   /// Returns the elements of a list, or null if the value is no list.
   const JsonNode* list(std::string_view key);
 
-  /// Reports what is wrong with a member.
+  /// Reports a mistake in a member. `message` describes the mistake.
   void wrong(std::string_view key, const std::string& message);
   /// Reports keys that were not read.
   void finish();

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// A part of a round: forward and backward of one microbatch.
+/// A part of a round. A round is forward and backward of one microbatch.
 enum class RoundPass { kForward, kBackward };
 
 /// A use of a unit: from the first operator that reads it to the first operator that reads another unit.
@@ -32,17 +32,17 @@ struct ProfileEntry {
 /// entry of a unit, its gradients are complete and are reduced. So the last operation of a backward, such as that of
 /// the root's embedding, needs an entry even if it reads no parameters.
 ///
-/// The file, profile.json. Every key is needed; numbers are finite and from 0 to 1e9:
+/// The file is profile.json. Every key is needed; numbers are finite and from 0 to 1e9:
 ///
 ///     {
-///       "entries": [                        1 to 65536 of them
+///       "entries": [                        1 to 65536 entries
 ///         {"unit": "(root)", "pass": "forward", "seconds": 0.003},
 ///         {"unit": "blocks.0", "pass": "forward", "seconds": 0.012},
 ///         {"unit": "blocks.0", "pass": "backward", "seconds": 0.025},
 ///         ...],
-///       "update": {"seconds": 0.02,         of one step
-///                  "elements": 10640640},   that it updated; a share of them takes a share of the seconds
-///       "rest_s": 0.001                     seconds of all other work of a step on one rank: data, checks, its end
+///       "update": {"seconds": 0.02,         seconds of the update of one step
+///                  "elements": 10640640},   number of updated elements; a share of them takes a share of the seconds
+///       "rest_s": 0.001                     seconds of all other work of a step on one rank: data, checks, end of step
 ///     }
 struct StepProfile {
   std::vector<ProfileEntry> entries = {};
@@ -50,14 +50,14 @@ struct StepProfile {
   std::int64_t updated_elements = 0;  ///< above 0 if update_seconds is above 0
   double rest_seconds = 0;
 
-  /// Returns the seconds of a step of `microbatches` rounds on one rank, which updates all elements. A mean number need
-  /// not be whole.
+  /// Returns the seconds of a step of `microbatches` rounds on one rank, which updates all elements. `microbatches` may
+  /// be a mean, which need not be whole.
   double step_seconds(double microbatches) const;
 
   friend bool operator==(const StepProfile&, const StepProfile&) = default;
 };
 
-/// Returns the index in the plan of each entry's unit. Error (65) if an entry's unit is not in the plan.
+/// Returns the index in the plan of each entry's unit. Returns an error (65) if an entry's unit is not in the plan.
 absl::StatusOr<std::vector<int>> units_of(const StepProfile& profile, const MemoryPlan& plan);
 
 /// Adds a sentence to `left_out` if the profile has no time for some of the plan's units that have parameters. The

@@ -22,7 +22,8 @@ struct BackupEvent {
   }
 };
 
-/// The step under way. Its functions have the names of those of BackupClaims, which chooses in the same way.
+/// The step under way. Its functions have the names of the functions of BackupClaims, which chooses microbatches in the
+/// same way.
 class BackupPlay {
  public:
   BackupPlay(const MicrobatchOrder& order, std::span<const BackupRank> ranks)
@@ -54,7 +55,8 @@ class BackupPlay {
     bool helps = false;  ///< whether the next microbatch is another rank's
     RunProgress progress;
     std::int64_t claims = 0, computed = 0;
-    std::int64_t claimed = 0;  ///< claimed microbatches of its run when it last completed one
+    /// number of claimed microbatches of this rank's run when the rank last completed one of the run
+    std::int64_t claimed = 0;
   };
 
   Rank& of(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }

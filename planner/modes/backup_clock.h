@@ -10,9 +10,9 @@ namespace tessera {
 
 /// The speed of a rank in a step, in seconds.
 struct BackupRank {
-  double first_s = 0;     ///< seconds before the rank's first forward, in which it stands still; 0 or more
-  double forward_s = 0;   ///< forward of one microbatch, 0 or more
-  double backward_s = 0;  ///< backward of one microbatch, 0 or more
+  double first_s = 0;     ///< seconds before the rank's first forward, in which the rank is idle; 0 or more
+  double forward_s = 0;   ///< seconds of the forward of one microbatch, 0 or more
+  double backward_s = 0;  ///< seconds of the backward of one microbatch, 0 or more
   double microbatch_s() const { return forward_s + backward_s; }
 };
 
@@ -26,9 +26,9 @@ struct BackupStep {
 };
 
 /// Plays a step by the rules of "deal.backups" (engine/training/backup_claims.h), in which questions and messages take
-/// no time. `order`: the runs of the ranks, and MicrobatchOrder::backups. If ranks do something at the same time, the
-/// rank with the lower number comes first. `tessera plan` and `tessera simulate` call it for each simulated step. The
-/// cost is that of 2 events for each microbatch, and of ranks^2 for each microbatch that is claimed.
+/// no time. `order` has the runs of the ranks, and MicrobatchOrder::backups. If passes of several ranks end at the same
+/// time, the rank with the lower number comes first. `tessera plan` and `tessera simulate` call it for each simulated
+/// step. A call handles two events for each computed microbatch, and compares all ranks for each claim.
 ///
 /// REQUIRES: order.has_runs, and one element of `ranks` for each rank.
 BackupStep play_backups(const MicrobatchOrder& order, std::span<const BackupRank> ranks);

@@ -84,10 +84,11 @@ struct ModeRun {
   std::int64_t steps = 1;
 };
 
-/// Plays a run. `compute_s`: the seconds of forward and backward of a rank's step, from 1. It is an event simulation
-/// without units and shards, in which a step has only the times of ModeStep. benchmarks/push_orders.py has the same
-/// model without fragments. tests/planner/mode_cases.json has runs on which both programs agree. The cost is one event
-/// for each step of a rank, and each event costs the logarithm of the number of ranks.
+/// Plays a run. `compute_s`: the seconds of forward and backward of a rank's step; steps count from 1. The function is
+/// an event simulation without units and shards, in which a step has only the times of ModeStep.
+/// benchmarks/push_orders.py has the same model without fragments. tests/planner/mode_cases.json has runs on which both
+/// programs agree. The cost is one event for each step of a rank, and each event costs the logarithm of the number of
+/// ranks.
 ///
 /// If there is a `delay`, the run begins as each later period of `every` steps does: the sum of the last fragment
 /// begins with the period.

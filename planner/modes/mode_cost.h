@@ -38,9 +38,10 @@ ModeCost cost_of_compute(const MemoryPlan& plan, const StepProfile& profile);
 
 /// Returns the costs of a plan whose ranks have common parameters (SyncConfig::has_common_parameters).
 ///
-/// If ranks own the shards, a pull copies all values, as fast as `links` gather. A push updates all values, as fast as
-/// one rank updates them (StepProfile::update_seconds). Hogwild copies nothing. If there are backups, each of the ranks
-/// that come first in a step sums the gradients of a part of the parameters, and updates this part.
+/// If ranks own the shards, a pull copies all values, as fast as an all-gather over `links` does. A push updates all
+/// values, as fast as one rank updates them (StepProfile::update_seconds). Hogwild copies nothing. If there are
+/// backups, each of the ranks that come first in a step sums the gradients of a part of the parameters, and updates
+/// this part.
 ///
 /// If there are servers, each unit is pulled while the unit before it computes, and gradients are sent while backward
 /// goes on. A step waits for transfers that take longer than this compute, for the pull of the first unit, and for the

@@ -21,11 +21,11 @@ class GatherScript {
 
   /// Uses unit `index`: waits for its gather, and begins the gathers of units that follow.
   void use(int index, ScriptWriter& writer);
-  /// It is called at the end of a round (forward and backward of one microbatch).
+  /// Ends a round (forward and backward of one microbatch).
   void end_round();
   /// Begins the next step's first gathers at the end of this step, if the transport can gather in the background.
   void gather_ahead(ScriptWriter& writer);
-  /// It is called when the step's update has changed the parameters.
+  /// Releases all units. It is called when the step's update has changed the parameters.
   void release_all(ScriptWriter& writer);
 
  private:

@@ -36,9 +36,12 @@ class ReductionScript {
   ReductionScript(const MemoryPlan& plan, ScriptWriter& writer, OnSummed on_summed)
       : plan_(plan), writer_(writer), on_summed_(std::move(on_summed)), is_reduced_(plan.units().size(), 0) {}
 
-  /// It is called when all gradients of the unit in this round are complete.
+  /// Reduces a unit, unless its gradients are accumulated. It is called when all gradients of the unit in this round
+  /// are complete.
   void complete(int unit);
-  /// It is called when a round's backward has ended. Units without gradients are reduced with zeros.
+  /// Ends a round. It reduces the units that are not reduced yet, except in a round that only accumulates gradients,
+  /// and waits for all sums. It is called when the round's backward has ended. Units without gradients are reduced with
+  /// zeros.
   void finish(bool is_last_round);
 
  private:

@@ -85,7 +85,7 @@ struct StepScript {
   std::vector<std::string> left_out;
 };
 
-/// Errors: those of units_of; 64 if the step has more than 2^21 uses of units.
+/// Returns the script of a step. Errors: those of units_of; 64 if the step has more than 2^21 uses of units.
 absl::StatusOr<StepScript> script_of_step(const MemoryPlan& plan, const StepProfile& profile, const MeshLinks& links);
 
 }  // namespace tessera

@@ -25,7 +25,7 @@ Reduce reduce_of(const std::string& name) {
 }  // namespace
 
 void bind_collectives(py::module_& module) {
-  // pybind11 tries the overloads in this order. The order matters, since an int must not become a float.
+  // Each type of value has a function of its own, since an int must not become a float.
   module.def(
       "all_reduce", [](const at::Tensor& tensor, const std::string& op) { all_reduce(mesh(), tensor, reduce_of(op)); },
       Released());

@@ -63,8 +63,8 @@ bool dicts_hold(const py::list& dicts, const py::list& objects) {
 }
 
 /// Binds the C++ side of a Python module: its class name, its parameters and buffers, its children. The C++ side shares
-/// the TensorImpls of the Python parameters. So the Python module sees the changes that an Engine makes to parameters,
-/// and an Engine sees the changes that the module makes.
+/// the TensorImpls of the Python parameters. So a change that an Engine makes to a parameter is visible in the Python
+/// module, and a change that the module makes is visible in the Engine.
 void bind_mirror(py::module_& module) {
   py::class_<ModuleView, std::shared_ptr<ModuleView>>(module, "Mirror", py::module_local())
       .def(py::init<std::string>())
@@ -392,7 +392,7 @@ class Deferring {
   std::optional<DeferredInitScope> scope_;
 };
 
-/// Reads one entry of "optimizer.groups" from JSON. Throws tessera::Error (78).
+/// Reads one entry of "optimizer.groups" from JSON. Throws tessera::Error (78) if the entry is wrong.
 ParameterGroup group_from(const std::string& json, OptimizerType type) {
   const std::string text = R"({"optimizer": {"type": ")" + name_of(type) + R"(", "groups": [)" + json + "]}}";
   return Strategy::from_json(text, "add_group").optimizer.groups.at(0);

@@ -98,13 +98,13 @@ int init_and_note(PyObject* made, PyObject* arguments, PyObject* names) {
   if (init_of_python(made, arguments, names) != 0) return -1;
   PyObject* const code = reinterpret_cast<PySystemExitObject*>(made)->code;
   PyObject* const noted = PyObject_CallOneArg(noting, code == nullptr ? Py_None : code);
-  if (noted == nullptr) PyErr_Clear();  // the interpreter is ending, and has taken the function's module apart
+  if (noted == nullptr) PyErr_Clear();  // the interpreter is ending, and has cleared the function's module
   Py_XDECREF(noted);
   return 0;
 }
 
-/// Lets `type` and the classes that are derived from it note their objects. A class without an __init__ of its own has
-/// the constructor that its base had when the class was made.
+/// Makes `type` and the classes that are derived from it report their objects to `noting`. A class without an __init__
+/// of its own has the constructor that its base had when the class was made.
 void note_objects_of(const pybind11::handle& type) {
   initproc& init = reinterpret_cast<PyTypeObject*>(type.ptr())->tp_init;
   if (init == init_of_python) init = init_and_note;
@@ -129,7 +129,7 @@ void note_exits(const pybind11::function& note) {
 
 void set_exit_code(int code) {
   // Launchers should see this exit code, even if Python would end with another one. When `end` runs, the interpreter
-  // has flushed its streams and is gone.
+  // has flushed its streams and is finalized.
   const auto end = [] {
     if (exit_code == 0 || exiting != getpid()) return;
     std::fflush(nullptr);

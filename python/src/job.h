@@ -13,7 +13,7 @@
 
 namespace tessera::python {
 
-/// The facts that Python knows about this process's place in the job (_truths.py), under the names of
+/// The facts that Python has about this process's place in the job (_truths.py), under the names of
 /// runtime/comm/launcher_variables.h.
 using Said = std::map<std::string, std::string>;
 
@@ -61,7 +61,7 @@ inline const Mesh& mesh() { return Job::join({}); }
 /// noted too, unless its class has an __init__ of its own that does not call SystemExit.__init__.
 void note_exits(const pybind11::function& note);
 
-/// Makes the process end with `code` instead of Python's exit code, after the interpreter is gone.
+/// Makes the process end with `code` instead of Python's exit code, after the interpreter is finalized.
 void set_exit_code(int code);
 
 }  // namespace tessera::python

@@ -10,7 +10,7 @@ namespace tessera::python {
 
 /// The tensors that are lent to a function of a Python program for one call. They lie over memory of the Engine. If the
 /// function keeps such tensors, they refuse access after the call, since their memory may then hold other values, or be
-/// gone. REQUIRES: the caller holds the GIL.
+/// freed. REQUIRES: the caller holds the GIL.
 class Lent {
  public:
   /// `to`: the name of the called function, for the error of a later access, such as "CommHook.sum".

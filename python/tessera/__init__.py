@@ -4,8 +4,9 @@
     engine.backward(loss)                             # in place of loss.backward()
     result = engine.step()                            # in place of clipping, optimizer.step() and scheduler.step()
 
-`tessera launch -n 2 -- python train.py`, torchrun, srun and mpirun start a program on many ranks. Started alone, it is
-one rank. The runtime is the C++ library of the same name. docs/strategy.md lists every key of a strategy.
+`tessera launch -n 2 -- python train.py`, torchrun, srun and mpirun start a program on many ranks. A program that is
+started alone is one rank. The runtime is the C++ library of the same name. docs/strategy.md lists every key of a
+strategy.
 """
 
 import torch  # noqa: F401  loads LibTorch, which the extension needs

@@ -1,8 +1,8 @@
-"""Messages outside of training, between the ranks of a program: metrics, flags, results of an evaluation.
+"""Exchanges values between the ranks of a program outside of training: metrics, flags, results of an evaluation.
 
 All ranks call each function, in the same order, with equal shapes and dtypes, one thread at a time. If calls differ,
-every rank raises an Error (64) that shows each call, and no data have been moved. Error (75) means that a rank is gone.
-The first call joins the job if the program has not done so (`tessera.init`).
+every rank raises an Error (64) that shows each call, and no data have been moved. Error (75) means that a rank has
+ended. The first call joins the job if the program has not done so (`tessera.init`).
 """
 
 from typing import Any, NoReturn, TypeVar, overload
@@ -50,10 +50,10 @@ def all_reduce(value: float, op: str = "sum") -> float: ...
 def all_reduce(value, op=None):
     """Returns the "sum", "mean", "min" or "max" over all ranks, with the same bits on each rank.
 
-    Without `op` it is the sum, and for bools the maximum, which says whether any rank has True. A tensor (any shape, on
-    any device) is changed in place and returned. A number or bool is returned in the type in which it was given; a
-    number of numpy becomes a number of Python. Raises Error (64) for a bool if `op` is not "min" or "max", and for a
-    value of another type.
+    If `op` is not given, the result is the sum, or for bools the maximum: True if any rank has True. A tensor (any
+    shape, on any device) is changed in place and returned. A number or bool is returned in the type in which it was
+    given; a number of numpy becomes a number of Python. Raises Error (64) for a bool if `op` is not "min" or "max", and
+    for a value of another type.
     """
     join_if_needed()
     value = _plain(value)

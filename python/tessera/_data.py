@@ -275,7 +275,8 @@ class RankSampler(Sampler[list[int]]):
 
 
 class StepSampler(Sampler[list[int]]):
-    """Gives a DataLoader the batches of the steps that this worker takes, if workers come and go ("sync.elastic").
+    """Gives a DataLoader the batches of the steps that this worker takes, if workers may join and leave
+    ("sync.elastic").
 
         sampler = tessera.StepSampler(engine, len(data), steps=1000, batch_size=32, seed=1)
         loader = torch.utils.data.DataLoader(data, batch_sampler=sampler, num_workers=2)

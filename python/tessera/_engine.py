@@ -1,4 +1,4 @@
-"""The Engine: training of one module under a strategy."""
+"""Defines the Engine, which trains one module under a strategy."""
 
 import itertools
 import json
@@ -49,8 +49,8 @@ class Evaluation(_Evaluation):
 
 def _expect_forward_meets_nobody(model: torch.nn.Module, strategy: dict[str, Any]) -> None:
     """Raises Error (78) if the model has a SyncBatchNorm and the strategy lets ranks run forward at different times, or
-    wants results that do not depend on the ranks. The Engine itself finds only a SyncBatchNorm of C++, since it does
-    not see the class of a Python module.
+    wants results that do not depend on the ranks. The Engine itself finds only a SyncBatchNorm of C++, since it checks
+    only the C++ class of a module.
     """
     def norms_of_ranks() -> list[str]:
         return [name or "(root)" for name, module in model.named_modules() if isinstance(module, (SyncBatchNorm, torch.nn.SyncBatchNorm))]
@@ -81,10 +81,10 @@ class Engine:
     without an operator (numpy(), data_ptr(), torch.save) must use `gathered`. The Engine removes `.grad` as soon as
     backward has made it. The dtype of parameters is mixed_precision.param.
 
-    Hooks of the program on tensors and modules run as always. A post-accumulate hook sees only the gradient of this
-    rank, and must be registered before the Engine is made. Errors are `Error`. An error of the constructor, `backward`,
-    `step` or a gather ends the job on all ranks, except for exit code 64. Code 64 means a call at the wrong time or a
-    wrong argument. A call that raises code 64 has changed nothing.
+    Hooks of the program on tensors and modules run as always. A post-accumulate hook gets only the gradient of this
+    rank, and must be registered before the Engine is made. Errors are raised as `Error`. An error of the constructor,
+    `backward`, `step` or a gather ends the job on all ranks, except for exit code 64. Code 64 means a call at the wrong
+    time or a wrong argument. A call that raises code 64 has changed nothing.
 
     `own`: the program's own rules, if the strategy requires them. A rule is an `ElementwiseOptimizer`, a
     `MatrixOptimizer` or a `CommHook`. Each rank gives objects of the same classes.
@@ -115,8 +115,8 @@ class Engine:
         Gradients are averaged over ranks and over the `gradient_accumulation` microbatches of a step. Do not divide the
         loss by `gradient_accumulation`, as loops without an Engine do. `tokens` is used for
         StepResult.tokens_per_second, and `samples` for lr_schedule.base_batch_size, warmup_samples and warmup_epochs.
-        `retain_graph` says that more losses of this microbatch follow. The losses add up, and the call with the last
-        loss gives `samples`.
+        `retain_graph=True` means that more losses of this microbatch follow. The losses add up, and the call with the
+        last loss gives `samples`.
 
         `weight` is the number of items over which the loss is a mean: tokens with a label, pixels, samples. Give
         `weight` if microbatches differ in this number. The step then trains with the mean over all items, and
@@ -162,13 +162,14 @@ class Engine:
         return self._live().step_is_due()
 
     def take_step(self, steps: int, data_order: int = 0) -> int | None:
-        """Returns the number of the step whose data this worker takes next, if workers come and go ("sync.elastic").
+        """Returns the number of the step whose data this worker takes next, if workers may join and leave
+        ("sync.elastic").
 
         The `steps` steps that all workers make together are counted from 0. Each step is given to one worker, and to
         another worker if the first worker leaves before it has made the step. While other workers make the last steps,
         the call waits. When all steps are made, it returns None, and the parameters have their final values. A worker
         may take several steps in advance, and makes them in the order in which it took them. Returns None also if this
-        worker itself has taken the last steps in advance (`steps_are_over` tells the difference).
+        worker itself has taken the last steps in advance (`steps_are_over` distinguishes the two cases).
 
             while (step := engine.take_step(1000, batches.data_order)) is not None:
                 batches.go_to_step(step)
@@ -193,18 +194,18 @@ class Engine:
     def writes_results(self) -> bool:
         """Returns whether this process should write the results of the run.
 
-        Rank 0 writes them. Where workers come and go, one of the workers that are there at the end writes the results.
-        If that worker leaves without `note_results_written`, the next worker that asks writes them too, with the same
+        Rank 0 writes them. If workers may join and leave, one of the workers that run at the end writes the results. If
+        that worker leaves without `note_results_written`, the next worker that asks writes them too, with the same
         values.
         """
         return self._live().writes_results()
 
     def note_results_written(self) -> None:
-        """Says that this process has written the results of the run.
+        """Records that this process has written the results of the run.
 
-        Where workers come and go, no worker that comes later is told to write the results again. Without "sync.elastic"
-        it does nothing. If server 0 is lost, this process still ends well, and the log says that the results are not
-        noted. Raises Error (64) if another worker writes them.
+        If workers may join and leave, no later worker is told to write the results again. Without "sync.elastic" the
+        call does nothing. If server 0 is lost, this process still ends without an error, and the log says that the
+        results are not recorded. Raises Error (64) if another worker writes them.
         """
         self._live().note_results_written()
 
@@ -545,7 +546,7 @@ class Engine:
         return self._live().samples_seen()
 
     def set_epoch_samples(self, samples: int) -> None:
-        """Says how many samples an epoch has over all ranks, for lr_schedule.warmup_epochs; this number replaces
+        """Sets the number of samples of an epoch over all ranks, for lr_schedule.warmup_epochs; this number replaces
         lr_schedule.epoch_samples.
 
         Call it before the first backward, and again after a load. It is collective.
@@ -568,8 +569,8 @@ class Engine:
     def set_peak_tflops(self, tflops: float) -> None:
         """Sets the peak of this rank's device in TFLOP/s, for StepResult.mfu from the next step on.
 
-        Tessera knows the peaks of data-center GPUs, for matrix products in the parameters' dtype. Raises Error (64) if
-        `tflops` is no number above 0.
+        Tessera has a table with the peaks of data-center GPUs, for matrix products in the parameters' dtype. Raises
+        Error (64) if `tflops` is no number above 0.
         """
         self._live().set_peak_tflops(tflops)
 
@@ -578,8 +579,8 @@ class Engine:
         ends.
 
         They have a fixed size of 5 KiB for each unit, which is not part of the plan. On a GPU the device's clock
-        measures the time of a call. The time begins when the stream comes to the place at which the call was queued,
-        and ends when the stream has waited for the call.
+        measures the time of a call. The time begins when the stream reaches the place at which the call was queued, and
+        ends when the stream has waited for the call.
         """
         self._live().time_calls()
 
@@ -882,9 +883,9 @@ def deferred_init() -> Iterator[None]:
 class _AsIfReal(TorchFunctionMode):
     """Answers, for deferred tensors, the queries that initialising code makes without operators, such as is_meta.
 
-    Deferred tensors say that they lie on the device "meta". Since PyTorch 2.12 torch.nn.init.trunc_normal_ and other
-    functions skip such tensors, so the weights would differ from those of eager construction. Tensor.tolist reads
-    memory, which deferred tensors do not have. This class reads the elements with operators instead.
+    Deferred tensors report the device "meta". Since PyTorch 2.12 torch.nn.init.trunc_normal_ and other functions skip
+    such tensors, so the weights would differ from those of eager construction. Tensor.tolist reads memory, which
+    deferred tensors do not have. This class reads the elements with operators instead.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

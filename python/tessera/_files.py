@@ -1,4 +1,4 @@
-"""Functions that the commands share: for arguments, and for writing files completely or not at all."""
+"""Has the functions that the commands share: for arguments, and for writing files completely or not at all."""
 
 import argparse
 import errno
@@ -31,8 +31,8 @@ def exit_code_after(command: Callable[[], None]) -> int:
 
 
 def code_of(error: OSError, without_place: int) -> int:
-    """Returns the exit code for an error of the system. `without_place`: the code if the file or folder does not
-    exist."""
+    """Returns the exit code for an error of the system. `without_place`: the code if no file can have this path, for
+    example if the folder does not exist."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return DENIED
     return without_place if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP) else IO

@@ -121,7 +121,7 @@ def init(strategy: str | os.PathLike | Mapping | None = None) -> None:
     job. This call uses the strategy's "comm" and "memory". If a process group of torch.distributed exists already, it
     is compared with the launcher's variables. If there are no such variables, the job has the ranks of that group
     (docs/start-python.md, "Who is who"). Raises Error: 78 if variables do not fit together or do not fit the process
-    group, 69 if a port is in use, 75 if ranks do not come within comm.init_timeout_s.
+    group, 69 if a port is in use, 75 if ranks do not join within comm.init_timeout_s.
     """
     join(read_strategy(strategy))
 
@@ -139,7 +139,8 @@ def world_size() -> int:
 def local_rank() -> int:
     """Returns this process's number among the ranks of its host, from 0.
 
-    If only torch.distributed knows the ranks, this call waits until the other ranks also make it, or join the job.
+    If only torch.distributed has the numbers of the ranks, this call waits until the other ranks also make it, or join
+    the job.
     """
     _who()
     return _native.local_rank({} if _native.is_joined() else _truths.meet(_SECONDS_TO_MEET)[0])
@@ -222,7 +223,7 @@ _exit_noted: tuple[Any, Any] | None = None  # the code of the latest SystemExit,
 
 
 def _note_exit(code: Any) -> None:
-    """Leaves a note for _leave, because excepthooks are not called for SystemExit."""
+    """Stores the exit code for _leave, because excepthooks are not called for SystemExit."""
     global _exit_noted
     frame = sys._getframe()
     while frame.f_back is not None:

@@ -15,14 +15,14 @@ def _of_a_copy(export: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that exports a tensor's memory as `export` does, but exports a copy if the memory is lent.
 
     An operator keeps its parameters in memory until it returns, and then another unit may get the memory. Code of the
-    program may run meanwhile: an autograd function, an operator, or a dispatch mode. Such code may keep what it
-    exports in any place: a context, a list, a global, or a tensor that is saved for backward.
+    program may run meanwhile: an autograd function, an operator, or a dispatch mode. Such code may keep the exported
+    memory in any place: a context, a list, a global, or a tensor that is saved for backward.
     """
     @functools.wraps(export)
     def exported(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
         if closing and _native.is_lent(tensor):
             tensor = tensor.clone()
-            if tensor.is_cuda:  # another stream may read what is exported
+            if tensor.is_cuda:  # another stream may read the exported copy
                 torch.cuda.current_stream(tensor.device).synchronize()
         return export(tensor, *args, **options)
 

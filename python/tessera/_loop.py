@@ -185,8 +185,8 @@ class DataParallel:
         self._native = self._mirror = None
 
     def enter_forked_process(self) -> None:
-        """Excludes a forked process from averaging. The package itself calls it in a process that was forked from this
-        process."""
+        """Does nothing. The package calls this function of each Engine and DataParallel in a process that was forked
+        from this process."""
 
     def _live(self) -> _native.DataParallel:
         if self._native is None:

@@ -10,7 +10,7 @@ from tessera._error import Error
 
 
 class Mirror:
-    """A tree of modules that represents a model. The Engine sees this tree instead of the model. The tree always has
+    """A tree of modules that represents a model. The Engine uses this tree instead of the model. The tree always has
     the modules and parameters with which it was made.
 
     Buffers are refreshed, since a forward that assigns `self.mean = ...` gives the module another tensor.
@@ -108,7 +108,8 @@ class _MirroredModule:
 
 
 def _mirror_of(module: torch.nn.Module) -> _native.Mirror:
-    """Returns the C++ module of one Python module. That of a batch norm can have its running statistics recorded."""
+    """Returns the C++ module of one Python module. The C++ module of a batch norm can have its running statistics
+    recorded."""
     name = getattr(module, "class_for_strategies", type(module).__name__)
     is_norm_of_ranks = isinstance(module, torch.nn.SyncBatchNorm) or hasattr(module, "class_for_strategies")
     if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not is_norm_of_ranks:

@@ -1,14 +1,14 @@
 """Reports calls of torch.distributed in which this rank waits. The report goes to the watch, which finds ranks that
 wait for each other (runtime/comm/call_watch.h).
 
-The watch sees Tessera's own calls. Without this report, a rank in torch.distributed.barrier() would look like a rank
-that computes, while other ranks wait for it in a call of an Engine. A thread therefore checks twice a second in which
-functions Python's threads are. This thread makes no collective calls itself. If a thread has been in a call of
+The watch has only Tessera's own calls. Without this report, a rank in torch.distributed.barrier() would look like a
+rank that computes, while other ranks wait for it in a call of an Engine. A thread therefore checks twice a second which
+functions Python's threads run. This thread makes no collective calls itself. If a thread has been in a call of
 torch.distributed for 3 s, or this rank has waited that long in a call of Tessera, the watching thread reads torch's
 flight recorder. The recorder has the calls of each process group: their numbers, the threads that made them, and
 whether they are finished.
 
-Three kinds of waits are not seen, and look like computation: a call with async_op=True (`work.wait()`), point-to-point
+Three kinds of waits are not found, and look like computation: a call with async_op=True (`work.wait()`), point-to-point
 calls, and backends without the recorder.
 """
 
@@ -27,7 +27,8 @@ from tessera import _native
 _SECONDS_BETWEEN_LOOKS, _LONG_SECONDS = 0.5, 3.0
 _MOST_TOLD = 8  # number of a group's latest calls that are reported
 
-# name; ranks as first, count, stride; number of calls begun; threads; texts of the latest calls by their numbers
+# A group has these fields: its name; its ranks as first, count and stride; the number of calls that were begun; its
+# threads; and the texts of its latest calls by their numbers.
 _Group = tuple[str, int, int, int, int, list[int], dict[int, str]]
 _Wait = tuple[str, int, int, str]  # group, call, thread, text
 

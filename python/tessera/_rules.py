@@ -1,4 +1,5 @@
-"""Rules that a program brings to its Engine: for updates of elements or matrices, and for sums of gradients over ranks.
+"""Defines the classes of rules that a program gives to its Engine: for updates of elements or matrices, and for sums of
+gradients over ranks.
 
 A program derives its rule from one of the classes and gives the object to the Engine. The classes are those of
 elementwise_optimizer.h, matrix_optimizer.h and comm_hook.h in include/tessera.

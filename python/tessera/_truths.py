@@ -1,8 +1,8 @@
-"""Sources, other than the launcher's variables, that know the rank of this process: torch.distributed's process group,
+"""Gets the rank of this process from sources other than the launcher's variables: torch.distributed's process group,
 and MPI of mpi4py.
 
-`said` and `meet` return the facts that these sources give. The native part compares these facts with the variables,
-and decides which source counts (docs/start-python.md, "Who is who").
+`said` and `meet` return the facts that these sources give. The native part compares these facts with the variables, and
+decides which source is used (docs/start-python.md, "Who is who").
 """
 
 import datetime

@@ -19,8 +19,8 @@ std::string errno_text(int error);
 /// processes and threads.
 std::string limit_hint(int error);
 
-/// Returns errno_text(error), and ". " with limit_hint if the errno tells of a limit. Use it for failures that concern
-/// no file.
+/// Returns errno_text(error), and ". " with limit_hint if the errno means that a limit is reached. Use it for failures
+/// that concern no file.
 std::string reason_of(int error);
 
 /// Returns errno_text(error) for a file that could not be opened or read. It adds a remedy as ". hint: ..." if the

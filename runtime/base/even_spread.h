@@ -5,7 +5,8 @@
 namespace tessera {
 
 /// Chooses k of n items in a row, spread evenly: floor(i k / n) of the first i items are chosen. A loop over the row,
-/// in either direction, therefore meets chosen items and others in a steady mix. An EvenSpread is a plain value.
+/// in either direction, therefore visits chosen items and others in a nearly constant proportion. An EvenSpread is a
+/// plain value.
 class EvenSpread {
  public:
   EvenSpread() = default;

@@ -21,9 +21,9 @@ inline constexpr int kPipeSeconds = 3;
 /// A regular file that is open for reading, and the size that it had when it was opened.
 class InputFile {
  public:
-  /// `kind` stands in front of messages, such as "model file"; it may be empty. Errors: 66 if the file is missing, 77
-  /// if permission is missing, 65 for a directory, pipe or device, 71 if too many files are open, 64 if the path is
-  /// empty, 74 for everything else.
+  /// `kind` is a word for the file at the beginning of messages, such as "model file"; it may be empty. Errors: 66 if
+  /// the file is missing, 77 if permission is missing, 65 for a directory, pipe or device, 71 if too many files are
+  /// open, 64 if the path is empty, 74 for everything else.
   static absl::StatusOr<InputFile> open(const std::filesystem::path& path, const std::string& kind);
 
   InputFile(InputFile&& other) noexcept;

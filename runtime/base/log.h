@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Writes messages to stderr, one write a call, so that lines of several ranks do not interleave:
+/// Writes messages to stderr, with one write for each call, so that lines of several ranks do not interleave:
 ///
 ///     12:00:01.250 info    [rank 3/8] 12 units, 112.00 MiB of parameters
 ///
@@ -16,7 +16,7 @@ namespace tessera {
 /// Levels of importance; kOff prints nothing.
 enum class LogLevel { kInfo, kWarning, kError, kOff };
 
-/// These functions print one message of their level, if the current level lets it through.
+/// These functions print one message of their level, if the current level allows it.
 void log_info(const std::string& message);
 void log_warning(const std::string& message);
 void log_error(const std::string& message);

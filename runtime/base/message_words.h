@@ -11,8 +11,8 @@ namespace tessera {
 /// Lengths of compressed gradients, in words of 32 bits for `numel` elements. Codecs (runtime/comm/sum) write such
 /// messages, and plans count their bytes.
 
-/// Elements in a run. Signs and levels are computed run by run, from the first element on. The last run of a message
-/// may be shorter.
+/// The number of elements in a run. Signs and levels are computed run by run, from the first element on. The last run
+/// of a message may be shorter.
 inline constexpr std::size_t kMessageRun = 256;
 
 /// Returns the number of runs in a message of `numel` elements.

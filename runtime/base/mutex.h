@@ -11,9 +11,9 @@ namespace tessera {
 /// A std::mutex that Clang recognises as a mutex: -Wthread-safety reports code that uses a member marked
 /// ABSL_GUARDED_BY without holding the mutex.
 ///
-/// It is not absl::Mutex: ThreadSanitizer does not see into a library that was compiled without ThreadSanitizer, such
-/// as the Abseil of distributions. ThreadSanitizer would report a race for everything that an absl::Mutex guards.
-/// ThreadSanitizer does see std::mutex, because it replaces pthread's functions.
+/// Tessera does not use absl::Mutex, because ThreadSanitizer cannot observe a library that was compiled without
+/// ThreadSanitizer, such as the Abseil of distributions. ThreadSanitizer would report a race for everything that an
+/// absl::Mutex guards. ThreadSanitizer does observe std::mutex, because it replaces pthread's functions.
 class ABSL_LOCKABLE Mutex {
  public:
   Mutex() = default;
@@ -22,8 +22,8 @@ class ABSL_LOCKABLE Mutex {
 
   void lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
   void unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-  /// Tells Clang that the caller holds the mutex where Clang cannot see it: in functions that other code calls back.
-  /// It does nothing.
+  /// Tells Clang that the caller holds the mutex. Use it in functions that other code calls back, where Clang cannot
+  /// see that the mutex is held. It does nothing at run time.
   void expect_held() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
  private:
@@ -43,8 +43,8 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex& mutex_;
 };
 
-/// A std::condition_variable. Put the condition into a loop around the wait, since Clang sees there that the mutex is
-/// held. Clang does not see that in a predicate:
+/// A std::condition_variable. Put the condition into a loop around the wait, as in the line below. Clang sees that the
+/// mutex is held in such a loop, but not in a predicate.
 ///
 ///     while (!has_come_) changed_.wait(mutex_);
 class CondVar {

@@ -35,7 +35,7 @@ TESSERA_ALWAYS_INLINE std::uint64_t mix_bits(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// `stream` names the flat group, `step` counts from 1.
+/// `stream` names the flat group, and `step` counts from 1.
 TESSERA_ALWAYS_INLINE NoiseKey noise_key(std::uint64_t stream, std::int64_t step) {
   constexpr std::uint64_t kSeed = 0x9e3779b97f4a7c15u;  // this is 2^64 over the golden ratio
   const std::uint64_t key = mix_bits(mix_bits(stream + kSeed) + static_cast<std::uint64_t>(step) * kSeed);

@@ -38,7 +38,7 @@ enum class SeededFault {
 /// ends the process.
 SeededFault chosen_seeded_fault();
 
-/// Returns whether `which` is switched on. Call it at the edges of hot loops, never for each element.
+/// Returns whether `which` is switched on. Call it before or after hot loops, never for each element.
 inline bool seeded_fault(SeededFault which) { return chosen_seeded_fault() == which; }
 
 #else

@@ -19,7 +19,8 @@ absl::Status make_error(ExitCode code, std::string message);
 /// fits the `absl::StatusCode` best.
 ExitCode exit_code_of(const absl::Status& status);
 
-/// Marks a failure of another rank, about which this rank only heard. Such a failure is never a job's first cause.
+/// Marks a failure that happened on another rank and that was only reported to this rank. Such a failure is never a
+/// job's first cause.
 absl::Status told_by_peer(absl::Status status);
 bool is_told_by_peer(const absl::Status& status);
 

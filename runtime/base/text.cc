@@ -19,7 +19,7 @@ std::string grouped(std::size_t number) {
   return text;
 }
 
-// Longer words are never misspelled names, and would make the distance costly to compute.
+// Longer words do not count as misspelled names, since their edit distance would be costly to compute.
 constexpr std::size_t kLongestWord = 64;
 constexpr std::size_t kMostNamesBytes = 300;
 

@@ -20,8 +20,8 @@ std::string joined_numbers(const std::vector<int>& numbers, std::string_view sep
 /// Joins alternatives: "a, b or c".
 std::string either(const std::vector<std::string>& words);
 
-/// Returns a number with its word: "1 rank", "2 ranks". `more`: the word of other numbers than 1, unless it is `one`
-/// with an s.
+/// Returns a number with its word: "1 rank", "2 ranks". `more` is the word for other numbers than 1. If `more` is
+/// empty, this word is `one` with an s.
 std::string counted(std::integral auto count, std::string_view one, std::string_view more = {}) {
   std::string text = std::to_string(count) + " ";
   text += count == 1 || more.empty() ? one : more;
@@ -36,7 +36,7 @@ std::string quoted_text(std::string_view text, std::size_t max_length = 60);
 /// Messages have a limited length: long texts of a user, a file or a large job are cut here before they are printed.
 ///
 /// Returns `text`, or its beginning and the number of bytes left out: "abc... (9,999 bytes more)". It never cuts a
-/// character.
+/// character in two.
 std::string clipped(std::string_view text, std::size_t max_bytes);
 /// Returns rising numbers as ranges, at most `max_ranges` of them: "0-3, 7, 9-12 and 99,980 more".
 std::string number_ranges(const std::vector<int>& numbers, std::size_t max_ranges = 8);

@@ -15,7 +15,7 @@ namespace tessera {
 ///     parameters      112.00 MiB   25.0 %
 ///     master weights  336.00 MiB   75.0 %
 ///
-/// Widths are counted in characters, so units such as "µs" line up. Lines carry no trailing blanks.
+/// Widths are counted in characters, so units such as "µs" line up. Lines have no trailing blanks.
 class TextTable {
  public:
   enum class Align { kLeft, kRight };  ///< kLeft is for words, kRight is for numbers
@@ -42,7 +42,8 @@ class TextTable {
   std::vector<std::vector<std::string>> rows_;  ///< an empty row is printed as a line of dashes
 };
 
-/// These functions return columns of a table: left_column one of words, right_column one of numbers.
+/// These functions return columns of a table: left_column returns a column of words, and right_column returns a column
+/// of numbers.
 inline TextTable::Column left_column(std::string title) { return {std::move(title), TextTable::Align::kLeft}; }
 inline TextTable::Column right_column(std::string title) { return {std::move(title), TextTable::Align::kRight}; }
 

@@ -6,8 +6,9 @@
 
 namespace tessera {
 
-/// A call as errors name it, in both languages of programs. Every error that tells its reader to make a call takes the
-/// name from here (tests/layers/check_phrases.py), so an error in a Python program never names a C++ call.
+/// A phrase of an error text, such as the name of a call, for programs in C++ and for programs in Python. Every error
+/// that tells its reader to make a call takes the name from here (tests/layers/check_phrases.py), so an error in a
+/// Python program never names a C++ call.
 struct Phrase {
   const char* in_cpp;
   const char* in_python;
@@ -24,7 +25,7 @@ inline std::ostream& operator<<(std::ostream& stream, const Phrase& phrase) {
   return stream << (speaks_python ? phrase.in_python : phrase.in_cpp);
 }
 
-/// The phrases, one for each call that an error names.
+/// The phrases of the error texts. Most of them name a call.
 namespace phrases {
 
 inline constexpr Phrase kGuard = {"tessera::Gathered(engine)", "engine.gathered()"};

@@ -100,7 +100,7 @@ std::string call_without(const std::vector<Node>& nodes, const std::vector<WaitR
   return "";
 }
 
-/// Reads a report. If a program of another version may have written the text, it does not count as a report.
+/// Reads a report. A text that a program of another version may have written does not count as a report.
 std::optional<WaitReport> report_of(const Json& json) {
   WaitReport report;
   report.rank = json.at("rank").get<int>();

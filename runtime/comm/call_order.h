@@ -12,7 +12,7 @@ namespace tessera {
 /// The report of a rank that waits for other ranks: the calls in which it waits, and how far it is in each of its
 /// groups. CallWatch writes it to the store and reads other ranks' reports.
 struct WaitReport {
-  /// A call of a group that the rank has begun and not finished. Number 0 stands for the making of the group.
+  /// A call of a group that the rank has begun and not finished. Number 0 means that the rank makes the group.
   struct Wait {
     std::string group;
     std::uint64_t call = 0;
@@ -51,7 +51,7 @@ struct WaitReport {
 /// 1. One rank waits in a call of a group, and another rank's call of that group and number is a different call.
 /// 2. One rank waits in a call that another rank has not begun, and that rank's program has ended.
 /// 3. Ranks wait for each other in a ring: each is in a call that the next one has not begun, and the thread that would
-///    begin it waits too.
+///    begin this call waits too.
 ///
 /// Nothing else is a proof: a rank whose thread computes may still begin the call, and a call that all ranks have begun
 /// may be under way. A rank counts as not having begun a call of another library's group only if it reports how far it

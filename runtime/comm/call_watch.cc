@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -272,24 +271,6 @@ void CallWatch::tell(OutsideCalls calls) {
   outside_.tell(std::move(calls));
 }
 
-void CallWatch::begin(double outage_s) {
-  ranks_.bear_outages(outage_s);
-  if (!ranks_.has_ranks()) return;
-  const MutexLock lock(mutex_);
-  try {
-    start_thread();
-  } catch (const std::system_error&) {  // there is no thread to be had; the first group says so
-  }
-}
-
-void CallWatch::start_thread() {
-  if (thread_.joinable()) return;
-  thread_ = std::thread([this, rank = log_rank()] {
-    set_log_rank(rank);
-    run();
-  });
-}
-
 absl::StatusOr<std::shared_ptr<Collectives>> CallWatch::watched(
     const std::string& name, const std::string& family, const GroupRanks& ranks,
     absl::FunctionRef<absl::StatusOr<std::shared_ptr<Collectives>>()> make) {
@@ -299,7 +280,12 @@ absl::StatusOr<std::shared_ptr<Collectives>> CallWatch::watched(
     const MutexLock lock(mutex_);
     forget_old_groups();
     watched_.push_back({calls});
-    start_thread();
+    if (!thread_.joinable()) {
+      thread_ = std::thread([this, rank = log_rank()] {
+        set_log_rank(rank);
+        run();
+      });
+    }
   }
   auto group = make();
   if (group.ok()) calls->is_made_of(group->get());

@@ -166,10 +166,9 @@ class CallWatch {
   CallWatch(int rank, int world_size, const std::shared_ptr<KeyValueStore>& store, Report report);
   ~CallWatch();
 
-  /// Begins to watch ranks now, so that the end of a rank that has made no group yet is noticed too. Without this call
-  /// the watch begins with the first group. `outage_s`: the longest outage of the network. A host that has vanished
-  /// counts as gone only after this time. REQUIRES: no group was made.
-  void begin(double outage_s);
+  /// Lets an outage of the network last this long: a host that has vanished counts as gone only after this time. Call
+  /// it before the first group is made.
+  void bear_outages(double seconds) { ranks_.bear_outages(seconds); }
 
   /// Returns the group that `make` makes, watched from the moment when the rank begins to make it. Groups of one rank,
   /// and of a fake world, are not watched. `family` is that of WaitReport::Group.
@@ -206,7 +205,6 @@ class CallWatch {
   };
   class Reports;  // the exchange of reports with other ranks
 
-  void start_thread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void run();
   /// Returns false after there is nothing more to look for.
   bool look();

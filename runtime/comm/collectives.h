@@ -33,7 +33,7 @@ enum class TransportKind {
 /// Returns the kind of the groups of a transport. REQUIRES: `choice` is not kAuto, which has no kind of its own.
 TransportKind kind_of(TransportChoice choice);
 
-/// Returns whether groups of this kind move the memory of GPUs, and not that of the host.
+/// Returns whether groups of this kind move the memory of GPUs, and not the memory of the host.
 bool is_of_gpus(TransportKind kind);
 
 /// An operation that was started and can be waited for. A default-constructed Work is done and has succeeded. Waiting
@@ -88,7 +88,7 @@ class CommBuffer {
   virtual std::size_t bytes() const = 0;
 };
 
-/// Sees a sum while the sum is still in cache, to add up its squares or to add it to something else.
+/// Gets a sum while the sum is still in cache, to add up the sum's squares or to add the sum to other values.
 class SumVisitor {
  public:
   /// `values[0, numel)` are the final values of `output[offset, offset + numel)` of the call, but perhaps not at that
@@ -104,7 +104,7 @@ class SumVisitor {
   ~SumVisitor() = default;
 };
 
-/// The time at which the caller of a reduction means to wait for it.
+/// The time at which the caller of a reduction intends to wait for the result.
 enum class Waits {
   kAtOnce,
   kLater,  ///< the caller makes other calls or computes before it waits, so the start needs no barrier
@@ -115,13 +115,13 @@ class SumMethod;
 /// The way in which a reduction is made. The caller fills it in for each call; reducers take it from the strategy.
 struct ReduceOptions {
   ReduceOptions() = default;
-  ReduceOptions(Waits waits) : waits(waits) {}  // NOLINT(google-explicit-constructor): most callers say no more
+  ReduceOptions(Waits waits) : waits(waits) {}  // NOLINT(google-explicit-constructor): most callers set nothing else
   ReduceOptions(SumVisitor* visitor, Waits waits = Waits::kAtOnce)  // NOLINT(google-explicit-constructor): as above
       : waits(waits), visitor(visitor) {}
 
   Waits waits = Waits::kAtOnce;
-  /// A visitor that sees the output; null if there is none. It must live until the Work was waited for. (`nccl` has no
-  /// sums that the host could see, and refuses a visitor.)
+  /// A visitor that gets the output; null if there is none. It must live until the Work was waited for. (Under `nccl`
+  /// the host has no sums, so `nccl` refuses a visitor.)
   SumVisitor* visitor = nullptr;
   /// Codecs on the wire, for transports that send over a network; other transports ignore them. A lossy codec rounds a
   /// rank's own contribution too, and all_reduce returns the same values on all ranks. kLossless changes no bit; only
@@ -136,12 +136,12 @@ struct ReduceOptions {
   WireForm sums = WireForm::kPlain;  ///< codec in which a rank of all_reduce sends its sums to the other ranks
   /// Memory for error feedback: the rounding error of this rank's earlier contributions is added to this contribution.
   /// The new error replaces the old one (runs that are not finite do not change it). The memory has as many elements as
-  /// this rank sends (Collectives::compressed_part). Give the same memory at each reduction of the same gradients.
-  /// Null: no feedback.
+  /// this rank sends (Collectives::compressed_part). Give the same memory at each reduction of the same gradients. If
+  /// it is null, there is no feedback.
   float* feedback = nullptr;
   /// A compressor (sum/sum_method.h) that sums fp32 values in place of the transport, if compressed_part() is not
   /// 0. The codecs and `feedback` then have no effect, and the whole input of reduce_scatter becomes sums.
-  /// The compressor must live until the Work was waited for. Null means that there is no compressor. Transports do not
+  /// The compressor must live until the Work was waited for. It is null if there is no compressor. Transports do not
   /// read this member: summing_by_methods makes these calls.
   SumMethod* method = nullptr;
 };
@@ -249,8 +249,8 @@ class Collectives {
   /// Error: 69 if ranks cannot share memory.
   virtual absl::StatusOr<std::unique_ptr<CommBuffer>> allocate_common(std::size_t bytes);
 
-  /// Gathers: `full[r * bytes_per_rank ...]` becomes the shard of rank r. It works in place if `shard == full + rank *
-  /// bytes_per_rank`.
+  /// Gathers the shards: `full[r * bytes_per_rank ...]` becomes the shard of rank r. It works in place if `shard ==
+  /// full + rank * bytes_per_rank`.
   Work all_gather(std::string_view label, const void* shard, void* full, std::size_t bytes_per_rank,
                   const GatherOptions& options = {}) {
     return do_all_gather({label, shard, full, bytes_per_rank, options});
@@ -278,13 +278,13 @@ class Collectives {
     return do_reduce({false, label, input, dtype, output, numel, options});
   }
 
-  /// Makes a reduce_scatter or an all_reduce, as `call` says.
+  /// Makes a reduce_scatter or an all_reduce, depending on `call.scatters`.
   Work reduce(const ReduceCall& call) { return do_reduce(call); }
 
   /// Copies `data` of rank `root` to all ranks.
   virtual Work broadcast(std::string_view label, void* data, std::size_t bytes, int root) = 0;
 
-  /// Exchanges: `output[q * bytes_per_rank ...] = input_q[rank * bytes_per_rank ...]`.
+  /// Exchanges parts between all ranks: `output[q * bytes_per_rank ...] = input_q[rank * bytes_per_rank ...]`.
   virtual Work all_to_all(std::string_view label, const void* input, void* output, std::size_t bytes_per_rank) = 0;
 
   /// Makes a barrier: the wait for its Work ends after all ranks have called this function.
@@ -294,13 +294,13 @@ class Collectives {
   /// number.
   virtual void abort(const absl::Status& reason) = 0;
 
-  /// Says that this rank makes no more calls. Peers that need this rank for a call get an error immediately, if the
-  /// transport can inform them. The destructor does the same.
+  /// Announces that this rank makes no more calls. Peers that need this rank for a call get an error immediately, if
+  /// the transport can inform them. The destructor does the same.
   virtual void leave() {}
 
   /// Returns OK, or the failure of a call that was queued and failed when it ran. Work::wait on a GPU returns before
-  /// the call has run. Code that reads a result from the GPU must therefore ask here, after it has read the result,
-  /// whether the result is valid.
+  /// the call has run. Code that reads a result from the GPU must therefore call this function after it has read the
+  /// result, to learn whether the result is valid.
   virtual absl::Status status() const { return absl::OkStatus(); }
 
   /// If a device makes the calls: returns the number of the call that the device has reached and not finished. The
@@ -312,8 +312,9 @@ class Collectives {
   using HasKey = absl::FunctionRef<absl::StatusOr<bool>(const std::string& key)>;
   /// Ends the group's call under way if a rank of the group has failed. The caller of that call gets an error (75).
   /// CallWatch calls this from its own thread after a call has taken long, since a network library may not notice the
-  /// end of a connection. It does nothing and returns false, unless a rank of the group has said in the store that it
-  /// failed, or was seen to be gone (NextRank). Transports that notice a failed rank by themselves always return false.
+  /// end of a connection. It does nothing and returns false, unless a rank of the group has written to the store that
+  /// it failed, or was seen to be gone (NextRank). Transports that notice a failed rank by themselves always return
+  /// false.
   virtual bool end_if_left_alone(HasKey) { return false; }
 
  protected:

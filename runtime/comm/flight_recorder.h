@@ -25,7 +25,7 @@ namespace tessera {
 ///          "began_s": 12.031, "ended_s": null}, ...]}, ...]}
 ///
 /// The file has the last kCalls calls of each group. Seconds count from the moment when the rank's mesh was made.
-/// `ended_s` is null for a call that has not ended. It is thread-safe.
+/// `ended_s` is null for a call that has not ended. The class is thread-safe.
 class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
  public:
   static constexpr std::size_t kCalls = 64;

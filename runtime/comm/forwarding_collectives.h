@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// A group that passes all calls on to another group. Groups over groups derive from it, and override the calls that
-/// they see or change. Memory of the other group is memory of this object.
+/// A group that passes all calls on to another group. Groups over groups derive from this class, and override the calls
+/// that they observe or change. Memory of the other group is memory of this object.
 class ForwardingCollectives : public Collectives {
  public:
   explicit ForwardingCollectives(std::shared_ptr<Collectives> group) : group_(std::move(group)) {}

@@ -18,7 +18,7 @@ enum class GroupUse {
 };
 
 /// The ranks of a group, and the place of this rank among them. Messages name *world* ranks, so that a user need not
-/// know groups. A Group is a plain value.
+/// understand groups. A Group is a plain value.
 struct Group {
   std::string name;              ///< name of the group; together with the ranks it is unique in the job
   int rank = 0;                  ///< index of this rank in `world_ranks`

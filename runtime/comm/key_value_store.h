@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-/// The rendezvous store: a few small strings that all ranks of a job can read. Between processes it is c10d's TCPStore
-/// (`tcp_store.h`); inside one process it is a map (`memory_store`). It is thread-safe. Keys are never deleted while
-/// the job runs. Errors have exit code 75.
+/// The rendezvous store holds a few small strings that all ranks of a job can read. Between processes it is c10d's
+/// TCPStore (`tcp_store.h`); inside one process it is a map (`memory_store`). It is thread-safe. Keys are never deleted
+/// while the job runs. Errors have exit code 75.
 class KeyValueStore {
  public:
   virtual ~KeyValueStore() = default;

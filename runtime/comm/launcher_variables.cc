@@ -43,7 +43,7 @@ extern const Dialect kProcessGroup = {"torch.distributed",
 
 namespace {
 
-/// A world size of 1 says nothing about the launcher: a program under torchrun may import mpi4py.
+/// A world size of 1 does not show which launcher was used: a program under torchrun may import mpi4py.
 constexpr Dialect kMpiForPython = {"mpi4py", "mpi4py", "MPI.COMM_WORLD.rank", "MPI.COMM_WORLD.size", "", "", 1, ""};
 
 constexpr Dialect kMpi[] = {
@@ -84,7 +84,7 @@ std::optional<std::vector<int>> parse_ranks_of_hosts(std::string_view text) {
 
 // ---------------------------------------------------------------------------------------------- one launcher's set
 
-/// Returns the candidate's place in the job. `hosts`: the numbers of ranks on the hosts, which add up to the world
+/// Returns the candidate's place in the job. `hosts` has the numbers of ranks on the hosts, which add up to the world
 /// size.
 Topology on_hosts(const Candidate& c, const std::vector<int>& hosts) {
   Topology topology;
@@ -147,8 +147,8 @@ absl::StatusOr<Candidate> read_numbers(const LauncherVariables& variables, const
   return c;
 }
 
-/// Reads rank and size, or neither of them. Another source may give the local numbers: Slurm's PMI plug-in leaves them
-/// out, and so do programs that set RANK and WORLD_SIZE for init_process_group.
+/// Reads rank and size, or neither of them. Another source may give the local numbers: Slurm's PMI plug-in leaves the
+/// local numbers out, and so do programs that set RANK and WORLD_SIZE for init_process_group.
 absl::StatusOr<std::optional<Candidate>> read_dialect(const LauncherVariables& variables, const Dialect& d) {
   const bool rank = variables.has(d.rank), size = variables.has(d.world_size);
   if (!rank && !size) return std::optional<Candidate>();
@@ -178,8 +178,9 @@ absl::StatusOr<std::optional<Candidate>> read_torchrun(const LauncherVariables& 
 
 // ------------------------------------------------------------------------------------------------------------ Slurm
 
-/// The variable in which srun says how many tasks the step has. SLURM_NTASKS has the same number in most steps, but the
-/// job's number in other steps. For example, the shell that salloc gives is a step of one task in a job of many tasks.
+/// The variable in which srun gives the number of tasks of the step. SLURM_NTASKS has the same number in most steps,
+/// but the job's number in other steps. For example, the shell that salloc gives is a step of one task in a job of many
+/// tasks.
 constexpr const char* kTasksOfStep = "SLURM_STEP_NUM_TASKS";
 
 const char* tasks_variable(const LauncherVariables& variables) {
@@ -221,7 +222,7 @@ absl::Status read_slurm_local_size(const LauncherVariables& variables, Candidate
 }
 
 /// Returns whether this process is a batch script. A process is a Slurm task if srun started it. An allocation alone
-/// (salloc) sets no SLURM_PROCID. The batch script is rank 0 of a step of its own, which SLURM_NTASKS does not count.
+/// (salloc) sets no SLURM_PROCID. The batch script is rank 0 of a separate step, which SLURM_NTASKS does not count.
 bool is_batch_script(const LauncherVariables& variables) {
   return variables.text("ENVIRONMENT") == "BATCH" && !variables.has("SLURM_STEP_ID") && !variables.has("SLURM_STEPID");
 }
@@ -249,7 +250,7 @@ absl::StatusOr<std::optional<Candidate>> read_slurm(const LauncherVariables& var
 
 // ------------------------------------------------------------------------------------------- which launcher counts
 
-/// Returns whether two launchers see the same process in the same way. A process group has found out which ranks share
+/// Returns whether two launchers describe this process in the same way. A process group has found out which ranks share
 /// a host. A launcher may give different hosts, as `tessera launch --pretend-hosts 2` does.
 bool agree(const Candidate& a, const Candidate& b) {
   const bool of_group = a.dialect == &kProcessGroup || b.dialect == &kProcessGroup;
@@ -260,9 +261,9 @@ bool agree(const Candidate& a, const Candidate& b) {
 
 /// Returns true if `outer` only started one agent on each host (or one agent in all), and the agents then started the
 /// ranks that `inner` counts. Examples are torchrun, mpirun or `tessera launch` inside an allocation, and `mp.spawn`
-/// inside any launcher. torchrun may go on with fewer hosts than Slurm gave it, so its own agent is believed; exported
-/// RANK and WORLD_SIZE are not believed. A process group may not know its hosts yet. Each agent then counts as one host
-/// that has at least one rank, and ranks are in the order of the agents.
+/// inside any launcher. torchrun may continue with fewer hosts than Slurm gave it, so the values of its own agent are
+/// accepted; exported RANK and WORLD_SIZE are not accepted. The hosts of a process group may not be known yet. Each
+/// agent then counts as one host that has at least one rank, and ranks are in the order of the agents.
 bool is_agent_of(const Candidate& outer, const Candidate& inner, bool torchrun_agent) {
   if (outer.dialect->outerness <= inner.dialect->outerness) return false;
   if (inner.world_size == 1 && outer.world_size > 1) return false;  // a WORLD_SIZE=1 that an earlier program set

@@ -22,7 +22,7 @@ struct Dialect {
   const char* local_rank;
   const char* local_world_size;
   int outerness;           ///< a launcher may start agents of launchers with a lower number, one on each host
-  const char* order_hint;  ///< hint that says how to make the launcher number ranks host by host
+  const char* order_hint;  ///< hint about how to make the launcher number ranks host by host
 };
 
 extern const Dialect kTorchrun;  ///< `tessera launch` uses its variables too
@@ -32,7 +32,7 @@ extern const Dialect kSlurm;
 extern const Dialect kProcessGroup;
 
 /// Returns an error (78) with a hint that names the source of these variables, unless `message` already has a hint. The
-/// message is cut if a variable is absurdly long.
+/// message is cut if it is very long.
 absl::Status launcher_error(std::string message);
 
 /// The facts that one launcher gave about this process.
@@ -76,8 +76,8 @@ absl::Status partial_error(const LauncherVariables& variables, const Dialect& di
 /// Returns the facts from the launcher that started this rank, or nothing if no launcher's variables are set. All
 /// sources are read and compared:
 ///
-/// 1. Sources that agree count as one. The first source that knows the ranks of a host is taken, in the order torchrun,
-///    Slurm, Open MPI, PMI, MVAPICH2, MPI of mpi4py, torch.distributed.
+/// 1. Sources that agree count as one. The first source that gives the number of ranks of this rank's host is taken, in
+///    the order torchrun, Slurm, Open MPI, PMI, MVAPICH2, MPI of mpi4py, torch.distributed.
 /// 2. Some launchers only start one agent on each host (Slurm for torchrun, torchrun for `mp.spawn`), or one process in
 ///    all. The launcher inside them is taken instead.
 /// 3. All other disagreements are an error.

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "runtime/base/status.h"
-#include "runtime/comm/next_rank.h"
 #include "runtime/comm/process_handle.h"
 
 namespace tessera {
@@ -39,7 +38,8 @@ std::string entry_of(const std::string& list, std::int64_t i) { return list + "/
 
 using Process = std::pair<int, ProcessHandle>;  // a rank, and its process
 
-/// Returns the processes of those of `ranks` that are on this host.
+/// Returns the processes of those of `ranks` that are on this host. It asks for no rank of another host, as a job may
+/// have thousands.
 std::vector<Process> processes_of(KeyValueStore& store, std::span<const int> ranks) {
   const std::string list = key_of_processes();
   std::vector<Process> processes;
@@ -54,18 +54,6 @@ std::vector<Process> processes_of(KeyValueStore& store, std::span<const int> ran
       processes.emplace_back(rank, ProcessHandle(static_cast<pid_t>(std::atol(pid))));
   }
   return processes;
-}
-
-/// Returns a rank that has ended: one of `processes`, or one of `ranks` whose end on another host was seen by the rank
-/// that watches it (RankWatch). It returns nothing if all live, as far as is known. It asks for no rank of another host
-/// as long as no rank of the job is gone, since a job may have thousands.
-std::optional<int> ended_rank(KeyValueStore& store, const std::vector<Process>& processes, std::span<const int> ranks) {
-  const auto here = std::ranges::find_if(processes, [](const Process& each) { return !each.second.alive(); });
-  if (here != processes.end()) return here->first;
-  if (ranks.empty() || !store.has(kAnyGoneRank).value_or(false)) return std::nullopt;
-  const auto gone =
-      std::ranges::find_if(ranks, [&](int rank) { return store.has(key_of_gone_rank(rank)).value_or(false); });
-  return gone != ranks.end() ? std::optional(*gone) : std::nullopt;
 }
 
 }  // namespace
@@ -97,14 +85,14 @@ absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::str
       next_question = now + kBetweenQuestions;
       if (!processes) processes = processes_of(store, ranks);
       // A rank that gives up says so before it ends.
-      const std::optional<int> ended = ended_rank(store, *processes, ranks);
+      const auto ended = std::ranges::find_if(*processes, [](const Process& each) { return !each.second.alive(); });
       TESSERA_ASSIGN_OR_RETURN(const bool has_given_up, store.has(kGivenUp));
       // A rank may have set `key` before it gave up or ended.
-      if ((has_given_up || ended) && !store.has(key).value_or(false)) {
+      if ((has_given_up || ended != processes->end()) && !store.has(key).value_or(false)) {
         if (!has_given_up)
           return make_error(
               ExitCode::kPeerLost,
-              "the process of rank " + std::to_string(*ended) +
+              "the process of rank " + std::to_string(ended->first) +
                   " has ended. [T1082] hint: this rank waited for it; what that rank printed last, or its "
                   "launcher, says why");
         TESSERA_ASSIGN_OR_RETURN(const std::string who, store.get(kGivenUp, std::chrono::milliseconds(0)));

@@ -22,10 +22,10 @@ void publish_given_up(KeyValueStore& store, const std::string& self, const absl:
 absl::Status publish_process(KeyValueStore& store, int rank);
 
 /// Waits until another rank has set `key`, as KeyValueStore::get does. The wait also ends if a rank gives up meanwhile,
-/// or if the process of one of `ranks` ends: on this host, or on another host, where the rank that watches it sees that
-/// (RankWatch). `ranks`: the world ranks without which nobody sets the key. Errors have exit code 75.
-/// absl::IsDeadlineExceeded is true for the error after `timeout`, whose text is not for users. Other errors name a
-/// rank that has given up, with its reason, or a rank that has ended, or say that the store is gone.
+/// or if the process of one of `ranks` ends on this host. `ranks`: the world ranks without which nobody sets the key.
+/// Errors have exit code 75. absl::IsDeadlineExceeded is true for the error after `timeout`, whose text is not for
+/// users. Other errors name a rank that has given up, with its reason, or a rank that has ended, or say that the store
+/// is gone.
 absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::string& key,
                                             std::chrono::milliseconds timeout, std::span<const int> ranks);
 

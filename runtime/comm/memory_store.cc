@@ -33,7 +33,7 @@ class MemoryStore : public KeyValueStore {
     return values_.count(key) > 0;
   }
 
-  // The counter is kept as text, so that `get` and `has` see it like any other value.
+  // The counter is kept as text, so that `get` and `has` treat it like any other value.
   absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override {
     const MutexLock lock(mutex_);
     std::string& value = values_[key];

@@ -16,10 +16,10 @@ namespace tessera {
 
 // This file makes the groups of a mesh, and ends them together.
 //
-// `axes`, `within_replica`, `secondary`, `on_host`, `world` and `neighbours` say which ranks a group has, and
+// `axes`, `within_replica`, `secondary`, `on_host`, `world` and `neighbours` choose the ranks of a group, and
 // `make_group` makes it under a name that no other group has. Names count how often a mesh of this shape was asked for,
-// so all ranks must ask in the same order. `abort` ends all groups. It uses the store to tell ranks that have no
-// group with this rank. `leave`, and the end of the process (`living`), say that this rank has ended well.
+// so all ranks must ask in the same order. `abort` ends all groups. It uses the store to tell ranks that have no group
+// with this rank. `leave`, and the end of the process (`living`), tell other ranks that this rank has ended well.
 
 namespace {
 
@@ -71,7 +71,7 @@ MeshGroups::MeshGroups(Topology topology, std::shared_ptr<GroupFactory> factory,
 
 /// A program that destroys its mesh without a failure ends well, whether it has called `leave` or not. A program that
 /// ends with exit code 0 and never destroys its mesh ends well, too. If an exception destroys the mesh, ranks that wait
-/// for this one hear that.
+/// for this rank are told.
 MeshGroups::~MeshGroups() {
   {
     Living& known = living();
@@ -85,7 +85,7 @@ MeshGroups::~MeshGroups() {
   }
   try {
     tell_others(make_error(ExitCode::kInternal, "an exception has left the part of its program that uses other ranks"));
-  } catch (const std::exception&) {  // there is no memory for the text; the exception under way says why
+  } catch (const std::exception&) {  // there is no memory for the text; the exception under way has the reason
   }
 }
 

@@ -20,8 +20,8 @@
 
 namespace tessera {
 
-/// Makes groups of ranks. There is one per process (or per rank, if ranks are threads). It knows which transport
-/// connects which ranks.
+/// Makes groups of ranks. There is one factory for each process (or for each rank, if ranks are threads). It chooses
+/// the transport that connects the ranks of a group.
 class GroupFactory {
  public:
   virtual ~GroupFactory() = default;
@@ -63,7 +63,8 @@ struct HostAxes {
   std::shared_ptr<Collectives> reduce, replicate;
 };
 
-/// The members of a Mesh; all copies of the Mesh share them. It makes groups of ranks and ends them. It is thread-safe.
+/// The members of a Mesh; all copies of the Mesh share them. This class makes groups of ranks and ends them. It is
+/// thread-safe.
 class MeshGroups {
  public:
   ~MeshGroups();
@@ -73,20 +74,20 @@ class MeshGroups {
   const Topology& topology() const { return topology_; }
   KeyValueStore& store() const { return *store_; }
 
-  /// Makes the axes of a mesh shape. It is collective over the world. Error: 78 unless `replicate * shard` is the world
-  /// size. If a second Engine asks for the same shape, it gets new groups.
+  /// Makes the axes of a mesh shape. The call is collective over the world. Error: 78 unless `replicate * shard` is the
+  /// world size. If a second Engine asks for the same shape, it gets new groups.
   absl::StatusOr<MeshAxes> axes(int replicate, int shard);
 
-  /// Returns the axes of this rank's replica, as if there were no other replica. It is collective over the world.
-  /// `axes` are those of the mesh; the result has the same shard axis. The result is never used for a GPU's memory.
+  /// Returns the axes of this rank's replica, as if there were no other replica. The call is collective over the world.
+  /// `axes` are the axes of the mesh; the result has the same shard axis. The result is never used for a GPU's memory.
   absl::StatusOr<MeshAxes> within_replica(const MeshAxes& axes);
 
   /// Makes the group of `ranks` neighbours on the shard axis of `axes` with which this rank holds a second copy of the
-  /// parameters (MeshAxes::secondary). It is collective over the world. REQUIRES: `ranks` divides the shard axis.
+  /// parameters (MeshAxes::secondary). The call is collective over the world. REQUIRES: `ranks` divides the shard axis.
   absl::StatusOr<std::shared_ptr<Collectives>> secondary(const MeshAxes& axes, int ranks);
 
   /// Makes the groups over which ranks with GPUs compress their messages, on the axes that are asked for. These groups
-  /// use Gloo. The call is collective over the world. `axes` are the axes of the mesh. Errors: those of
+  /// use Gloo. The call is collective over the world. `axes` are the axes of the mesh. Errors are those of
   /// gloo_collectives.
   absl::StatusOr<HostAxes> on_host(const MeshAxes& axes, bool on_shard, bool on_replicate);
 
@@ -100,7 +101,7 @@ class MeshGroups {
   /// (Collectives::shares_memory), which the group of `world` does not.
   absl::StatusOr<std::shared_ptr<Collectives>> common_memory(const std::string& purpose);
   /// Makes the group of this rank and its neighbours in the world: the first `ranks` ranks are one group, the next
-  /// `ranks` another. It is for host memory, and no other code uses it. The call is collective over the world.
+  /// `ranks` another. The group is for host memory, and no other code uses it. The call is collective over the world.
   /// REQUIRES: `ranks` divides the world size.
   absl::StatusOr<std::shared_ptr<Collectives>> neighbours(const std::string& purpose, int ranks);
   /// Returns the group of a purpose. The first call makes it and is collective; the group lives as long as the mesh.
@@ -111,11 +112,12 @@ class MeshGroups {
   /// Returns the watch, which finds ranks that wait for each other.
   CallWatch& watch() { return watch_; }
 
-  /// Tells every rank of every group of this mesh, and ranks that wait to make a group with this one, that this rank
-  /// gives up, and why. Only the first reason counts.
+  /// Tells every rank of every group of this mesh, and ranks that wait to make a group with this rank, that this rank
+  /// gives up, and the reason. Only the first reason counts.
   void abort(const absl::Status& reason);
-  /// Says that this rank's program ends well. Ranks that have more data and still need this rank for a call are told
-  /// that it has ended. The program's own group stays usable (user_group), so that ranks can wait for each other.
+  /// Announces that this rank's program ends well. Ranks that have more data and still need this rank for a call are
+  /// told that this rank has ended. The program's own group stays usable (user_group), so that ranks can wait for each
+  /// other.
   void leave();
   /// Returns OK, or the reason that this rank gave to `abort`.
   absl::Status status() const;
@@ -123,7 +125,7 @@ class MeshGroups {
   /// because of that peer. The answer stays true after `abort`, even if the group no longer exists.
   bool told_by_peer() const;
 
-  /// Says that a later call of `abort` will report the exception that ends this rank, with its text. tessera::run and
+  /// Notes that a later call of `abort` will report the exception that ends this rank, with its text. tessera::run and
   /// run_ranks call it.
   void expect_report();
   /// Stores the groups of an object that an exception destroys, so that the report can still reach the peers. Returns
@@ -146,8 +148,8 @@ class MeshGroups {
   };
 
   void tell_others(const absl::Status& reason) const;
-  /// Returns the groups that somebody still has. The caller lets go of them without the lock: a group's destructor may
-  /// wait for a thread that calls `abort`.
+  /// Returns the groups that still exist. The caller releases them without the lock: a group's destructor may wait for
+  /// a thread that calls `abort`.
   std::vector<std::shared_ptr<Collectives>> living_groups() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string unique_name(int replicate, int shard);
   absl::StatusOr<std::shared_ptr<Collectives>> make_world(const std::string& purpose, GroupUse use);

@@ -30,7 +30,7 @@ std::string address_of(const std::string& place) { return place.substr(0, place.
 std::string word_of(const std::string& place) { return place.substr(place.rfind(' ') + 1); }
 
 /// Makes the kernel ask the other end for a sign of life, and end the connection about nine seconds after the last
-/// sign. A system that refuses these limits keeps its own, which are hours.
+/// sign. A system that refuses these limits keeps its own limits, which are hours.
 void ask_for_life(int socket) { keep_alive(socket, /*idle_s=*/3, /*every_s=*/2, /*tries=*/3); }
 
 }  // namespace
@@ -129,7 +129,7 @@ bool NextRank::hear(Watcher& watcher) const {
   const std::size_t wanted = std::clamp<std::size_t>(word_.size() - watcher.said.size(), 1, sizeof bytes);
   const ssize_t got = ::recv(watcher.socket, bytes, wanted, MSG_DONTWAIT);
   if (got <= 0) return got < 0 && (errno == EAGAIN || errno == EINTR);
-  if (has_said_word(watcher)) return true;  // a rank that has said its word says nothing more
+  if (has_said_word(watcher)) return true;  // a rank sends nothing after its word
   watcher.said.append(bytes, static_cast<std::size_t>(got));
   return word_.starts_with(watcher.said);
 }
@@ -166,7 +166,7 @@ void NextRank::tell_end(const std::string& report) {
     const std::string words = (has_said_word(each) ? report : "") + "\n";
     ::send(each.socket, words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
-  // The process may need seconds for the rest of its exit. A rank that connected during that time would hear no word
+  // The process may need seconds for the rest of its exit. A rank that connected during that time would receive nothing
   // before the connection ends, and might count this rank as gone.
   ::shutdown(listener_, SHUT_RD);
 }

@@ -96,7 +96,7 @@ class ObservedCollectives final : public ForwardingCollectives {
   /// A call under way.
   class Started final : public Work::State {
    public:
-    /// `is_its_own`: the object lies on the heap, not in ObservedCollectives::started_.
+    /// `is_its_own` is true if the object lies on the heap, and not in ObservedCollectives::started_.
     void begin(Observer& observer, std::uint64_t call, Work work, bool is_its_own) {
       observer_ = &observer;
       call_ = call;

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// Says whether another process of this machine is still running. A zombie does not count as running. It holds a pidfd,
-/// so it cannot mistake a later process with the same number for the first one. It is move-only.
+/// Tells whether another process of this machine is still running. A zombie does not count as running. The handle holds
+/// a pidfd, so it cannot mistake a later process with the same number for the first one. It is move-only.
 class ProcessHandle {
  public:
   ProcessHandle() = default;

@@ -48,7 +48,7 @@ void RankWatch::look_after_next() {
   }
   if (!next_.ended) next_.ended = Clock::now();
   const auto since = Clock::now() - *next_.ended;
-  if (rank.has_ended_well()) {  // a report that is too long never comes whole
+  if (rank.has_ended_well()) {  // a report that is too long never arrives as a whole
     if (hear_end(rank) || since >= kToReturn) pass_over_next();
     return;
   }
@@ -89,7 +89,7 @@ bool RankWatch::hear_end(const NextRank& rank) {
   report->rank = rank.rank();
   ended_[rank.rank()] = *std::move(report);
   store_.ask([text, key = key_of_report(rank.rank())](KeyValueStore& store) {
-    store.set(key, text).IgnoreError();  // it fails if rank 0 has ended, which others watch too
+    store.set(key, text).IgnoreError();  // this fails if rank 0 has ended, and other ranks watch rank 0 too
   });
   return true;
 }
@@ -99,7 +99,7 @@ void RankWatch::find(Watched& watched) {
   const bool is_answered = store_.ask([places](KeyValueStore& store) { places->exchange(store); });
   const bool is_known = is_answered && !places->next.empty();
   if (is_known) watched.rank->connect(places->next);
-  // A port that keeps silent may be in an outage, and each try takes a second.
+  // A host that does not answer may have an outage. Each try to connect to it takes a second, so it counts more.
   watched.tries += is_known ? kMostTries / 10 : 1;
   const bool may_come = (!is_known || watched.rank->is_silent()) && watched.tries <= kMostTries;
   watched.is_done = !watched.rank->is_watched() && !may_come;

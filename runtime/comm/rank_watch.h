@@ -17,18 +17,18 @@ namespace tessera {
 /// Returns the key under which the store has the WaitReport of a rank.
 std::string key_of_report(int rank);
 
-/// Watches the process of the next rank (NextRank), and in worlds of at most 64 ranks also that of rank 0. A rank that
-/// is gone is published in the store. A rank that has ended well has sent a report that says how many calls it has
-/// begun. The report is published too, and from then on the rank behind that rank is watched. CallWatch has one
-/// RankWatch. Only CallWatch's thread calls a RankWatch's functions, except where a function says otherwise.
+/// Watches the process of the next rank (NextRank), and in worlds of at most 64 ranks also the process of rank 0. A
+/// rank that is gone is published in the store. A rank that has ended well has sent a report with the number of calls
+/// that it has begun. The report is published too, and from then on the rank after that rank is watched. CallWatch has
+/// one RankWatch. Only CallWatch's thread calls a RankWatch's functions, except where a function says otherwise.
 class RankWatch {
  public:
   /// A process that ends well may end while other processes are in their last call with it. The other ranks have this
   /// time to return from that call.
   static constexpr std::chrono::seconds kForLastCalls{3};
 
-  /// `address`: the numeric address at which the other ranks reach this host; "": no rank is watched. Keeps a reference
-  /// to `store`.
+  /// `address` is the numeric address at which the other ranks reach this host. If it is "", no rank is watched. The
+  /// object keeps a reference to `store`.
   RankWatch(int rank, int world_size, const std::string& address, OwnConnection& store);
 
   /// Lets a host be silent for `seconds` before it counts as gone. The first part of this time passes before the kernel
@@ -40,9 +40,9 @@ class RankWatch {
   /// has_ranks().
   void tell_end(const WaitReport& report) const { next_.rank->tell_end(report.to_text()); }
 
-  /// Looks for ends of the watched ranks, and publishes them.
+  /// Checks whether watched ranks have ended, and publishes their ends.
   void look();
-  /// Returns the last reports of the ranks that have told this one that they end well.
+  /// Returns the last reports of the ranks that have told this rank that they end well.
   const std::map<int, WaitReport>& ended() const { return ended_; }
   /// Returns whether the host of a rank that is gone did not answer, or whether the host of rank 0 has been silent for
   /// so long that it counts as gone.
@@ -52,10 +52,11 @@ class RankWatch {
   /// that host.
   absl::StatusOr<bool> has_key(const std::string& key);
 
-  /// Says that the program no longer waits long. An end of the store that was seen during this wait does not shorten
-  /// the time of the next wait. If `also_of_first`, a silence of rank 0's host does not shorten it either.
+  /// Notes that the program no longer waits long. An end of the store that was seen during this wait does not shorten
+  /// the time of the next wait. If `also_of_first` is true, a silence of rank 0's host does not shorten that time
+  /// either.
   void end_wait(bool also_of_first);
-  /// Says that the store has answered. A silence of rank 0's host is then over. It does not count towards the next
+  /// Notes that the store has answered. A silence of rank 0's host is then over, and does not count towards the next
   /// silence.
   void end_silence();
 
@@ -73,16 +74,16 @@ class RankWatch {
   /// Connects to the next rank after it listens. Tells the store when the process of that rank has ended, or its host
   /// has vanished.
   void look_after_next();
-  /// Goes on with the rank behind the next rank, since the next rank has ended well.
+  /// Watches the rank after the next rank from now on, since the next rank has ended well.
   void pass_over_next();
   /// Connects to rank 0 in the same way as look_after_next does to the next rank, but tells the store nothing.
   void look_after_first();
-  /// Learns from a rank that has ended well how many calls it has begun, and tells the others. Returns false if the
-  /// rank has not said that.
+  /// Learns from a rank that has ended well how many calls it has begun, and tells the other ranks. Returns false if
+  /// the rank has not sent this number.
   bool hear_end(const NextRank& rank);
   void find(Watched& watched);
-  /// The first function returns whether rank 0 has said that it ends well. The second returns whether the host of rank
-  /// 0 has been silent for too long.
+  /// The first function returns whether rank 0 has announced that it ends well. The second returns whether the host of
+  /// rank 0 has been silent for too long.
   bool has_first_ended_well() const;
   bool has_first_vanished();
 
@@ -93,7 +94,7 @@ class RankWatch {
   bool host_has_vanished_ = false;  ///< whether the host of a rank that is gone did not answer
   std::optional<Clock::time_point> store_ended_;
   std::map<std::string, Clock::time_point> gone_since_;  ///< when this rank learned that a rank is gone, by key
-  std::map<int, WaitReport> ended_;                      ///< ranks that have told this one that they end well
+  std::map<int, WaitReport> ended_;                      ///< ranks that have told this rank that they end well
 };
 
 }  // namespace tessera

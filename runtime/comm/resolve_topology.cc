@@ -18,9 +18,9 @@ namespace tessera {
 // This file makes a Topology from the variables of the launcher that started this process.
 //
 // `resolve_topology` lets find_launcher choose the launcher's dialect. `place` then finds out which ranks share a host,
-// `find_run_id` and `find_rendezvous` where ranks meet, and `read_restarts` how often they were restarted.
-// `pretend_hosts` makes several hosts out of one, for tests. An error names the variables that contradict each other,
-// with their values.
+// `find_run_id` and `find_rendezvous` find out where ranks meet, and `read_restarts` finds out how often they were
+// restarted. `pretend_hosts` makes several hosts out of one, for tests. An error names the variables that contradict
+// each other, with their values.
 
 namespace {
 
@@ -136,7 +136,8 @@ absl::Status find_rendezvous(const LauncherVariables& variables, const Dialect& 
   const bool torch_like = &d == &kTorchrun || &d == &kProcessGroup;
   topology.master_port = torch_like ? kDefaultPort : port_of(topology.run_id);
   if (!variables.has("MASTER_PORT")) return absl::OkStatus();
-  const int lowest = topology.world_size == 1 ? 0 : 1;  // only one process knows a port that the system chooses
+  // if the system chooses the port, only one process has its number
+  const int lowest = topology.world_size == 1 ? 0 : 1;
   TESSERA_ASSIGN_OR_RETURN(topology.master_port, variables.number(d, "MASTER_PORT", lowest, 65535));
   return absl::OkStatus();
 }
@@ -186,7 +187,7 @@ absl::StatusOr<std::vector<int>> read_hosts(const LauncherVariables& variables, 
   return std::vector<int>(static_cast<std::size_t>(hosts), topology.world_size / hosts);
 }
 
-/// Makes several hosts out of the ranks of one machine if TESSERA_HOSTS says so (for tests).
+/// Makes several hosts out of the ranks of one machine if TESSERA_HOSTS asks for it (for tests).
 absl::Status pretend_hosts(const LauncherVariables& variables, Topology& topology) {
   if (!variables.has(kHostsVariable)) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const std::vector<int> hosts, read_hosts(variables, topology));

@@ -21,15 +21,15 @@ struct SocketAddress {
   SocketAddress with_port(int port) const;
 };
 
-/// Returns the address for a numeric text: "10.0.0.1", "::1". It has no length if the text is not a numeric address.
+/// Returns the address for a numeric text: "10.0.0.1", "::1". Its `length` is 0 if the text is not a numeric address.
 SocketAddress numeric_address(const std::string& text, int port);
 
-/// Returns the time that is left, at least 0.
+/// Returns the time that is left until `deadline`, at least 0.
 std::chrono::milliseconds left_until(std::chrono::steady_clock::time_point deadline);
 
 /// Makes the kernel ask the other end of a TCP connection for signs of life after `idle_s` seconds of silence, then
-/// every `every_s` seconds. It ends the connection after `tries` questions without an answer. A system that refuses
-/// these limits keeps its own limits, which are hours.
+/// every `every_s` seconds. The kernel ends the connection after `tries` questions without an answer. A system that
+/// refuses these limits keeps its own limits, which are hours.
 void keep_alive(int socket, int idle_s, int every_s, int tries);
 
 /// The result of an attempt to connect.

@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kBetweenTokens = " \t\r\n,:]}";
 constexpr std::size_t kLongestPointerKey = 80;
 
-// Counts the characters that nlohmann's lexer takes, so that the handler knows the lexer's position in the text.
+// Counts the characters that nlohmann's lexer takes, so that the handler can use the lexer's position in the text.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -129,7 +129,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   bool number(nlohmann::json value) {
     if (!count_value()) return false;
     add_node(std::move(value));
-    --token_end_;  // the lexer knows the end of a number only by the character behind it
+    --token_end_;  // the lexer finds the end of a number only by the character behind it
     return true;
   }
 
@@ -173,8 +173,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Returns a hint for words and signs that other formats have and JSON has not, by the beginning of the offending token.
-// It is "" if the token is none of these.
+// Returns a hint if the offending token, which begins `rest`, is a word or a sign of other formats that JSON does not
+// have. Returns "" otherwise.
 std::string hint_for_token(std::string_view rest) {
   if (rest[0] == '/' || rest[0] == '#') return "[T0499] hint: comments are not allowed";
   if (rest[0] == '\'') return "[T0500] hint: strings stand in double quotes";
@@ -186,8 +186,8 @@ std::string hint_for_token(std::string_view rest) {
   return "";
 }
 
-// Returns a hint at the probable mistake in text that stops being JSON at `at`, or "" if it is unknown. `reason` is
-// nlohmann's text.
+// Returns a hint at the probable mistake in text that stops being JSON at `at`, or "" if the mistake is unknown.
+// `reason` is nlohmann's text.
 std::string hint_for(std::string_view text, std::size_t at, const std::string& reason) {
   const std::string_view rest = text.substr(at), before = text.substr(0, at);
   const std::size_t last = before.find_last_not_of(" \t\r\n");
@@ -229,8 +229,8 @@ std::string reason_in(const std::string& what) {
 bool TreeBuilder::parse_error(std::size_t, const std::string&, const nlohmann::json::exception& error) {
   const std::string reason = reason_in(error.what());
   std::size_t at = std::min(text_.find_first_not_of(kBetweenTokens, token_end_), text_.size());
-  // Stray commas and brackets are skipped above, but the lexer stopped right after them. The position of a bad byte
-  // says more than the beginning of the string that is not UTF-8.
+  // Stray commas and brackets are skipped above, but the lexer stopped right after them. If a string is not UTF-8, the
+  // position of its bad byte helps more than the beginning of the string.
   const std::size_t last_taken = taken_ == 0 ? 0 : taken_ - 1;
   if (at > last_taken || reason.find("UTF-8") != std::string::npos) at = last_taken;
   if (reason.find("unexpected end of input") != std::string::npos) at = text_.size();

@@ -26,20 +26,20 @@ struct JsonNode {
 
 /// Reads RFC 8259 JSON, strictly: no comments, no trailing commas, no NaN, no number that a double cannot hold, valid
 /// UTF-8 (a byte order mark is skipped), nothing after the value, and lists and objects nested at most kMaxJsonDepth
-/// deep. The text is read up to its first break of these rules. This break, and every key that was given twice in one
-/// object up to there, is reported to `diagnostics`. The result is empty if the text could not be read to its end.
-/// Deeper nesting does not use more stack. A text of more than `most_values` values (about 200 bytes of memory each) is
-/// not read to its end either.
+/// deep. The text is read up to its first violation of these rules. This violation, and every key that was given twice
+/// in one object up to there, is reported to `diagnostics`. The result is empty if the text could not be read to its
+/// end. Deeper nesting does not use more stack. A text of more than `most_values` values (about 200 bytes of memory
+/// each) is not read to its end either.
 std::optional<JsonNode> parse_json(std::string_view text, Diagnostics& diagnostics,
                                    std::size_t most_values = static_cast<std::size_t>(-1));
 
 /// Deepest nesting that parse_json reads.
 inline constexpr std::size_t kMaxJsonDepth = 32;
 
-/// Returns `pointer` + "/" + `key`. The key is escaped as RFC 6901 says, and cut if it is absurdly long.
+/// Returns `pointer` + "/" + `key`. The key is escaped as RFC 6901 says, and cut if it is very long.
 std::string json_pointer(const std::string& pointer, std::string_view key);
 
-/// Returns how messages name the value that they got: "the string \"fast\"", "0.5", "true", "a list of 3", ...
+/// Returns the text with which messages name the value: "the string \"fast\"", "0.5", "true", "a list of 3", ...
 std::string describe(const JsonNode& node);
 
 }  // namespace tessera

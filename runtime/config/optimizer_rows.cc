@@ -36,7 +36,8 @@ std::string types_with(unsigned traits) {
 }
 
 OptimizerDefaults defaults_of(OptimizerType type, std::int64_t version) {
-  if (version == 1) return {.adjust_lr = MuonLrAdjustment::kMatchRmsAdamW};  // 0.1 used adamw's defaults for every rule
+  // Version 0.1 used adamw's defaults for every rule.
+  if (version == 1) return {.adjust_lr = MuonLrAdjustment::kMatchRmsAdamW};
   return row_of(type).defaults;
 }
 

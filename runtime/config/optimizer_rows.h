@@ -27,7 +27,7 @@ enum OptimizerTrait : unsigned {
   // How the rule updates parameters.
   kOnlyMomentum = 1u << 10,   ///< without momentum the rule keeps no state
   kLayers = 1u << 11,         ///< the norms of each parameter adapt its rate
-  kGradientNorms = 1u << 12,  ///< for kLayers: they are norms of the gradient, not of a direction
+  kGradientNorms = 1u << 12,  ///< with kLayers: the norms are those of the gradient, not of a direction
   kMatrices = 1u << 13,       ///< the rule updates matrices except embeddings; adamw updates all other parameters
   kTensors = 1u << 14,        ///< the rule updates every parameter as a whole tensor
   kTensorStates = 1u << 15,   ///< with kMatrices, kTensors: states are whole tensors (TensorRule::states_of)

@@ -30,8 +30,8 @@ const std::vector<PlacementRow>& placement_rows();
 /// Returns the row of a name. `over_world` counts only for HYBRID_SHARD.
 const PlacementRow& placement_row(ShardingStrategy strategy, bool over_world);
 
-/// Returns the axes that a strategy gives: the axes in its "placement", or else those of the row with its name. Axes
-/// that a "placement" leaves out count as none.
+/// Returns the axes that a strategy gives: the axes in its "placement", or else those of the row with its name. A kind
+/// of state that a "placement" leaves out counts as cut over no axis.
 PlacementAxes placement_axes(const Strategy& strategy);
 
 /// Returns the names of the axes, as the strategy file has them: "host", "rank".

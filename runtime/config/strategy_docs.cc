@@ -151,7 +151,7 @@ Json::json_pointer place_in_schema(const std::string& pointer) {
   return Json::json_pointer(place);
 }
 
-// Makes a Markdown table cell: no line breaks, no bars.
+// Makes a Markdown table cell: it escapes the bars of `text`, which must have no line breaks.
 std::string cell(std::string text) {
   for (std::size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.insert(at, "\\");
   return text;

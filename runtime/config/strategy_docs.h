@@ -12,7 +12,7 @@ namespace tessera {
 std::string strategy_schema();
 /// Returns the text of the reference page in Markdown.
 std::string strategy_reference();
-/// Returns a strategy file that the page shows. A test reads it.
+/// Returns a strategy file that the page shows. A test reads this file.
 std::string strategy_example();
 
 }  // namespace tessera

@@ -15,7 +15,8 @@
 
 namespace tessera {
 
-/// A member of Strategy. `AT(optimizer.lr)` finds it in a Strategy and in a const Strategy, and knows its path.
+/// A member of Strategy. `AT(optimizer.lr)` finds this member in a Strategy and in a const Strategy, and has the
+/// member's path.
 template <typename Find>
 struct MemberAt {
   const char* path;  ///< "optimizer.lr"
@@ -44,20 +45,20 @@ std::string pointer_of(const At& at) {
   return pointer;
 }
 
-/// Makers of Condition. with_value makes a condition that holds where a member has the value `value`. The file spells
-/// this value as `word`.
+/// These functions make a Condition. with_value makes a condition that holds where a member has the value `value`. The
+/// file spells this value as `word`.
 template <typename At, typename Value>
 Condition with_value(At at, const std::string& word, Value value) {
   return {at.path + (" " + word), {pointer_of(at)}, [at, value](const Strategy& s) { return at(s) == value; }};
 }
-/// Holds where a number is above 0.
+/// Makes a condition that holds where a number is above 0.
 template <typename At>
 Condition when_above_0(At at) {
   return {std::string(at.path) + " above 0", {pointer_of(at)}, [at](const Strategy& s) { return at(s) > 0; }};
 }
 
-/// Makers of StrategyField, for the rows in keys/. `at` takes a `Strategy&` or `const Strategy&` and returns the
-/// member. `range` and `unit` are those of the row (StrategyKey).
+/// The functions from here on make a StrategyField, for the rows in keys/. `at` takes a `Strategy&` or `const
+/// Strategy&` and returns the member. `range` and `unit` are those of the row (StrategyKey).
 template <typename At, typename Set, typename Get>
 StrategyField made_field(ValueKind kind, const At& at, Set set, Get get) {
   StrategyField field;
@@ -94,7 +95,7 @@ StrategyField number_field(At at, const Range& range = {}, const std::string& un
   return plain_field<ValueKind::kNumber, double>(at, range, unit);
 }
 
-/// A `std::optional<Value>`; null stands for empty.
+/// Makes a field for a `std::optional<Value>`. JSON's null stands for an empty optional.
 template <ValueKind kKind, typename Value, typename At>
 StrategyField optional_field(At at, const Range& range, const std::string& unit) {
   StrategyField field = made_field(
@@ -118,7 +119,7 @@ StrategyField optional_number_field(At at, const Range& range, const std::string
   return optional_field<ValueKind::kOptionalNumber, double>(at, range, unit);
 }
 
-/// A `std::optional<CutAxes>`; null stands for empty.
+/// Makes a field for a `std::optional<CutAxes>`. JSON's null stands for an empty optional.
 template <typename At>
 StrategyField axes_field(At at) {
   return made_field(
@@ -167,7 +168,7 @@ StrategyField number_pair_field(First first, Second second) {
       });
 }
 
-/// A field that holds one of the enumerators in `names`, which must live for ever.
+/// Makes a field that holds one of the enumerators in `names`. `names` must live until the program ends.
 template <typename At, typename Enum>
 StrategyField choice_field(At at, const std::vector<Named<Enum>>& names) {
   StrategyField field = made_field(
@@ -197,8 +198,8 @@ struct TypeRow {
   std::vector<StrategyKey> members = {};
 };
 
-/// A std::variant as an object with a "type". The compiler refuses the rows unless they are those of the variant's
-/// alternatives, in the same order.
+/// Makes a field for a std::variant, which the file has as an object with a "type". The compiler refuses the rows
+/// unless they are those of the variant's alternatives, in the same order.
 template <typename At, typename... T>
 StrategyField variant_field(At at, const TypeRow<T>&... rows) {
   static_assert(std::is_same_v<std::remove_reference_t<decltype(at(std::declval<Strategy&>()))>, std::variant<T...>>,

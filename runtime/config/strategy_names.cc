@@ -8,8 +8,8 @@
 #include "runtime/config/transport_rows.h"
 
 // The names of all enumerators as the strategy file spells them, each with its description for the reference page.
-// There are also small functions that tell facts about an update rule or a strategy. The names are only in these lists,
-// except those of update rules and transports, which are in the rows of tessera/optimizer_types.h and
+// There are also small functions that return facts about an update rule or a strategy. The names are only in these
+// lists, except those of update rules and transports, which are in the rows of tessera/optimizer_types.h and
 // tessera/transports.h.
 
 namespace tessera {
@@ -119,7 +119,7 @@ bool adapts_layers(OptimizerType type) { return has(type, optimizer_traits::kLay
 
 bool gets_whole_sums(const Strategy& strategy) {
   const CutAxes gradients = placement_axes(strategy).gradients;
-  if (strategy.placement.is_given()) {  // an axis of one rank sums nothing
+  if (strategy.placement.is_given()) {  // no sum is made over an axis of one rank
     if (!gradients.rank) return !gradients.host || strategy.mesh.shards() != 1;
     return !gradients.host && strategy.mesh.replicas() != 1;
   }

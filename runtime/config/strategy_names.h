@@ -68,7 +68,7 @@ double momentum_of_residuals(const CompressionMethod& method);
 std::string describe(const CompressionMethod& method);
 /// Returns whether ranks get whole sums of gradients from each other; otherwise every sum has one owner.
 bool gets_whole_sums(const Strategy& strategy);
-/// Returns whether the optimizer has states for each element, in addition to the master weight.
+/// Returns whether the optimizer keeps states in addition to the master weights.
 bool keeps_states(const OptimizerConfig& optimizer);
 
 }  // namespace tessera

@@ -156,7 +156,7 @@ class ValueReader {
     return all_right ? Result(list) : std::nullopt;
   }
 
-  /// Fills `result` from one object of the list. Returns false if something is wrong with it.
+  /// Fills `result` from one object of the list. Returns false if something is wrong with the object.
   bool object(const JsonNode& node, const std::string& pointer, nlohmann::json& result) {
     const std::vector<std::string> allowed = names_of_keys(key_.field.members);
     if (!node.is_object()) {

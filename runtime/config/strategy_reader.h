@@ -40,8 +40,9 @@ class StrategyReader {
   std::map<std::string, std::size_t> given_;  ///< offset of the value of every known key and group in the file
 };
 
-/// Keys of earlier versions. This version still reads these keys, and the next version does not. They are the methods
-/// of "compression", each of which was a key, and "delay_compensation" of "sync", which was a number.
+/// The function below reads keys of earlier versions. This version still reads these keys, and the next version does
+/// not. They are the methods of "compression", each of which was a key, and "delay_compensation" of "sync", which was a
+/// number.
 
 /// Rewrites old keys in `root` into the form of this version; each value keeps its place in the file. An old key that
 /// has no new form, or stands beside its new form, is reported to `diagnostics`. The result is a warning that shows the

@@ -19,7 +19,7 @@ namespace tessera {
 
 /// The kind of JSON value that a key takes.
 enum class ValueKind {
-  kInteger,          ///< JSON number without fraction, so 4, 4.0 and 1e6
+  kInteger,          ///< JSON number without fraction, such as 4, 4.0 and 1e6
   kNumber,           ///< JSON number
   kBoolean,          ///< true or false
   kChoice,           ///< one of StrategyField::choices
@@ -62,7 +62,7 @@ struct VariantType {
   std::string name;  ///< value of "type" in the file
   std::string doc;
   std::string cost;
-  /// keys of an object of this type; their fields may be used only while the object has this type
+  /// The keys of an object of this type. Their fields may be used only while the object has this type.
   std::vector<StrategyKey> members;
   std::function<void(Strategy&)> choose;  ///< gives the object this type, with all members at their defaults
 };
@@ -131,8 +131,8 @@ struct StrategyRule {
   std::function<std::string(const Strategy&)> problem;
 };
 
-const std::vector<StrategyKey>& strategy_keys();  ///< order of the page; keys of a group are neighbours
-/// every group except the top; an outer group comes before its inner groups
+const std::vector<StrategyKey>& strategy_keys();  ///< in the order of the page; keys of a group are neighbours
+/// Returns every group except the top. An outer group comes before its inner groups.
 const std::vector<StrategyGroup>& strategy_groups();
 const std::vector<StrategyRule>& strategy_rules();
 

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// The traits with which a row of TESSERA_TRANSPORTS (tessera/transports.h) tells where the transport's ranks are, and
-/// what its groups can do.
+/// The traits with which a row of TESSERA_TRANSPORTS (tessera/transports.h) describes where the transport's ranks are,
+/// and what its groups can do.
 namespace transport_traits {
 
 enum TransportTrait : unsigned {

@@ -34,7 +34,7 @@ class Histogram {
   }
 
  private:
-  static constexpr std::int64_t kTable = 1 << 18;  // larger than every vocabulary in use
+  static constexpr std::int64_t kTable = 1 << 18;  // tokens from this number on are counted in `rest_`
   std::vector<std::int64_t> table_ = std::vector<std::int64_t>(kTable);
   std::map<std::int64_t, std::int64_t> rest_;
 };

@@ -133,7 +133,7 @@ struct Silent final : c10::WarningHandler {
 };
 
 /// Replaces the kernels. It runs when the program starts, since no thread may call an operator meanwhile. LibTorch
-/// warns of each kernel that is replaced.
+/// would warn of each kernel that is replaced, so these warnings are dropped.
 const bool has_kernels = [] {
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);

@@ -11,7 +11,7 @@ namespace tessera {
 /// other memory. Python's storages write through such a tensor too (`untyped_storage().fill_()`).
 ///
 /// `owner_of` returns the parameter in whose memory `alias` begins, or null if no parameter has the memory. It must not
-/// throw. The change holds for the whole process and for good, and `owner_of` of the first call stays in use.
+/// throw. The change holds for the whole process until the process ends, and `owner_of` of the first call stays in use.
 ///
 /// LibTorch asks a table of functions for `data()` and `set_data()` (at::impl::VariableHooksInterface). This call puts
 /// another table in front of it, which differs only in these functions. The kernels of `set_` that count versions are

@@ -6,8 +6,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-/// Calls of c10d::Backend that LibTorch 2.14 gave new names; it keeps the old names as deprecated aliases. Each name
-/// forwards to the other one, so a user's backend may override either of them. Tessera calls them through these
+/// Calls of c10d::Backend that LibTorch 2.14 gave new names; LibTorch keeps the old names as deprecated aliases. Each
+/// name forwards to the other one, so a user's backend may override either of them. Tessera calls them through these
 /// functions.
 ///
 /// The macro is 1 if c10d::Backend has the new names.

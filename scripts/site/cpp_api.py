@@ -51,7 +51,8 @@ def table(element):
 
 
 def code_of(element):
-    """Returns a block of code: verbatim, or lines of codeline with <sp/> for spaces."""
+    """Returns the text of a block of code, which Doxygen writes verbatim, or as <codeline> elements with <sp/>
+    for spaces."""
     if element.tag in ("verbatim", "preformatted"):
         return element.text or ""
     for space in element.iter("sp"):

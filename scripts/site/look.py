@@ -20,7 +20,7 @@ WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 PATIENCE_S = 900
 DRAWN = ["index.html", "install.html", "start-python.html", "concepts.html", "guide/strategies.html", "recipes.html", "coming-from.html",
          "strategy.html", "errors.html", "cpp/engine.html"]
-# Opens page by page in a frame of a given width, and sends its findings as JSON.
+# This script opens the pages one by one in a frame of a given width, and sends its findings as JSON.
 EYE = """<!doctype html><meta charset="utf-8"><body style="margin:0"><script>
 const pages = PAGES, widths = WIDTHS_, seen = [];
 const say = (page, width, text) => seen.push(`${page} (${width}): ${text}`);

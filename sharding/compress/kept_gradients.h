@@ -28,7 +28,7 @@ struct KeptGradients {
     Extent run;               ///< a run of the group's flat buffer
     float* values = nullptr;  ///< [run.numel]
   };
-  /// PowerSGD's factor Q of one parameter. The next step begins with it. It is the same on every rank.
+  /// PowerSGD's factor Q of one parameter. The next step begins with this factor. It is the same on every rank.
   struct Factors {
     FlatGroup* group = nullptr;
     std::size_t parameter = 0;

@@ -15,8 +15,8 @@ namespace {
 
 /// signSGD with majority vote (Bernstein et al., arXiv 1810.05291, algorithm 1). Each rank sends the signs of its
 /// contribution, one bit for each element, to the rank that counts these votes. That rank sends the signs of the
-/// majority to all ranks, also one bit for each element. There is no residual. Each element of the sum is the number
-/// of all ranks, with the sign of the majority. So each element of the mean gradient is 1 or -1.
+/// majority to all ranks, also one bit for each element. There is no residual. Each element of the sum is the number of
+/// ranks, with the sign of the majority. So each element of the mean gradient is 1 or -1.
 ///
 /// A value of 0 votes + and - alternately. A tie is + if the step and the element's index in the flat buffer are both
 /// even or both odd; otherwise it is -. So an element for which no rank has a gradient moves up and down alternately,

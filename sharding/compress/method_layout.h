@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// The layout, in messages and in memory, of gradients that a method compresses: it sends them in another form, or
-/// sends only a part of them. It consists of integers, which are the same on every rank.
+/// The layout, in messages and in memory, of gradients that a method compresses. The method sends them in another form,
+/// or sends only a part of them. The layout consists of integers, which are the same on every rank.
 
 /// The memory that a reduction needs for a group: fp32 elements, in whole cache lines.
 struct MethodMemory {
@@ -21,7 +21,8 @@ struct MethodMemory {
 enum class Exchange {
   kAllReduce,  ///< `words` fp32 are summed
   kAllGather,  ///< each rank sends the same number of words to each other rank
-  /// each sum is made by one rank; it gets the same number of words from each other rank, and sends as many words back
+  /// Each sum is made by one rank. This rank gets the same number of words from each other rank, and sends as many
+  /// words back.
   kOwners,
 };
 struct MethodMessage {
@@ -29,7 +30,7 @@ struct MethodMessage {
   std::int64_t words = 0;  ///< number of words; each has 4 bytes
 };
 
-/// A reduction of one group. If `messages` is empty, gradients are sent unchanged.
+/// The layout of a reduction of one group. If `messages` is empty, gradients are sent unchanged.
 struct MethodLayout {
   MethodMemory memory = {};
   std::vector<MethodMessage> messages = {};
@@ -38,8 +39,8 @@ struct MethodLayout {
   std::int64_t wire_bytes(int ranks) const;
 };
 
-/// Returns a method's layout for a group, over `ranks` ranks. A plan calls it. The layout of a hook of the program has
-/// no messages, since the plan does not know the messages of a hook.
+/// Returns a method's layout for a group, over `ranks` ranks. The code that makes the plan calls this function. The
+/// layout of a hook of the program has no messages, since the plan does not know the messages of a hook.
 MethodLayout method_layout(const CompressionMethod& method, const GroupShape& group, int ranks);
 
 // Declares layout_of for each type of method; it is defined in the file of the method.

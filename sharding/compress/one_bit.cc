@@ -29,8 +29,9 @@ namespace {
 /// optimizer's first moment is b m + (1 - b) g, it then changes as M changes, and never by the rounding of a single
 /// gradient. (The optimizer's second moments would square a gradient's rounding error, which is 1 / (1 - b) times that
 /// of M.) The factor b is used once in each step; further reductions of a step use a factor of one. M begins at 0, and
-/// begins anew when the residuals do. This does no harm, since M has an effect on rounding but not on the sum. If
-/// gradients are scaled or dropped after the sum (clipping), M does not follow this, but the optimizer's momentum does.
+/// is set to 0 again when the residuals are. This does no harm, since M has an effect on rounding but not on the sum.
+/// If gradients are scaled or dropped after the sum (clipping), M does not follow this, but the optimizer's momentum
+/// does.
 class OneBit final : public GradientMethod, private SumOfMessages {
  public:
   /// `kept` has `numel` elements, then the elements that a rank owns, and then, with momentum, `numel` elements again.

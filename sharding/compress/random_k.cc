@@ -17,12 +17,12 @@ namespace tessera {
 namespace {
 
 /// Random-k: each rank adds the residual of earlier contributions to its contribution, and sends some elements of the
-/// result. These elements are drawn anew for each reduction, the same on all ranks. So no indices are sent, and values
-/// are summed by an ordinary all-reduce of fp32. The other elements are kept as the residual.
+/// result. These elements are drawn anew for each reduction, and they are the same on all ranks. So no indices are
+/// sent, and values are summed by an ordinary all-reduce of fp32. The other elements are kept as the residual.
 ///
 /// The buffer is cut into as many pieces as elements are sent; the lengths of the pieces differ by at most one. One
-/// element of each piece is drawn. If the drawn element belongs to no parameter (Layout::gaps), zero is sent. The mean
-/// wait of an element is numel / count reductions.
+/// element of each piece is drawn. If the drawn element belongs to no parameter (Layout::gaps), zero is sent. An
+/// element is sent once in numel / count reductions on average.
 class RandomK final : public GradientMethod {
  public:
   /// Sends `count` elements of a flat buffer of `numel`. `kept` has the shape [numel], and `work` [2 count].

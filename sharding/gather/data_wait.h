@@ -11,8 +11,8 @@ namespace tessera {
 /// A wait ends when an operator on the thread that began the wait reads a parameter of any Engine. A thread that
 /// computes with parameters does not wait for data. OpWatch notifies DataWait of that operator (parameter_is_read). If
 /// no OpWatch lives, nothing is measured unless `look` was called. In that case the thread looks at the inputs of its
-/// operators during a wait, and LibTorch allocates memory a few times to show them. Otherwise only the first wait of a
-/// thread allocates memory.
+/// operators during a wait, and LibTorch allocates memory a few times to show these inputs. Otherwise only the first
+/// wait of a thread allocates memory.
 class DataWait {
  public:
   using Clock = std::chrono::steady_clock;
@@ -26,7 +26,7 @@ class DataWait {
   /// From now on, waits that this object begins are measured even if no OpWatch lives.
   void look();
   bool looks() const;
-  /// Begins a wait: this thread is without data from `now` on. If a wait is already under way, it does nothing.
+  /// Begins a wait: this thread is without data from `now` on. If a wait is already under way, the call does nothing.
   void begin(Clock::time_point now);
   /// Ends the wait that is under way, if there is one.
   void end();

@@ -14,7 +14,8 @@ class UseTimes;
 /// compare digests of the log in every step's agreement (engine/step/agree/gather_order.h).
 ///
 /// Entries are unit indices. A guard over unit u is `guard_code(u)`. If ranks make no gathers, a use of unit u is `u`.
-/// A log without end (evaluation) keeps its last entries; these are the same on every rank.
+/// If no step ends for a long time (evaluation), the log keeps only its latest entries, which are the same on every
+/// rank.
 class GatherLog {
  public:
   static constexpr int guard_code(int unit) { return -2 - unit; }

@@ -9,9 +9,10 @@ namespace tessera {
 /// anywhere, and weights may be tied, indexed, stacked or passed to functions. Backward and recomputation consist of
 /// operators too.
 ///
-/// It is an at::RecordFunction callback, called on the thread that runs the operator. It looks at tensors, lists and
-/// tuples among the inputs, and recognises a unit by the deleter of its storage's data pointer. An operator without
-/// units therefore costs a few comparisons, and threads that run other ranks or no rank at all share nothing.
+/// OpWatch is an at::RecordFunction callback, which is called on the thread that runs the operator. It looks at
+/// tensors, lists and tuples among the inputs, and recognises a unit by the deleter of its storage's data pointer. An
+/// operator without units therefore costs a few comparisons, and threads that run other ranks or no rank at all share
+/// nothing.
 ///
 /// Nothing is gathered for operators that only return views (their schemas say so). A view has the storage of the
 /// parameter, so the unit is gathered for the operator that uses the view. The storage refuses reads that bypass
@@ -30,7 +31,7 @@ class OpWatch {
 /// Makes sure that DataWait::parameter_is_read is called before the next operator on this thread that reads a
 /// parameter, and returns true. A living OpWatch calls parameter_is_read anyway. If no OpWatch lives and `looks` is
 /// true, this function watches the thread's operators until then, which costs some allocations of LibTorch. If no
-/// OpWatch lives and `looks` is false, it does nothing and returns false.
+/// OpWatch lives and `looks` is false, the function does nothing and returns false.
 bool watch_for_first_read(bool looks);
 /// Ends the watch for a first read, if there is one.
 void forget_first_read();

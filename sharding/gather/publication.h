@@ -14,13 +14,13 @@
 
 namespace tessera {
 
-/// An asynchronous all-gather of updated values. It sends them to the ranks of the shard axis that hold copies of them,
-/// while the rest of the update and the next forward run. It needs a transport that makes gathers in the background
-/// (Collectives::gathers_in_background).
+/// An asynchronous all-gather of updated values. It sends these values to the ranks of the shard axis that hold copies
+/// of them, while the rest of the update and the next forward run. It needs a transport that makes gathers in the
+/// background (Collectives::gathers_in_background).
 ///
 /// The engine starts the gather of a group when the group has been updated. The group's storage refuses access until
-/// all parts of the group have arrived, and the first operator that reads the group waits. By then all ranks have begun
-/// the gather, in their steps, so a single rank may also read a group.
+/// all parts of the group have arrived, and the first operator that reads the group waits. Every rank begins the gather
+/// in its own step, also if it does not read the group. So a single rank may also read a group.
 class Publication final : public UnitKeeper {
  public:
   /// `form`: the codec on the wire, which must not be lossy.
@@ -30,8 +30,8 @@ class Publication final : public UnitKeeper {
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
 
-  /// Sends this rank's part of `group`, and receives the other ranks' parts. It is collective. REQUIRES: no gather of
-  /// the group is under way.
+  /// Sends this rank's part of `group`, and receives the other ranks' parts. The call is collective. REQUIRES: no
+  /// gather of the group is under way.
   void start(FlatGroup& group);
   /// Waits until all started gathers have ended.
   void finish();

@@ -29,7 +29,7 @@ void expect_values_of(const Unit& unit, c10::Device device) {
 // slot is free). If there is a Carrier, it brings this rank's part (`bring_part`). Then they start the all-gathers of
 // the unit's groups (`start_all_gather`). `wait` waits for these all-gathers and attaches the parameters. `release`
 // takes the memory away again: when another unit takes the slot, after a step (`release_all`), or if an exact unit must
-// be rounded again. `prefetch` gathers the units that the schedule says come next, if a slot can be had without
+// be rounded again. `prefetch` gathers the units that come next in the schedule, as long as it finds a slot without
 // evicting a unit that is needed earlier.
 
 Residency::Residency(const MemoryPlan& plan, std::vector<Unit*> units, Collectives& group, SlotMemory memory,

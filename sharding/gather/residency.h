@@ -26,11 +26,11 @@
 
 namespace tessera {
 
-/// Counts of what a Residency has done so far.
+/// Counts of the actions of a Residency so far.
 struct ResidencyCounts {
   std::int64_t gathers = 0;  ///< number of gathers of a unit that were begun
   std::int64_t gathered_bytes = 0;
-  double gather_seconds = 0;    ///< time spent in gathers, including waits for other ranks and for the source
+  double gather_seconds = 0;    ///< time spent in gathers, including waits for other ranks and for the Carrier
   std::int64_t prefetched = 0;  ///< number of gathers that were begun before the unit was used
   std::int64_t releases = 0;
   std::int64_t overflow_slots = 0;  ///< number of slots beyond the plan, for operators that read many units at once
@@ -50,17 +50,17 @@ struct SlotMemory {
 
 /// Manages which units are gathered, and in which slots. The Engine owns it, for strategies that shard parameters.
 ///
-/// A unit is gathered when the first operator reads it (`use`), or earlier if the schedule knows the order (prefetch).
-/// A slot is taken from the unit whose next use is farthest away, which is optimal for a known order (Belady, 1966). A
-/// unit that a running operator reads is pinned and never loses its slot.
+/// A unit is gathered when the first operator reads it (`use`), or earlier if the schedule has recorded the order
+/// (prefetch). A slot is taken from the unit whose next use is farthest away, which is optimal for a known order
+/// (Belady, 1966). A unit that a running operator reads is pinned and never loses its slot.
 ///
 /// If parameters are offloaded, a gather first lets a Carrier bring this rank's part to its place in the slot. A
 /// prefetch begins only this transfer, and the all-gather follows when the unit is used. Ranks that share memory also
 /// share the slots (Placement::shared): each rank brings its part to the common slot, and the all-gather is only a
 /// barrier. These ranks choose the same slots, since they use units in the same order.
 ///
-/// If there is a second copy of the parameters (SecondaryShards), the first gather of a unit fills it. Until the values
-/// change, later gathers are made from this copy, between the ranks that hold the copy together.
+/// If there is a second copy of the parameters (SecondaryShards), the first gather of a unit fills this copy. Until the
+/// values change, later gathers are made from this copy, between the ranks that hold the copy together.
 ///
 /// If units are rounded on the wire (PlannedWire::gathers) or in the second copy, every rank has rounded values of all
 /// parameters, its own part included. For `hold`, however, a unit has exact values: it is gathered once more, and

@@ -29,8 +29,8 @@ std::int64_t place_of_samples(std::int64_t parameters);
 bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks);
 
 /// Compares digests on a device, without making the host wait. `bits` is the part of the sum behind the parameters.
-/// Each number of it becomes 0 where the ranks agree, and negative where they do not; sums of such numbers are read in
-/// the same way.
+/// Each number of it becomes 0 where the ranks agree, and negative where they do not. So a sum of such numbers is 0
+/// only if the ranks agree everywhere.
 void compare_digests(at::Tensor bits, int ranks);
 
 /// Reads from the sum whether any rank used each parameter.

@@ -16,7 +16,7 @@ class UseTimes {
   enum class Event { kUse, kBackward, kBackwardEnd, kStep, kStepEnd };
   struct Entry {
     Event event = Event::kUse;
-    /// kUse: a unit that an operator reads or that a gradient belongs to; repeated uses in a row are one entry
+    /// For kUse: the unit that an operator reads, or to which a gradient belongs. Repeated uses in a row are one entry.
     int unit = -1;
     Clock::time_point at;
   };

@@ -17,7 +17,7 @@ struct BucketItem {
 
 /// The largest sizes of buckets, in bytes. A larger item becomes a bucket by itself.
 struct BucketLimits {
-  /// limit for the first bucket of each dtype, which is small so that it is complete early
+  /// Limit for the first bucket of each dtype. It is small, so that this bucket is complete early.
   std::int64_t first_bytes = 0;
   /// Limit for the other buckets, and also for the first bucket if cap_bytes is smaller than first_bytes. 0: each item
   /// becomes a bucket.

@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-/// A run of elements, cut into chunks of equal numbers of elements, the last one perhaps smaller. The last chunks are
-/// offloaded, each in its own record (I/O block).
+/// A run of elements, which is cut into chunks. All chunks have the same number of elements, but the last one may have
+/// fewer. The last chunks are offloaded, each in its own record (I/O block).
 class Chunks {
  public:
   /// The number of bytes that a disk can read and write without copies by the kernel; larger transfers are multiples of
-  /// it.
+  /// this number.
   static constexpr std::int64_t kPage = 4096;
 
   Chunks() = default;

@@ -20,7 +20,7 @@ struct FactoredTensor {
 /// are the same on every rank.
 ///
 /// A tensor of two or more dimensions is a matrix [outermost dimension in memory, all others]. It is sent as factors if
-/// these are smaller than the matrix. All other elements are sent as they are. All elements are fp32. The middle column
+/// these are smaller than the matrix. All other elements are sent unchanged. All elements are fp32. The middle column
 /// names the FactoredTensor field that says where a tensor begins:
 ///
 ///   gradients [layout]         offset   the flat buffer
@@ -33,7 +33,7 @@ class FactorLayout {
   FactorLayout(const GroupShape& group, std::int64_t rank);
 
   std::span<const FactoredTensor> tensors() const { return tensors_; }
-  /// Extents of the flat buffer whose elements are sent as they are.
+  /// Returns the extents of the flat buffer whose elements are sent unchanged.
   std::span<const Extent> plain() const { return plain_; }
   std::int64_t plain_begin() const { return left_numel_; }  ///< index in the first message where plain() begins
   std::int64_t kept_numel() const { return kept_numel_; }

@@ -8,7 +8,8 @@
 namespace tessera {
 namespace {
 
-/// Returns the smallest block size into which each tensor fits, if it is less than kBlock; else kBlock.
+/// Returns kBlock if each tensor needs its own blocks. Otherwise returns the smallest power of two, from kLeastCut to
+/// kBlock, into which each tensor fits; kBlock if a tensor is larger than a block.
 std::int64_t cut_for(std::span<const std::int64_t> numels, SmallTensors small) {
   if (small == SmallTensors::kOwnBlocks) return Layout::kBlock;
   std::int64_t cut = Layout::kLeastCut;

@@ -41,10 +41,10 @@ enum class SmallTensors {
 ///  2. A tensor of kBlock elements or more begins at a multiple of kBlock. A smaller one begins at a multiple of kAlign
 ///     and does not reach into a second block; with kOwnBlocks it begins a block, and is alone in it.
 ///  3. `numel() == parts() * shard_numel()`, and shard_numel() is a multiple of cut() and of `multiple`. No shard
-///     boundary is inside a tensor's block: it cuts a large tensor at a multiple of kBlock from the tensor's start, and
-///     a small one never.
-///  4. cut() is kBlock, or a smaller power of two into which each tensor fits. Then no tensor reaches over a multiple
-///     of cut(), and shards need not be padded to whole blocks.
+///     boundary is inside a tensor's block. A boundary inside a large tensor is a multiple of kBlock away from the
+///     tensor's start, and no boundary is inside a small tensor.
+///  4. cut() is kBlock, or a smaller power of two into which each tensor fits. If cut() is smaller than kBlock, no
+///     tensor reaches over a multiple of cut(), and shards need not be padded to whole blocks.
 ///  5. Offsets and cut() depend on the tensors alone, not on `parts`.
 ///  6. padding() is less than the sum of kBlock for each tensor that begins a block, max(kAlign, its numel) for each
 ///     other tensor, and cut() (or `multiple`, if that is more) for each part.

@@ -71,11 +71,11 @@ class MatrixDeal {
   }
 
   /// Returns the part that rank `from` sends to the owner of the matrix, as an extent of the group's flat buffer; numel
-  /// is 0 if it sends nothing.
+  /// is 0 if the rank sends nothing.
   Extent collected_piece(const DealtMatrix& matrix, int from) const;
   /// Returns the part of the result that the owner sends to rank `to`, as an extent of the group's flat buffer.
   Extent returned_piece(const DealtMatrix& matrix, int to) const;
-  /// These return the same pieces of the matrix's states, as extents of the group's tensor states.
+  /// These functions return the same pieces of the matrix's states, as extents of the group's tensor states.
   Extent collected_states(const DealtMatrix& matrix, int from) const;
   Extent returned_states(const DealtMatrix& matrix, int to) const;
   /// Returns the number of values that owners collect for each element: the gradient or direction, and under rules of
@@ -91,7 +91,8 @@ class MatrixDeal {
   /// Returns the number of elements of a rank's parts of the matrices that it owns in one batch. It is the largest such
   /// number of all ranks and batches. Each part begins on a cache line.
   std::int64_t own_numel() const;
-  /// Returns `numel` fp32 elements, rounded up to whole cache lines, since each piece begins on a cache line.
+  /// Returns `numel`, a number of fp32 elements, rounded up to whole cache lines, since each piece begins on a cache
+  /// line.
   static std::int64_t in_whole_lines(std::int64_t numel) { return rounded_up(numel, 16); }
   /// Returns the amount of an owner's work, as a number for comparison: the multiplications of the orthogonalization,
   /// or the elements.

@@ -8,8 +8,8 @@ namespace {
 
 AxisPlacement axis_placement_of(CutAxes axes) { return {.shard = axes.rank, .replicate = axes.host}; }
 
-/// Returns the placement of `axes`. A rank's optimizer part lies inside its gradient part. So if only the replicate
-/// axis cuts gradients, this axis also cuts optimizer state first.
+/// Returns the placement of `axes`. A rank's optimizer part lies inside its gradient part. If only the replicate axis
+/// cuts gradients, this axis therefore also cuts optimizer state first.
 Placement placement_with(const PlacementAxes& axes, bool keep_gathered) {
   Placement placement{axis_placement_of(axes.parameters), axis_placement_of(axes.gradients),
                       axis_placement_of(axes.optimizer), keep_gathered};

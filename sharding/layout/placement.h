@@ -9,17 +9,18 @@
 
 namespace tessera {
 
-/// For each axis of the mesh: whether a kind of state is cut over the axis, or each rank along the axis holds a copy.
+/// The placement of one kind of state on each axis of the mesh. Either the state is cut over the axis, or each rank
+/// along the axis holds a copy.
 struct AxisPlacement {
   bool shard = false;      ///< whether state is cut over the shard axis
   bool replicate = false;  ///< whether state is cut over the replicate axis
-  /// It is used only if both axes cut. True: the replicate axis cuts first, and the shard axis cuts the parts. False:
-  /// the reverse.
+  /// The order of the cuts if both axes cut. If it is true, the replicate axis cuts first, and the shard axis cuts the
+  /// parts. If it is false, the shard axis cuts first.
   bool replicate_first = false;
 };
 
 /// The placement of a strategy, by its name (runtime/config/placement_rows.h) or by axes. All other code reads these
-/// fields and does not look at the strategy's name.
+/// fields and does not use the strategy's name.
 struct Placement {
   AxisPlacement parameters;
   AxisPlacement gradients;
@@ -31,8 +32,8 @@ struct Placement {
   bool shared = false;
 };
 
-/// Returns the placement of a strategy. `optimizer_over_world`: whether HYBRID_SHARD cuts gradients and optimizer state
-/// over both axes.
+/// Returns the placement of a strategy. If `optimizer_over_world` is true, HYBRID_SHARD cuts gradients and optimizer
+/// state over both axes.
 Placement placement_of(ShardingStrategy strategy, bool optimizer_over_world);
 /// Returns the placement that a strategy gives, by its name or by axes (PlacementConfig).
 Placement placement_of(const Strategy& strategy);

@@ -64,7 +64,7 @@ void Schedule::follow(const std::vector<int>& round) {
   for (int unit = 0; unit < static_cast<int>(next_.size()); ++unit) rank(unit);
 }
 
-/// Moves the cursor behind its present entry.
+/// Moves the cursor behind the entry at which it is now.
 void Schedule::pass() {
   const std::size_t position = cursor_++;
   const int unit = record_[position];
@@ -77,7 +77,7 @@ void Schedule::pass() {
   rank(unit);
 }
 
-/// Goes back to the beginning, before all entries.
+/// Moves the cursor back to the beginning, before all entries.
 void Schedule::rewind() {
   const std::size_t over = cursor_;
   cursor_ = window_end_ = window_units_ = 0;

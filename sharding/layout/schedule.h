@@ -13,25 +13,25 @@
 namespace tessera {
 
 /// Records the order in which units are used in one round (forward and backward of one microbatch), and predicts the
-/// next round from this record. Consecutive uses of one unit are one entry of the record. The schedule also knows which
-/// units are *held* (gathered). It says which unit to gather next, and which unit to evict for it. Residency owns a
-/// Schedule and calls it from one thread.
+/// next round from this record. Consecutive uses of one unit are one entry of the record. The schedule also records
+/// which units are *held* (gathered). It chooses the unit to gather next, and the unit to evict for it. Residency owns
+/// a Schedule and calls it from one thread.
 ///
-/// The schedule only gives advice. Wrong advice costs a gather, but never changes a result. So if a round differs from
-/// the record (another branch was taken), it is simply recorded anew. Passes without a backward (evaluation) belong to
-/// the round that follows them. If that round ends like the record, the record stays.
+/// The schedule only gives advice. Wrong advice costs a gather, but never changes a result. If a round differs from the
+/// record (another branch was taken), this round becomes the new record. Passes without a backward (evaluation) belong
+/// to the round that follows them. If that round ends like the record, the record stays.
 ///
-/// Costs: every call takes O(log units); the cost of `use` and `end_round` is amortised over the entries of a round.
-/// Nothing is allocated once rounds are equal. Memory: a few words for each unit, for each entry of the record, and for
-/// each entry of the round under way. Only the last kLongestRound entries of a round are kept.
+/// Every call takes O(log units); the cost of `use` and `end_round` is amortised over the entries of a round. Nothing
+/// is allocated once rounds are equal. The object needs a few words of memory for each unit, for each entry of the
+/// record, and for each entry of the round under way. Only the last kLongestRound entries of a round are kept.
 class Schedule {
  public:
   static constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
   static constexpr std::size_t kLongestRound = std::size_t{1} << 16;
 
-  /// Units are 0 ... units - 1, and at first none of them is held. `ahead`: the number of distinct units at which
-  /// `next_missing` looks. `uncounted`, unless it is -1, is a unit that takes no slot from others: `next_missing` looks
-  /// at it in addition to these `ahead` units.
+  /// Units are 0 ... units - 1, and at first none of them is held. `ahead` is the number of distinct units that
+  /// `next_missing` examines. `uncounted`, unless it is -1, is a unit that takes no slot from others: `next_missing`
+  /// examines it in addition to these `ahead` units.
   Schedule(int units, std::size_t ahead, int uncounted = -1);
 
   /// It is called when `unit` is used. The cursor moves behind this use in the record. If the record has no later use

@@ -46,7 +46,7 @@ struct GroupShape {
   std::int64_t gathered_bytes() const { return layout.numel() * element_bytes(); }
 };
 
-/// A unit as plans see it: its name, and its flat groups. It has no memory, only sizes.
+/// The description of a unit for plans: its name, and its flat groups. It has only sizes, and no memory of parameters.
 struct UnitShape {
   std::string name;
   std::vector<GroupShape> groups;

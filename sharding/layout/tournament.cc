@@ -27,7 +27,7 @@ void Tournament::remove(int player) {
 
 int Tournament::better(int a, int b) const {
   if (a < 0 || b < 0) return a < 0 ? b : a;
-  return score_[static_cast<std::size_t>(b)] > score_[static_cast<std::size_t>(a)] ? b : a;  // a has the lower number
+  return score_[static_cast<std::size_t>(b)] > score_[static_cast<std::size_t>(a)] ? b : a;  // `a` has the lower number
 }
 
 void Tournament::play_again(int player) {

@@ -7,8 +7,8 @@
 namespace tessera {
 
 /// A winner tree over players 0 ... players - 1. Players that take part have a score, and the player with the best
-/// score is known at any time. Each node of the tree holds the better of its two children. So a change costs O(log
-/// players), and reading the best costs O(1). Nothing is allocated after construction.
+/// score can be read at any time. Each node of the tree holds the better of its two children. A change therefore costs
+/// O(log players), and reading the best player costs O(1). Nothing is allocated after construction.
 class Tournament {
  public:
   explicit Tournament(int players);

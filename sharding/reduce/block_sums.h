@@ -18,7 +18,7 @@
 namespace tessera {
 
 /// Joins the sums of ranks whose runs of microbatches are not whole subtrees ("reproducible" with last_microbatch,
-/// cuts_subtrees). The sum over all ranks is then that of the tree over all microbatches, bit for bit.
+/// cuts_subtrees). The sum over all ranks then equals the sum of the tree over all microbatches, bit for bit.
 ///
 /// A rank's run consists of nodes of the tree (blocks_of), and the rank has the sum of each node. Every rank gets its
 /// piece of all these sums by an all-to-all, and adds them in the order of the tree. If gradients are cut over all
@@ -30,7 +30,7 @@ namespace tessera {
 /// as tessera::Error.
 class BlockSums {
  public:
-  /// `world` has all ranks, and must outlive this object, as `plan` must. `memory`: MemoryPlan::block_exchange_numel
+  /// `world` has all ranks. `world` and `plan` must outlive this object. `memory` has MemoryPlan::block_exchange_numel
   /// elements of `device`. On a GPU all work is queued.
   BlockSums(const MemoryPlan& plan, Collectives& world, float* memory, ComputeDevice device);
 
@@ -49,9 +49,10 @@ class BlockSums {
   int made_again() const {
     return static_cast<int>(std::ranges::count(order_.made_again, world_.rank(), &MadeAgain::rank));
   }
-  /// Computes `group.gradient` from the sums of whole gradients that ranks have, and shows it to `visitor`, which is
-  /// null on a GPU. `own`: the sums of this rank's nodes, in order, followed by the leaves of other ranks' microbatches
-  /// that this rank has completed, in the order of completion. Any one of them may lie in `group.gradient`.
+  /// Computes `group.gradient` from the sums of whole gradients that ranks have, and passes it to `visitor`, which is
+  /// null on a GPU. `own` has the sums of this rank's nodes, in order, followed by the leaves of other ranks'
+  /// microbatches that this rank has completed, in the order of completion. Any one of them may lie in
+  /// `group.gradient`.
   void join(const FlatGroup& group, std::span<const float* const> own, GradientVisitor* visitor);
   /// Returns the bytes that this rank has sent so far.
   std::int64_t sent_bytes() const { return sent_bytes_; }

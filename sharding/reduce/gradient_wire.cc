@@ -55,7 +55,7 @@ void GradientWire::sum_by(const std::shared_ptr<CommHook>& hook) {
       if (!group->trainable) continue;
       Feedback& feedback = feedback_[static_cast<std::size_t>(unit->index)][group->index];
       feedback.method = std::make_unique<CommHookMethod>(*group, hook, buckets++);
-      feedback.wire_bytes = group->layout.numel() * 4;  // counted as if fp32 were sent, since the plan does not know
+      feedback.wire_bytes = group->layout.numel() * 4;  // counted as if fp32 were sent, since the plan does not have
                                                         // the messages of the hook
     }
   }
@@ -84,7 +84,7 @@ GradientMethod* GradientWire::method_of(const FlatGroup& group) const {
   return uses_methods_ && setup_.mesh().world_size() > 1 ? feedback_of(group).method.get() : nullptr;
 }
 
-/// `part`: compressed_part of the axis.
+/// `part` is the compressed_part of the axis.
 ReduceOptions GradientWire::options_with(int part, float* feedback, Waits waits) const {
   ReduceOptions options(waits);
   if (part == 0) return options;

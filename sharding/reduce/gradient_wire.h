@@ -16,13 +16,13 @@
 
 namespace tessera {
 
-/// Decides the form in which each group's gradients are sent: unchanged, rounded, or compressed by a GradientMethod. It
-/// has the memory of error feedback: the parts of gradients that were not sent so far.
+/// Decides the form in which each group's gradients are sent: unchanged, rounded, or compressed by a GradientMethod.
+/// The object also has the memory of error feedback: the parts of gradients that were not sent so far.
 ///
 /// Reducer owns a GradientWire, and the thread that runs backward calls it.
 class GradientWire {
  public:
-  /// `feedback`: memory of MemoryCategory::kFeedback, which holds zeros. This object takes all of it.
+  /// `feedback` is the memory of MemoryCategory::kFeedback, which holds zeros. This object takes all of it.
   GradientWire(const ReduceSetup& setup, std::vector<Unit*> units, Arena feedback);
 
   /// Makes a hook of the program make the sums of all gradients (Reducer::sum_by).
@@ -36,11 +36,11 @@ class GradientWire {
   /// These return the options with which the sum over the shard axis, or the replicate axis, is made.
   ReduceOptions shard_options(const FlatGroup& group, Waits waits) const;
   ReduceOptions replicate_options(const FlatGroup& group, Waits waits) const;
-  /// Returns the method that makes a group's sums over the shard axis. It is null if gradients are sent unchanged, and
-  /// if there is one rank, which sends nothing.
+  /// Returns the method that makes a group's sums over the shard axis. The result is null if gradients are sent
+  /// unchanged, or if there is one rank, which sends nothing.
   GradientMethod* method_of(const FlatGroup& group) const;
-  /// Returns the bytes that this rank sends in a reduction of the group over the shard axis. `dtype`: the dtype of the
-  /// bucket. `options`: the options of the reduction.
+  /// Returns the bytes that this rank sends in a reduction of the group over the shard axis. `dtype` is the dtype of
+  /// the bucket, and `options` are the options of the reduction.
   std::int64_t bytes_of(const FlatGroup& group, DType dtype, const ReduceOptions& options) const;
 
   /// Forgets error feedback, so that it is not added to later gradients.

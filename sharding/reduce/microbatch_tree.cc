@@ -15,7 +15,7 @@ void MicrobatchTree::take_memory(const std::vector<Unit*>& units, Arena& scratch
                     setup_.device);
 }
 
-/// Returns the sum of `group` that waits in `place`. If the sums are over all ranks, the last place is that of the
+/// Returns the sum of `group` that waits in `place`. If the sums are over all ranks, the last place is the place of the
 /// total, `group.gradient`.
 float* MicrobatchTree::waiting_of(const FlatGroup& group, int place) const {
   if (place == setup_.plan.sums().waiting_sums) return group.gradient;

@@ -22,7 +22,7 @@ namespace tessera {
 /// Adds up the gradients of this rank's microbatches in the step's tree ("reproducible"). A microbatch's gradients, or
 /// their sum over ranks, are a leaf of the tree, and sums are joined by a binary counter (SumCounter). This object
 /// holds the sums that wait for other sums. If a rank's microbatches are not a subtree, BlockSums makes the sum over
-/// ranks. Without "reproducible" there is no tree, and no sum waits.
+/// ranks. If "reproducible" is off, there is no tree, and no sum waits.
 ///
 /// Reducer owns a MicrobatchTree, and the thread that runs backward calls it.
 class MicrobatchTree {
@@ -58,9 +58,9 @@ class MicrobatchTree {
   /// Adds a leaf, which holds this rank's gradients of the microbatch, to the sums that wait. The leaf of another
   /// rank's microbatch stays in a separate place.
   void join_leaf(const FlatGroup& group, float* leaf) const;
-  /// Makes a group's sum from the sums that ranks have for the nodes of their runs. `last`: the last of this rank's
-  /// sums. When this returns, the sum is complete, or queued on a GPU. Returns the bytes that this rank has sent.
-  /// `visitor`: null on a GPU. REQUIRES: `has_blocks`.
+  /// Makes a group's sum from the sums that ranks have for the nodes of their runs. `last` is the last of this rank's
+  /// sums. `visitor` is null on a GPU. When this function returns, the sum is complete, or queued on a GPU. Returns the
+  /// bytes that this rank has sent. REQUIRES: `has_blocks`.
   std::int64_t join_blocks(const FlatGroup& group, const float* last, GradientVisitor* visitor);
   /// It is called when one more of this rank's microbatches has joined the tree.
   void end_microbatch() { round_ += backup_ ? 0 : 1; }

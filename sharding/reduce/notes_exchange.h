@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-/// Sends notes of this rank together with each unit's reduction, if units are updated in backward. The notes say which
-/// parameters the rank used; they have a digest of its actions so far, and the numbers of its microbatch (unit_notes).
+/// Sends notes of this rank together with each unit's reduction, if units are updated in backward. The notes have the
+/// parameters that the rank used, a digest of its actions so far, and the numbers of its microbatch (unit_notes).
 /// Reducer owns a NotesExchange, and the thread that runs backward calls it.
 class NotesExchange {
  public:

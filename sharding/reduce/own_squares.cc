@@ -56,7 +56,7 @@ void OwnSquares::after_reduction(const ReducedUnit& unit) {
   warn_of_two_parts(*unit.unit);
 }
 
-/// Makes a GPU square this rank's contribution to a unit, before it is sent to other ranks.
+/// Makes a GPU square this rank's contribution to a unit, before this contribution is sent to other ranks.
 void OwnSquares::square_there(const ReducedUnit& unit) {
   pieces_.clear();
   for (const auto& group : unit.unit->groups) {

@@ -13,8 +13,8 @@
 namespace tessera {
 
 /// Measures this rank's own gradients before they are summed ("noise_scale"). On the CPU they are measured while they
-/// are copied into buckets (GradientPacker), and on a GPU in buckets (GradientSquares). The descriptions of Reducer's
-/// functions with the same names say when to call each function.
+/// are copied into buckets (GradientPacker), and on a GPU in buckets (GradientSquares). The comments on Reducer's
+/// functions with the same names tell when to call each function.
 class OwnSquares {
  public:
   /// `units` and `buckets` must outlive this object.

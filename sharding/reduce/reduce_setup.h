@@ -40,7 +40,7 @@ struct ReduceSetup {
   /// gradients are complete.
   bool accumulates() const { return plan.keeps_gradients(); }
   bool updates_in_backward() const { return plan.update().in_backward; }
-  /// Returns whether sums are the tree over microbatches ("reproducible").
+  /// Returns whether sums are made by the tree over microbatches ("reproducible").
   bool makes_tree() const { return plan.wire().reproducible; }
 };
 

@@ -80,9 +80,9 @@ void Reducer::take(FlatGroup& group, std::size_t parameter, bool counts) {
   launch_ready();
 }
 
-/// Reports a unit's sum. If there are no reductions (one rank), that happens when the unit has as many gradients as
-/// parameters, or else at the end of the round. It happens again at the end of the round if more gradients have arrived
-/// since then.
+/// Reports a unit's sum. If there are no reductions (one rank), the sum is reported when the unit has as many gradients
+/// as parameters, or else at the end of the round. It is reported again at the end of the round if more gradients have
+/// arrived since then.
 void Reducer::summed(ReducedUnit& unit) {
   if (!on_reduced_) return;
   if (setup_.is_alone) {
@@ -189,7 +189,7 @@ void Reducer::reduce(ReducedUnit& unit) {
 void Reducer::start(ReducedUnit& unit) {
   copies_.flush();
   if (setup_.updates_in_backward() && unit.sum.memory == nullptr) buckets_.place_sum(unit);
-  // If gradients lie in the place of their sum, gaps stay zero: no other unit uses this place, so nothing else was
+  // If gradients lie in the place of their sum, gaps stay zero: no other unit uses this place, so no other values were
   // written to the gaps. Only compressed reductions may leave values there that are not finite. Such a value would make
   // its neighbours NaN.
   const PlannedWire& wire = setup_.plan.wire();

@@ -39,20 +39,20 @@ namespace tessera {
 ///
 /// Units are reduced in the same order on all ranks, in whatever order gradients arrive. In the first step it is the
 /// reverse order of their definition; later it is the order in which rank 0 completed them in the first step. A unit
-/// that a rank did not use takes part with zeros, at the latest when backward ends. So ranks may take different
+/// that a rank did not use takes part with zeros, at the latest when backward ends. Ranks may therefore take different
 /// branches.
 ///
-/// Reducer does not wait for gradients of parameters that no rank used in the last step (`expect`). Otherwise their
-/// units would hold buckets that other units need. When the set of used parameters changes, the step of the change may
-/// need buckets beyond the plan, and the ranks agree on the order again.
+/// Reducer does not wait for gradients of parameters that no rank used in the last step (`expect`). If Reducer waited
+/// for these gradients, their units would hold buckets that other units need. When the set of used parameters changes,
+/// the step of the change may need buckets beyond the plan, and the ranks agree on the order again.
 ///
 /// A gradient goes from `.grad` (parameter dtype) to a bucket (reduce dtype; one copy), to the sum over ranks (fp32),
 /// and to `FlatGroup::gradient`. Sums are plain: the factor 1/N, the loss scale and clipping are applied in the
-/// optimizer's pass. While the sum over ranks is in cache, it is added to the sums of earlier microbatches and shown
+/// optimizer's pass. While the sum over ranks is in cache, it is added to the sums of earlier microbatches and passed
 /// to a GradientVisitor.
 ///
-/// Reducer decides when a unit is reduced. Its parts do the rest. UnitBuckets gives memory, and GradientWire decides
-/// the form of messages. Reductions makes sums over ranks, and MicrobatchTree makes sums over microbatches.
+/// Reducer decides when a unit is reduced. Its parts do the other work. UnitBuckets gives memory, and GradientWire
+/// decides the form of messages. Reductions makes sums over ranks, and MicrobatchTree makes sums over microbatches.
 /// NotesExchange sends notes together with a sum. If the plan has enough buckets, a complete unit only starts its
 /// reduction, which then runs while backward computes (Reductions).
 ///
@@ -64,14 +64,14 @@ namespace tessera {
 ///
 /// If units are updated in backward (PlannedUpdate::in_backward), a unit with a complete sum is passed to the code that
 /// updates it. The next unit then gets the sum's place. A unit is closed (Unit::close) when its reduction starts, since
-/// this rank has then read it for the last time. So when the sum is complete, all ranks have read the unit. Notes that
-/// go with the reduction say which parameters a rank used, and in which order it gathered units in forward. A gradient
-/// that arrives after the start of the reduction is an error.
+/// this rank has then read it for the last time. When the sum is complete, all ranks have therefore read the unit.
+/// Notes that are sent with the reduction tell which parameters a rank used, and in which order the rank gathered units
+/// in forward. A gradient that arrives after the start of the reduction is an error.
 ///
 /// Under "reproducible", a microbatch's gradients are a leaf of the step's tree (MicrobatchTree). If a rank keeps
-/// gradients until a backward has ended, they are added to the tree then (`end_microbatch`); sums over ranks are added
-/// when they are complete. A gradient that arrives after its unit was reduced would be missing in its leaf, and is an
-/// error.
+/// gradients until a backward has ended, they are added to the tree at that time (`end_microbatch`). Sums over ranks
+/// are added when they are complete. A gradient that arrives after its unit was reduced would be missing in its leaf,
+/// and is an error.
 ///
 /// The thread that runs backward makes all calls. Errors of transports are thrown as tessera::Error.
 class Reducer final : private ReductionEnds {
@@ -110,7 +110,7 @@ class Reducer final : private ReductionEnds {
 
   /// From now on, records in `latencies` how long each unit's reduction takes from its beginning to its end, including
   /// the lags of the plan. If there is one rank, there are no reductions. `latencies` [unit] must outlive this object.
-  /// `queue`: a GPU's clock for reductions; null on the CPU.
+  /// `queue` is a GPU's clock for reductions, and is null on the CPU.
   void time_reductions(std::span<LatencyHistogram> latencies, QueueTimes* queue = nullptr) {
     reductions_.time(latencies, queue);
   }
@@ -132,15 +132,15 @@ class Reducer final : private ReductionEnds {
   /// far. On a GPU the norm is added to the step's norm on the device (GradientSquares::take), and the result is 0.
   double take_own_square() { return own_.take(order_.units); }
 
-  /// A rank without a batch calls this when the other ranks begin the reduction of a unit, in the agreed order. It
-  /// takes part with zeros.
+  /// A rank without a batch calls this function when the other ranks begin the reduction of a unit, in the agreed
+  /// order. The rank takes part with zeros.
   void reduce_nothing();
 
   /// Makes a hook of the program make the sums of all gradients, over any transport.
   void sum_by(const std::shared_ptr<CommHook>& hook) { wire_.sum_by(hook); }
 
-  /// It is called when a backward begins in which units are updated. `digest`: a hash of the actions that must be the
-  /// same on all ranks so far. `weight` and `samples`: the numbers of this rank's microbatch (UnitAgreement).
+  /// It is called when a backward begins in which units are updated. `digest` is a hash of the actions so far that must
+  /// be the same on all ranks. `weight` and `samples` are the numbers of this rank's microbatch (UnitAgreement).
   void begin_round(std::uint64_t digest, double weight, std::int64_t samples) {
     notes_.begin_round(digest, weight, samples);
   }
@@ -153,9 +153,9 @@ class Reducer final : private ReductionEnds {
   /// `finish` of a microbatch's last backward.
   void end_microbatch(bool counts = true);
 
-  /// It is called before a microbatch of another rank ("deal.backups"). `turn`: the number of such microbatches that
-  /// this rank has computed before it in the step. Without a value, the next microbatch belongs to this rank's run, as
-  /// at the beginning of a step.
+  /// It is called before a microbatch of another rank ("deal.backups"). `turn` is the number of such microbatches that
+  /// this rank has computed before it in the step. If `turn` has no value, the next microbatch belongs to this rank's
+  /// run, as at the beginning of a step.
   void begin_backup(std::optional<int> turn) { tree_.begin_backup(turn); }
 
   /// Gives ranks the runs of microbatches of `order` ("deal" by speed) from the next step on. Call it between steps,
@@ -165,8 +165,8 @@ class Reducer final : private ReductionEnds {
 
   /// It is called at the end of a microbatch's backward. If `reduce` is false, gradients stay in their (unsharded)
   /// accumulators. Otherwise every unit's sum is in place afterwards. If `has_batch` is false, this rank computed
-  /// nothing. It then takes part in the late reductions of those units that had late gradients in its last round with a
-  /// batch.
+  /// nothing. It then takes part, with zeros, in the reductions of late gradients: those that reached other ranks after
+  /// their units' reductions.
   void finish(bool reduce, bool has_batch = true);
 
   /// It is called after the optimizer has used the gradients. The next gradient begins a new sum.
@@ -181,12 +181,12 @@ class Reducer final : private ReductionEnds {
   /// Returns the memory that holds error feedback, for every group. Between steps it may be read and written.
   KeptGradients kept() const { return wire_.kept(); }
 
-  /// Turns GradientMethods (compressors), where there are any, on or off from the next reduction on. `step`: the step
-  /// under way, counted from 1.
+  /// Turns GradientMethods (compressors), where there are any, on or off from the next reduction on. `step` is the
+  /// number of the step under way, counted from 1.
   void use_methods(bool on, std::int64_t step) { wire_.use_methods(on, step); }
 
   /// Sets the parameters that are expected to get gradients. `used` [trainable parameter, in unit, group, layout order]
-  /// says whether any rank used the parameter in the last step. It is the same on all ranks. Call it between steps.
+  /// tells whether any rank used the parameter in the last step. It is the same on all ranks. Call it between steps.
   void expect(const std::vector<char>& used);
 
   /// Returns whether this parameter got a gradient on this rank since `reset`.

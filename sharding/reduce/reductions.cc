@@ -20,9 +20,9 @@ namespace tessera {
 // This file sums the buckets of one unit after the other over ranks.
 //
 // A UnitReduction is a unit under way: `begin` takes it, `add` starts the sum of a group over the shard axis, and
-// `post` takes the unit's bucket. `follow` goes on with the oldest units. `advance` does this rank's share of a sum,
-// and may start the sum over the replicate axis. `complete` waits for both sums and reports the unit. An Accumulation
-// adds a sum to those of earlier microbatches, while the sum is made or after it.
+// `post` takes the unit's bucket. `follow` continues the reductions of the oldest units. `advance` does this rank's
+// share of a sum, and may start the sum over the replicate axis. `complete` waits for both sums and reports the unit.
+// An Accumulation adds a sum to the sums of earlier microbatches, while the sum is made or after that.
 
 namespace {
 
@@ -44,7 +44,7 @@ void narrow_in_place(std::byte* memory, DType dtype, std::int64_t numel, Compute
 
 static_assert(MemoryPlan::kMostUnderWay <= Collectives::kMostUnderWay);
 
-/// Adds the pieces of the last sum to the sums of earlier reductions of the step, if there are any, and shows the
+/// Adds the pieces of the last sum to the sums of earlier reductions of the step, if there are any, and passes the
 /// result to `visitor`. It is used for sums that the host makes.
 class Reductions::Accumulation final : public SumVisitor {
  public:
@@ -143,8 +143,8 @@ void Reductions::post() {
   if (setup_.updates_in_backward()) parts_.notes.start(*reduction.unit, reduction.notes, waits());
 }
 
-/// Returns the sums to which a sum over ranks is added: those of earlier microbatches or, in a tree, the sums that it
-/// joins.
+/// Returns the sums to which a sum over ranks is added: the sums of earlier microbatches or, in a tree, the sums that
+/// it joins.
 Reductions::Accumulation Reductions::accumulation_of(const ReducedUnit& unit, const FlatGroup& group) const {
   Accumulation accumulation(group, visitor_, parts_.tree.place_of_sum(group));
   if (!setup_.makes_tree()) {
@@ -155,8 +155,8 @@ Reductions::Accumulation Reductions::accumulation_of(const ReducedUnit& unit, co
   return accumulation;
 }
 
-/// Turns one bucket into this rank's part of the sum. It is summed over the shard axis, then over the replicate axis,
-/// and is then added to the sums of earlier reductions of this step. Each of the two sums over ranks is a
+/// Turns one bucket into this rank's part of the sum. The bucket is summed over the shard axis, then over the replicate
+/// axis, and the result is added to the sums of earlier reductions of this step. Each of the two sums over ranks is a
 /// reduce-scatter if gradients are cut over that axis, else an all-reduce. If BlockSums joins the ranks' sums, the sum
 /// is complete, or queued, when this function returns.
 void Reductions::add(FlatGroup& group) {
@@ -188,7 +188,7 @@ void Reductions::add(FlatGroup& group) {
   if (!replicated && !setup_.device.is_queued) options.visitor = &started.accumulation;
   Collectives& ranks = *setup_.axes.reduce;
   GradientMethod* const method = parts_.wire.method_of(group);
-  const bool is_made_here = method && !options.method;  // a transport without a network knows no methods
+  const bool is_made_here = method && !options.method;  // a transport without a network ignores methods
   if (is_made_here) options.method = method;
   const ReduceCall call{placement.shard, name, bucket, wire, sum, static_cast<std::size_t>(numel), options};
   started.work = is_made_here ? Work(reduce_by_method(ranks, call)) : ranks.reduce(call);
@@ -212,8 +212,9 @@ void Reductions::end() {
 }
 
 /// Returns whether the sum over the replicate axis starts as soon as this rank's share of a reduction is done, and ends
-/// with the reduction. Otherwise it is made at the end. An early start is possible if work is queued, since the queue
-/// can wait for the sum over the shard axis. It is also possible over a network, which works while ranks compute.
+/// with the reduction. Otherwise the sum over the replicate axis is made at the end. An early start is possible if work
+/// is queued, since the queue can wait for the sum over the shard axis. It is also possible over a network, which works
+/// while ranks compute.
 bool Reductions::replicas_follow() const {
   return setup_.mesh().replicate_size > 1 && (setup_.device.is_queued || setup_.plan.sums().end_lag > 0);
 }

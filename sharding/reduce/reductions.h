@@ -36,8 +36,8 @@ class ReductionEnds {
 };
 
 /// Makes sums over ranks from a unit's buckets. A reduction is started; some units later this rank does its share, and
-/// some units after that it waits for the end (SumPlan::reduction_lag and end_lag). It does so at the same points on
-/// all ranks.
+/// some units after that this rank waits for the end (SumPlan::reduction_lag and end_lag). All ranks do this at the
+/// same points.
 ///
 /// Reducer owns a Reductions object, and the thread that runs backward calls it: `begin`, then `add` for each trainable
 /// group, then `post`, then `follow`. Errors of transports are thrown as tessera::Error.
@@ -56,13 +56,13 @@ class Reductions {
   /// Drops the sums of reductions that have not ended, which are not needed after a failure.
   ~Reductions();
 
-  /// Takes the memory of reductions under way: `scratch`, and the notes' part of `sums`. `most_groups`: the largest
+  /// Takes the memory of reductions under way: `scratch`, and the notes' part of `sums`. `most_groups` is the largest
   /// number of groups of a unit. It is called once, before all other calls.
   void take_memory(std::size_t most_groups, Arena& scratch, Arena& sums);
   /// From now on, records in `latencies` how long reductions take (Reducer::time_reductions).
   void time(std::span<LatencyHistogram> latencies, QueueTimes* queue);
 
-  /// Begins the reduction of a unit. `sum`: the lease of its sum, if sums are offloaded.
+  /// Begins the reduction of a unit. `sum` is the lease of the unit's sum, if sums are offloaded.
   void begin(ReducedUnit& unit, Lease sum);
   /// Starts the sum of a group of the unit that was given to `begin`. REQUIRES: the unit's bucket is filled.
   void add(FlatGroup& group);

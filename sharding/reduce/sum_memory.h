@@ -17,7 +17,7 @@ class SumMemory {
   void copy(const float* from, std::int64_t numel, float* to) const;
   /// Writes zeros.
   void clear(float* values, std::int64_t numel) const;
-  /// Does what joined_sum does. A GPU leaves intermediate sums in `last`.
+  /// Does the same as joined_sum. A GPU leaves intermediate sums in `last`.
   void join(std::span<const float* const> waiting, float* last, float* output, std::int64_t numel) const;
 
  private:

@@ -1,4 +1,4 @@
-// Tests that ranks compare what they have prepared before they train, and that the error says where they differ.
+// Tests that ranks compare what they have prepared before they train, and that the error names their differences.
 
 #include "workshop/app/train/agreement.h"
 
@@ -20,7 +20,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Lets ranks on threads agree. Rank r brings prepared(r). Returns each rank's status.
+/// Lets ranks on threads agree. The prepared values of rank r are prepared(r). Returns each rank's status.
 std::vector<absl::Status> agree_on(int ranks, const std::function<absl::StatusOr<json>(int)>& prepared) {
   const auto store = memory_store();
   std::vector<absl::Status> ends(ranks);

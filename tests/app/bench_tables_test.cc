@@ -134,7 +134,7 @@ TEST_F(BenchTables, FitOfCollectivesIsWrittenAndUsedByTraining) {
   for (const json& call : report.at("calls")) chosen += call.at("is_chosen").get<bool>() ? 1 : 0;
   EXPECT_EQ(chosen, 4 * 5) << "sizes, collectives";
 
-  // Algorithms change only the time: losses have the same bits, even on three ranks, which are no power of two.
+  // Algorithms change only the time: losses have the same bits, even on three ranks, a number that is no power of two.
   const auto train_by = [&](const std::string& fit) {
     const std::string three =
         strategy("FULL_SHARD", R"(, "comm": {"transport": "gloo", "network_fit": ")" + fit + R"("})");

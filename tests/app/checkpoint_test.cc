@@ -131,9 +131,9 @@ class Checkpoints : public Workplace {
     const Words kept = {"--steps", steps, "--batch", "1", "--global-batch", "24", "--checkpoint-dir", path(folder)};
     return Words{"env", "OMP_NUM_THREADS=1"} + launch(ranks) + train(file, metrics, kept + more);
   }
-  /// Makes a run of `steps` steps. `command` returns the run's command line. Then makes the run again and kills one
-  /// rank or all ranks at random moments, `kills` times. The run continues each time, and ends with the
-  /// bits of the first one. TESSERA_SOAK_SEED makes a test use the same moments again.
+  /// Makes a run of `steps` steps. `command` returns the run's command line. The function then makes the run again and
+  /// kills one rank or all ranks at random moments, `kills` times. The run continues each time, and ends with the bits
+  /// of the first run. TESSERA_SOAK_SEED makes a test use the same moments again.
   template <class Command>
   void survive_random_kills(int kills, const std::string& steps, const Command& command) const {
     const char* const given = std::getenv("TESSERA_SOAK_SEED");
@@ -338,8 +338,8 @@ TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
   }
 }
 
-// Fault F7 (docs/faults.md): the second signal ends a rank at once. Here it comes during the save that the first signal
-// asked for, and that save would never end.
+// Fault F7 (docs/faults.md): the second signal ends a rank at once. Here the second signal arrives during the save that
+// the first signal asked for. That save would take many minutes.
 TEST_F(Checkpoints, SecondSignalEndsARankAtOnce) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   // The other rank, whose save does not end either, gets little time (--grace) to end.
@@ -398,9 +398,9 @@ TEST_F(Checkpoints, FullFileSystemKeepsTheCheckpointBefore) {
 }
 
 // Fault F27 (docs/faults.md): while a save runs during training, the memory of the ranks' group runs out, and the
-// kernel kills one rank. The launcher is in the memory group around the ranks' group, and the outer group has its own
+// kernel kills one rank. The launcher is in the outer memory group, which contains the ranks' group and has its own
 // limit. When memory is short, the kernel kills further processes of a group before the first process's memory is free.
-// It could kill the launcher too, and then the failure would not be reported.
+// With a single group, the kernel could kill the launcher too, and the failure would not be reported.
 TEST_F(Checkpoints, RankKilledForItsMemoryIsExplained) {
   run(run_of(2, "4", "parts", "parts.jsonl"));
   const MemoryGroup of_job("/sys/fs/cgroup/memory/tessera-test-" + std::to_string(::getpid()));
@@ -427,7 +427,7 @@ TEST_F(Checkpoints, RankKilledForItsMemoryIsExplained) {
 }
 
 // Fault F2 (docs/faults.md): a rank dies at any file operation of a save. The other ranks also end, and the old
-// checkpoint or the new one is whole. The next run ends with the bits of a run that was not disturbed.
+// checkpoint or the new checkpoint is whole. The next run ends with the bits of a run that was not disturbed.
 TEST_F(Checkpoints, RankThatDiesInASaveLeavesAWholeCheckpoint) {
   run(run_of(2, "2", "before", "before.jsonl"));
   run(run_of(2, "3", "whole", "whole.jsonl"));
@@ -611,7 +611,7 @@ TEST_F(Checkpoints, HostsThatComeAndGoUnderTorchrunChangeNoLoss) {
   expect_same_losses("parts.jsonl", "whole.jsonl", 1e-4);
 }
 
-// The best checkpoint stays beside the newest one, even after a later run has continued.
+// The best checkpoint is kept in addition to the newest one, even after a later run has continued.
 TEST_F(Checkpoints, BestCheckpointStaysBesideTheNewest) {
   write_file(path("held_out"), read_file(path("text")).substr(0, 2000));
   const Words evaluate = {"--eval-data", path("held_out"), "--eval-every", "1", "--keep", "1", "--keep-best"};
@@ -664,7 +664,7 @@ TEST_F(Checkpoints, UnresumableCheckpointIsAnError) {
   const Ended verified = look({"verify", path("parts")}, 65);
   EXPECT_THAT(verified.err, AllOf(HasSubstr("They hold"), HasSubstr("1 of ")));
   EXPECT_EQ(run_program(run_of(1, "5", "parts", "new.jsonl", {"--resume", "none"}), path("run")).code, 0);
-  // A folder whose checkpoints lack their manifests is not taken to be empty.
+  // A folder whose checkpoints lack their manifests does not count as empty.
   const std::string pointer = read_file(path("parts/latest"));
   std::filesystem::remove(path("parts/latest"));
   for (const auto& entry : std::filesystem::directory_iterator(path("parts"))) {

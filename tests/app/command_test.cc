@@ -60,7 +60,7 @@ TEST_F(Command, MissingPartIsReportedWithTheTargetThatBuildsIt) {
   run({alone, "--version"});
 }
 
-// A full device takes no output. Only programs that check their output notice this.
+// A full device accepts no output. Only programs that check their writes notice this.
 TEST_F(Command, FailedOutputExitsWith74InEveryProgram) {
   const std::string checkpoints = path("checkpoints");
   run(train(strategy("NO_SHARD"), "metrics", {"--checkpoint-dir", checkpoints}));

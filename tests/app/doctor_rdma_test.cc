@@ -1,5 +1,5 @@
-// Tests the report of `tessera doctor` about RDMA. A folder of devices and a list of libraries replace those of a
-// machine.
+// Tests the report of `tessera doctor` about RDMA. A folder of devices and a list of libraries replace the devices and
+// the libraries of a machine.
 
 #include <gmock/gmock.h>
 

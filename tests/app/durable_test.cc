@@ -28,8 +28,8 @@ class DurableSteps : public Workplace {
  protected:
   DurableSteps() { fs::create_directory(path("disk")); }
 
-  /// Returns the command of a run on two ranks with some state on disk. The run commits every `every` steps; 0: it
-  /// makes no commits.
+  /// Returns the command of a run on two ranks with some state on disk. The run commits every `every` steps, or never
+  /// if `every` is 0.
   Words run_of(const std::string& steps, int every, const std::string& metrics, const Words& more = {}) const {
     const std::string offload =
         R"(, "offload": {"masters": {"tier": "nvme", "fraction": 0.5}, "moments": {"tier": "nvme",
@@ -93,8 +93,9 @@ TEST_F(DurableSteps, RunKilledBeforeItsFirstCommitStartsAgain) {
 
 class DurableStepsDying : public DurableSteps, public ::testing::WithParamInterface<const char*> {};
 
-// A run resumes after step 2. One rank or both die at the n-th file operation of one kind on the files of commits,
-// while the run resumes or in a commit. The next run resumes, and ends with the bits of a run that was not disturbed.
+// A run resumes after step 2. One rank dies, or both ranks die, at the n-th file operation of one kind on the files of
+// commits, while the run resumes or in a commit. The next run resumes, and ends with the bits of a run that was not
+// disturbed.
 TEST_P(DurableStepsDying, DeathAtAnyOperationLosesNoCommit) {
   const std::string site = GetParam();
   if (!tests_are_long() && site != "write" && site != "rename") GTEST_SKIP() << "with TESSERA_LONG_TESTS";
@@ -125,7 +126,8 @@ TEST_P(DurableStepsDying, DeathAtAnyOperationLosesNoCommit) {
 INSTANTIATE_TEST_SUITE_P(Each, DurableStepsDying, ::testing::Values("open", "write", "fsync", "rename", "read"),
                          [](const auto& info) { return std::string(info.param); });
 
-// TESSERA_SOAK_SEED makes the test use the same moments again.
+// If TESSERA_SOAK_SEED has the seed of an earlier run, the test makes the same random choices again: the time before
+// each kill, the ranks that are killed, and the number of steps between commits.
 TEST_F(DurableSteps, RandomKillsChangeNoBits) {
   const char* const given = std::getenv("TESSERA_SOAK_SEED");
   const auto seed = given ? static_cast<unsigned>(std::stoul(given)) : std::random_device()();
@@ -219,7 +221,7 @@ class DurableRanks : public DurableSteps {
   }
 };
 
-// Two ranks commit, then one goes on, then four, then two again.
+// Two ranks commit. Then one rank continues the run, then four ranks, then two ranks again.
 TEST_F(DurableRanks, CommitsGoOnWithOtherRanksToTheSameBits) {
   start(1, run_of_eight(file_of("plain.json", ""), "5", {"--checkpoint-dir", path("whole")}));
   const std::string file = committing();
@@ -322,7 +324,8 @@ TEST_F(DurableRanks, CheckpointOfCommitsGoesOnWithOtherRanksToTheSameBits) {
     fs::remove_all(path("made"));
     const std::string commit = read_file(commits + "/rank-00001.commit-0");
     const Words from_commits = {TESSERA_PROGRAM, "checkpoint", "from-commits", commits, "--to", path("made")};
-    const Ended ended = run(from_commits + Words{"--"} + run_of_eight(durable, "2"));  // the commits say the hosts
+    // the commits have the hosts of the ranks
+    const Ended ended = run(from_commits + Words{"--"} + run_of_eight(durable, "2"));
     EXPECT_THAT(ended.out, AllOf(HasSubstr(" after step 2"), HasSubstr("checkpoint after step 2: ")));
     EXPECT_FALSE(fs::exists(path("parts.jsonl"))) << "no step is made";
     EXPECT_EQ(read_file(commits + "/rank-00001.commit-0"), commit) << "the commits stay";

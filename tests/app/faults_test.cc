@@ -1,5 +1,5 @@
 // Tests runs that fail in many ways. Each run ends with its exit code and one message that names the failed rank and
-// the reason, and leaves nothing behind.
+// the reason, and leaves no files or processes behind.
 
 #include <gmock/gmock.h>
 #include <signal.h>

@@ -53,7 +53,7 @@ class Hosts : public Workplace {
     const Words with = {"env", "OMP_NUM_THREADS=1", "TESSERA_LOG_LEVEL=info"};
     return in_namespaces_ ? Words{"ip", "netns", "exec", lab_ + "-h" + std::to_string(host)} + with : with;
   }
-  /// Waits until a launcher's workers have told of `count` steps in all.
+  /// Waits until a launcher's workers have reported `count` steps in all.
   static void wait_for_steps(const Program& launcher, std::size_t count) {
     for (Deadline limit(std::chrono::seconds(60)); steps_told_of(launcher.out()).size() < count;) {
       ASSERT_FALSE(limit.passed()) << launcher.out() << launcher.err();
@@ -108,7 +108,7 @@ TEST_F(Hosts, KilledRankOfAnotherHostEndsTheJobAndIsTheFirstCause) {
   for (const int rank : {0, 1, 2}) EXPECT_EQ(job.rank_pid(rank), 0) << rank;
 }
 
-// The first host has the servers, and a worker that begins when the workers of the second host have gone.
+// The first host has the servers, and a worker that begins when the workers of the second host have ended.
 TEST_F(Hosts, WorkersOfASecondHostJoinARunningJobAndTheirStepsAreDealtAgainWhenTheyGo) {
   constexpr int kSteps = 60;
   write_file(path("elastic.json"),
@@ -116,7 +116,7 @@ TEST_F(Hosts, WorkersOfASecondHostJoinARunningJobAndTheirStepsAreDealtAgainWhenT
                  "sync": {"type": "asynchronous", "owners": "servers", "elastic": true}})");
   Words command = train(path("elastic.json"), "metrics");
   command.resize(command.size() - 2);  // this drops `--metrics FILE`, which is refused with workers
-  // Large batches: a worker that is killed is nearly always amid a step.
+  // Batches are large, so a worker that is killed is nearly always in the middle of a step.
   command = command + Words{"--steps", std::to_string(kSteps), "--batch", "64", "--save-weights", path("weights.pt")};
   const std::string begins_late = "until test -e '" + path("go") + R"('; do sleep 0.05; done; exec "$@")";
   Program first(on_host(0) +
@@ -140,13 +140,13 @@ TEST_F(Hosts, WorkersOfASecondHostJoinARunningJobAndTheirStepsAreDealtAgainWhenT
   wait_for_steps(stays, 1);
   const pid_t worker = stays.rank_pid(0);
   ASSERT_GT(worker, 0);
-  ASSERT_EQ(::kill(worker, SIGSTOP), 0);  // so that it does not make all steps while the next one starts
+  ASSERT_EQ(::kill(worker, SIGSTOP), 0);  // stopped, so that it does not make all steps while the next worker starts
   Program leaves(join(path("secret")), path("leaves"));
   wait_for_steps(leaves, 1);
   ASSERT_EQ(::kill(leaves.pid(), SIGKILL), 0) << "the launcher, with its worker";
   EXPECT_EQ(leaves.wait(60).code, 128 + SIGKILL);
   ASSERT_EQ(::kill(worker, SIGCONT), 0);
-  wait_for_steps(stays, steps_told_of(stays.out()).size() + 2);  // it goes on
+  wait_for_steps(stays, steps_told_of(stays.out()).size() + 2);  // the worker continues
   ASSERT_EQ(::kill(worker, SIGKILL), 0);
   const Ended killed = stays.wait(60);
   EXPECT_EQ(killed.code, 128 + SIGKILL);
@@ -158,7 +158,7 @@ TEST_F(Hosts, WorkersOfASecondHostJoinARunningJobAndTheirStepsAreDealtAgainWhenT
   EXPECT_THAT(ended.err, HasSubstr("they are dealt again"));
   const auto told = steps_told_of(ended.out + killed.out + leaves.out());
   for (const std::string& step : told) EXPECT_EQ(told.count(step), 1u) << step << " is made once";
-  // A worker that is killed may have pushed a step of which it does not tell any more.
+  // A worker that is killed may have pushed a step that it can no longer report.
   EXPECT_GE(told.size(), std::size_t{kSteps - 2});
   EXPECT_THAT(told, Contains(std::to_string(kSteps) + "/" + std::to_string(kSteps)));
   EXPECT_TRUE(std::filesystem::exists(path("weights.pt")));

@@ -124,7 +124,7 @@ class VanishedHost : public Net {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     std::this_thread::sleep_for(std::chrono::seconds(2));  // each rank is watched by then
     hosts.cut_off(host);
-    Deadline soon(std::chrono::seconds(35));  // 15 s for the first ranks, 10 s for the others, 10 s to spare
+    Deadline soon(std::chrono::seconds(35));  // 15 s for the first ranks, 10 s for the other ranks, and 10 s more
     const Ended ended = training.wait(100);
     EXPECT_FALSE(soon.passed()) << ended.err;
     EXPECT_EQ(ended.code, 75) << ended.err;

@@ -1,6 +1,6 @@
 // Tests the files that `tessera train --profile` and `tessera doctor --links` write, and the predictions that `plan`
-// and `simulate` make from these files. Measured times are not compared. Only numbers that must follow from each
-// other are compared.
+// and `simulate` make from these files. Measured times are not compared. Only numbers that follow exactly from other
+// numbers are compared.
 
 #include <gmock/gmock.h>
 
@@ -39,7 +39,7 @@ class Prediction : public Workplace {
     run(train(strategy("FULL_SHARD"), "alone.jsonl", {"--profile", path("profile.json"), "--steps", "4"}));
     const Ended links =
         run(launch(2) + Words{TESSERA_PROGRAM, "doctor", "--links", path("links.json"), "--transport", "gloo"});
-    // The table shows the bytes of each codec as a share of those of fp32.
+    // The table shows the bytes of each codec as a share of the bytes of fp32.
     EXPECT_THAT(links.out,
                 AllOf(ContainsRegex("lossless +0.85"), ContainsRegex("int8 +0.254"), ContainsRegex("int4 +0.129")));
     profile = read_file(path("profile.json"));
@@ -110,7 +110,7 @@ TEST_F(Prediction, MeasuredProfileAndLinksPredictAndSimulate) {
   EXPECT_GT(file("trace.json").at("traceEvents").size(), 100u);
 }
 
-// The share s and the efficiency of each number of ranks are those of a separate plan, and follow Gustafson's law.
+// The share s and the efficiency of each number of ranks equal those of a separate plan, and follow Gustafson's law.
 TEST_F(Prediction, EfficiencyOf1To4096RanksFollowsFromTheirPlans) {
   measure();
   const json plan = json::parse(run(world("plan", strategy("FULL_SHARD"), "3", {"--json"})).out);
@@ -321,7 +321,7 @@ TEST_F(Prediction, StrategiesAreComparedByTime) {
     EXPECT_EQ(each.at("fits"), true);
     EXPECT_GE(each.at("seconds_a_microbatch").get<double>(), last) << "the fastest come first";
     last = each.at("seconds_a_microbatch").get<double>();
-    // A strategy's numbers are those of its own plan; one strategy of each kind is compared.
+    // A strategy's numbers equal those of its own plan; one strategy of each kind is compared.
     if (strategies.size() == before) continue;
     write_file(path("one.json"), each.at("strategy").dump());
     const json plan = json::parse(run(world("plan", path("one.json"), "2", {"--json"})).out);

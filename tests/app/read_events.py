@@ -1,5 +1,5 @@
-"""Reads an event file of TensorBoard strictly, with nothing but the standard library, and prints one JSON object for
-each scalar.
+"""Reads an event file of TensorBoard strictly, with the standard library only, and prints one JSON object for each
+scalar.
 
 Usage: read_events.py FILE. It ends with 1 if a length, a checksum or a message does not have the required form.
 """

@@ -48,8 +48,8 @@ std::string last_lines(const std::string& text, int count) {
   return text.substr(begin);
 }
 
-/// Replaces a token's row of the embedding by NaN, in a file of safetensors. 0x7fc07fc0 is NaN in fp32, and each of its
-/// halves is NaN in bf16.
+/// Replaces a token's row of the embedding by NaN, in a file of safetensors. The word 0x7fc07fc0 is NaN in fp32, and
+/// each of its halves is NaN in bf16.
 void plant_nan(const std::string& file, unsigned char token) {
   std::string bytes = read_file(file);
   std::uint64_t length = 0;
@@ -87,7 +87,7 @@ TEST_F(ReplayedRun, StepOfEightRanksHasTheSameBitsOnOneAndOnTwo) {
   // The words `tessera train` may be left out, and a replay may begin at the run's start.
   const Ended start = run(replay("none", 1, {}, Words(run_again.begin() + 2, run_again.end())));
   EXPECT_THAT(start.err, HasSubstr("step 1 has the recorded loss"));
-  // The checkpoint and the hashes say how many threads a rank had.
+  // The checkpoint and the hashes have the number of threads of a rank.
   const std::string threads = std::to_string(read_lines(path("hashes"))[0].at("threads").get<int>() + 1);
   const Words with_more = {"env", "OMP_NUM_THREADS=" + threads};
   EXPECT_THAT(fail(with_more + replay(saved(3), 4, {}, run_again), 78).err,
@@ -128,7 +128,7 @@ TEST_F(ReplayedRun, PlantedNaNIsNamedWithItsMicrobatchAndOperator) {
   ASSERT_NE(wrong, records.end());
   const int step = wrong->at("step").get<int>();
   const std::string from = step == 1 ? "none" : path("saved");
-  // If a run recorded nothing, its checkpoint or --microbatches says how it is replayed.
+  // If a run recorded nothing, the checkpoint or --microbatches determines how the run is replayed.
   std::filesystem::remove(path("hashes"));
   Words options = {"--find", "nonfinite"};
   if (step == 1) options = options + Words{"--microbatches", "8"};

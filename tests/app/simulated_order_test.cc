@@ -1,5 +1,5 @@
-// Tests the orders that `tessera simulate --order` writes: all ranks play them in one process, as threads, to the bits
-// of plain LibTorch on one thread, and gradients have the ages that the simulation says.
+// Tests the orders that `tessera simulate --order` writes: all ranks play an order in one process, as threads. The
+// results have the bits of plain LibTorch on one thread, and gradients have the ages of the simulation.
 
 #include "workshop/app/plan/simulated_order.h"
 
@@ -51,7 +51,7 @@ StepProfile profile_of(const MemoryPlan& plan) {
   return profile;
 }
 
-/// Returns the run of ranks of which the last one is half as fast as the others, which stall in some steps.
+/// Returns a simulated run. The last rank is half as fast as the other ranks, and ranks stall in some steps.
 ModeTimeline timeline_of(const AsynchronousConfig& config) {
   const ModeRun run{.rule = {.kind = ModeRule::Kind::kAsynchronous, .max_staleness = config.max_staleness},
                     .costs = {.pull_s = 0.125, .push_s = 0.25},
@@ -120,7 +120,8 @@ Played play(const Strategy& strategy, const OrderOption& option, const std::vect
   return played;
 }
 
-/// Simulates a run, plays its order, and compares with plain LibTorch. `servers`: 0 if ranks own the shards.
+/// Simulates a run, plays its order, and compares the results with plain LibTorch. `servers` is 0 if ranks own the
+/// shards.
 void expect_the_bits_of_plain_libtorch(const OrderOption& option, int servers) {
   const TestFolder folder;
   const std::string file = folder / "order.jsonl";

@@ -72,7 +72,7 @@ TEST(StragglerText, NamesTheSlowestRankAndTheShareOfTheStep) {
   EXPECT_EQ(straggler_text(result), "waited for rank 3: 12.0 ms (2.4 %)");
 }
 
-// The first line is that of `tessera train --metrics NAME.csv` of version 0.1.
+// The table's first line is the line that `tessera train --metrics NAME.csv` of version 0.1 writes.
 TEST(TrainReport, TableOfVersion01IsGoneOnWith) {
   const std::string columns =
       "run,step,epoch,loss,grad_norm,lr,overflow,spike,loss_scale,tokens,tokens_per_second,seconds,"

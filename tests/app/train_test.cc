@@ -32,7 +32,7 @@ class Train : public Workplace {
     return bytes;
   }
 
-  /// Checks that memory and traffic of the run's last step are those of `tessera plan`.
+  /// Checks that memory and traffic of the run's last step equal the numbers of `tessera plan`.
   void expect_as_planned(const std::string& metrics, const json& plan) const {
     const auto lines = steps(metrics);
     ASSERT_FALSE(lines.empty());
@@ -91,7 +91,8 @@ TEST_F(Train, UnequalHostsTrainToTheBitsOfOneHost) {
     const Ended on_one = run(launch(3) + train(strategy(name), here));
     const Ended on_two = run(launch(3, {"--pretend-hosts", "1,2"}) + train(strategy(name), apart));
     EXPECT_EQ(losses(apart), losses(here)) << name;
-    // comm.network_fit is at its default: the ranks of two hosts measure their network, or say why they do not.
+    // comm.network_fit has its default: the ranks of two hosts measure their network, or log the reason why they do
+    // not.
     EXPECT_THAT(on_one.err, ::testing::Not(HasSubstr("measured: ")));
     EXPECT_THAT(on_two.err, AnyOf(HasSubstr("[0,1,2]: measured: a round costs"), HasSubstr("calls go directly")));
     EXPECT_EQ(losses(apart).size(), 3u) << name;
@@ -249,7 +250,7 @@ TEST_F(Train, HogwildOfOneRankGivesTheLossesOfPlainTraining) {
   EXPECT_LT(steps("two").back().at("loss").get<double>(), steps("two").front().at("loss").get<double>());
 }
 
-/// Returns the ages of rank 0's pushes [step, from 1], as a recorded order tells them.
+/// Returns the ages of rank 0's pushes [step, from 1] in a recorded order.
 std::map<std::int64_t, std::vector<std::int64_t>> ages_in(const std::string& order) {
   std::map<std::int64_t, std::vector<std::int64_t>> ages;
   std::map<std::string, std::int64_t> pulled;
@@ -333,8 +334,8 @@ TEST_F(Train, ParameterServerThatIsKilledStartsAgainAndTheRunKeepsItsBits) {
   write_file(path("servers.json"), whole_gradients(R"(, "sync": {"type": "asynchronous", "owners": "servers"})"));
   const Words steps = {"--steps", "240"};
   run(launch(1, {"--servers", "1"}) + train(path("servers.json"), "unbroken", steps));
-  // The server is the process that has the address in its command line. It may take long to find this process. The
-  // rank, whose process is the shell's, stands still meanwhile.
+  // The server is the process that has the address in its command line. The search for this process may take long. The
+  // rank, which runs in the shell's process, is stopped meanwhile.
   const std::string kill_server = "(until test \"$(wc -l < '" + path("broken") + "')\" -ge 6; do sleep 0.02; done; " +
                                   R"(kill -STOP $$
                                      for each in $(grep -lszFx -- "$TESSERA_SERVERS" /proc/[0-9]*/cmdline); do
@@ -420,7 +421,8 @@ TEST_F(Train, RunWithBackupsSavesOnItsWayAndEndsAtItsSteps) {
     EXPECT_THAT(ended.out, HasSubstr(saved));
 }
 
-// The speeds of ranks differ from step to step, so a rank gets other microbatches in each step, and so other samples.
+// The speeds of ranks differ from step to step, so a rank gets other microbatches, and therefore other samples, in each
+// step.
 TEST_F(Train, DealtMicrobatchesGiveTheBitsOfEvenOnes) {
   const std::string keys = R"({"strategy": "SHARD_OPTIMIZER", "units": {"classes": ["Block"]},
       "optimizer": {"lr": 0.01}, "gradient_sync": "last_microbatch", "reproducible": true)";
@@ -517,7 +519,7 @@ TEST_F(Train, RunDirectoryHoldsAllFilesOfARun) {
 }
 
 TEST_F(Train, FailedMetricsFileSetsTheExitCodeButTrainingGoesOn) {
-  // No file may grow beyond 8 KiB; the lines of 20 steps fill that.
+  // No file may grow beyond 8 KiB; the lines of 20 steps are longer than that.
   const Words command = train(strategy("FULL_SHARD"), "limited", {"--steps", "40", "--log-every", "20"});
   const Ended ended = run_program(Words{"/bin/bash", "-c", "ulimit -f 8; exec \"$@\"", "bash"} + command, path("run"));
   EXPECT_EQ(ended.code, 74) << ended.err;
@@ -607,7 +609,7 @@ TEST_F(Train, CsvAndEventFilesHoldTheNumbersOfJsonLines) {
   }
   EXPECT_EQ(scalars["loss"], wanted["loss"]);
   EXPECT_EQ(scalars["eval_loss"], wanted["eval_loss"]);
-  // Event files have all numbers and flags, and no words.
+  // Event files have all numbers and flags, and no texts.
   for (const std::string& name : table[0])
     EXPECT_EQ(scalars.count(name), name == "run" || name == "step" ? 0u : 1u) << name;
 }

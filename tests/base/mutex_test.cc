@@ -27,7 +27,7 @@ TEST(Mutex, IncrementsUnderTheLockLoseNoCount) {
   };
   std::vector<std::jthread> threads;
   for (int i = 0; i < 4; ++i) threads.emplace_back(count);
-  threads.clear();  // joins
+  threads.clear();  // joins the threads
   const MutexLock lock(counter.mutex);
   EXPECT_EQ(counter.count, 4000);
 }

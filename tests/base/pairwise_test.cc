@@ -1,4 +1,4 @@
-// Tests the helper that chooses a pairwise sample of a grid of test cases.
+// Tests the helper that chooses a pairwise sample from a grid of test cases.
 
 #include "tests/support/pairwise.h"
 

@@ -93,7 +93,7 @@ TEST(ProcessLimits, RefusedThreadsReturnEagain) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer needs addresses itself";
 #endif
-  // Each thread's stack needs addresses, and none are left. Only a few stacks of ended threads are used again.
+  // Each thread's stack needs addresses, and no addresses are left. Only a few stacks of ended threads are used again.
   EXPECT_EQ(in_child([] { return set(RLIMIT_AS, 1 << 20, RLIM_INFINITY) && try_threads(64) == EAGAIN; }), 0);
 }
 

@@ -34,7 +34,7 @@ def made_up():
 
 
 class Soaked:
-    """A soak whose run is over, with the values and the logs that it has left."""
+    """A soak whose run is over, with the values and the logs that the run has left."""
 
     def __init__(self, units, log=""):
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):

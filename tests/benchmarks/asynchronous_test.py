@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the study of ranks that do not wait, without training: which runs it makes, what it reads out of them, and how it fills its page."""
+"""Tests the study of ranks that do not wait, without training: the runs that it makes, the figures that it reads from
+them, and how it fills its page."""
 
 import math
 import pathlib
@@ -19,7 +20,7 @@ TEMPLATE = [("pull", "root", 0, 0), ("push", "root", 0, 0)]
 
 
 class Trained:
-    """Stands for asynchronous.Runs: runs end at once, and a ticket's loss is lower than those of earlier tickets."""
+    """Replaces asynchronous.Runs: runs end at once, and a ticket's loss is lower than the losses of earlier tickets."""
 
     def __init__(self, folder, study, size):
         self.folder, self.study, self.size = folder, study, size

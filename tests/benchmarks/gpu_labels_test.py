@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests with label gpu are declared WHOLE (one entry of ctest): scripts/gpu_check asks ctest for them before they are
-built, and uses their names as targets. A test with an entry for each case has no label until it is built. It would be
-neither built nor run, without any message. Tests with label gpu share no program with other tests (IN), since
+built, and uses their names as targets. A test with an entry for each case has no label until it is built. Such a test
+would be neither built nor run, without any message. Tests with label gpu share no program with other tests (IN), since
 scripts/gpu_bundle packs the program that has the name of the test, with the time limit that the test has here.
 """
 

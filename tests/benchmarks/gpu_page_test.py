@@ -63,14 +63,15 @@ class Tables(unittest.TestCase):
 
     def test_optimizer_rates_are_compared_with_the_copy_limit(self):
         table = rows(tables.optimizer(self.results))
-        row = table["PyTorch fused_fp32"]  # 28 GB at 1000 GB/s are 28 ms
+        row = table["PyTorch fused_fp32"]  # 28 GB at 1000 GB/s take 28 ms
         self.assertEqual((row["parameters"], row["GB/s"], row["of the copy limit"]), (10**9, 500.0, 0.5))
-        row = table["Tessera fp32"]  # the median is 40 ms, and that of its copies is 37 ms
+        row = table["Tessera fp32"]  # the median is 40 ms, and the median of its copies is 37 ms
         self.assertAlmostEqual(row["of the copy limit"], 0.925)
         self.assertIn("3 s of 380 were left", table["PyTorch chain_bf16"]["note"])
 
     def test_codecs_are_compared_with_copies_of_as_many_bytes(self):
-        row = rows(tables.codecs(self.results))["int8_encode"]  # the median is 20 ms, and that of its copies is 10 ms
+        # the median is 20 ms, and the median of its copies is 10 ms
+        row = rows(tables.codecs(self.results))["int8_encode"]
         self.assertEqual((row["elements"], row["of the copy limit"]), (10**9, 0.5))
         self.assertAlmostEqual(row["GB/s"], 250.0)
         row, = (row for row in tables.ratios(self.results)["rows"] if row[0] == "codec of the wire")

@@ -80,7 +80,7 @@ class Tables(unittest.TestCase):
         self.assertEqual((*numbers(row, "measured_ratio", "target"), row["reached"]), (1.25, 2.0, "no"))
         row = self.row("ratios.csv", measure="peak_memory", subject="w", peer="plan")
         self.assertAlmostEqual(numbers(row, "measured_ratio")[0], 9000000 / 2**24)
-        # Targets of one workload are not applied to another.
+        # Targets of one workload are not applied to another workload.
         self.assertNotIn("no communication,Tessera FULL_SHARD", self.files["ratios.csv"])
 
     def test_python_steps_are_compared_with_pytorch_alone(self):
@@ -96,7 +96,7 @@ class Tables(unittest.TestCase):
         self.assertEqual((*numbers(row, "measured_ratio"), row["reached"]), (2.0, "yes"))
 
     def test_optimizer_ratio_compares_time_per_parameter(self):
-        # torch takes 3 us for 1000 parameters, and Tessera 4 us for 2000.
+        # torch takes 3 us for 1000 parameters, and Tessera takes 4 us for 2000.
         row = self.row("ratios.csv", measure="optimizer", peer="fused_fp32")
         self.assertEqual(numbers(row, "measured_ratio"), [1.5])
         self.assertEqual(numbers(self.row("ratios.csv", measure="optimizer", peer="limit"), "measured_ratio"), [0.975])
@@ -161,7 +161,8 @@ class Tables(unittest.TestCase):
 
 
 class Balanced(html.parser.HTMLParser):
-    """Notes in `problems` what would load something, and which tags are closed out of order. Records ids and links."""
+    """Lists in `problems` the tags and attributes that would load something, and the tags that are closed out of order.
+    Records ids and links."""
 
     VOID = {"meta"}
 
@@ -317,7 +318,7 @@ def passes(contender, seconds, cpu_seconds):
 
 
 class Disk(unittest.TestCase):
-    """Tests passes over a disk, and steps whose state lies on it. Older results have neither of the two."""
+    """Tests passes over a disk, and steps whose state lies on a disk. Older results have neither of the two."""
 
     @classmethod
     def setUpClass(cls):

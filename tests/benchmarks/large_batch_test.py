@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the study of large batches without training: which runs it makes, which rate it chooses, and how it fills its page."""
+"""Tests the study of large batches without training: the runs that it makes, the rate that it chooses, and how it fills
+its page."""
 
 import math
 import unittest

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests how contenders are started and how their output is read. Scripts take the contenders' place. Also tests how
-ctest's output is read."""
+"""Tests how contenders are started and how their output is read. Scripts replace the contenders. Also tests how ctest's
+output is read."""
 
 import json
 import math

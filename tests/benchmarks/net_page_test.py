@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the table and the page of a made-up network run. Every number below can be computed from it by hand."""
+"""Tests the table and the page of a made-up network run. Every number below can be computed by hand from that run."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""Puts benchmarks/ and tests/support/ where the tests find them."""
+"""Adds benchmarks/ and tests/support/ to the folders from which tests import modules."""
 
 import importlib.util
 import pathlib

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests charts: marks lie where their values are, and the written file has no colour, id or link of its own."""
+"""Tests charts: marks lie where their values are, an inline picture takes its colours from the page, and ids of
+different pictures differ."""
 
 import pathlib
 import re

@@ -57,7 +57,8 @@ class Sizes(unittest.TestCase):
 class Flops(unittest.TestCase):
     def test_flops_equal_a_hand_computed_example(self):
         model = {"layers": 2, "width": 3, "vocab_size": 5, "seq_len": 7}
-        # Matrices: 2 layers of 12 * 9, and a head of 15: 231 parameters. Attention: 12 * 2 * 3 * 7 = 504.
+        # The matrices are 2 layers of 12 * 9 and a head of 15, so they have 231 parameters. Attention takes
+        # 12 * 2 * 3 * 7 = 504 operations.
         self.assertEqual(works.flops_per_token(model), 6 * 231 + 504)
 
     def test_flops_are_about_six_per_parameter(self):

@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-/// Makes a whole save with one rank. Its content depends on `step`. Returns its path.
+/// Saves a whole checkpoint with one rank. The checkpoint's content depends on `step`. Returns the checkpoint's path.
 absl::StatusOr<std::string> save(const std::string& folder, std::int64_t step, std::int64_t keep = 100,
                                  bool is_best = false) {
   TESSERA_ASSIGN_OR_RETURN(const auto unfinished, UnfinishedCheckpoint::begin(folder, step, "rank 0"));
@@ -235,7 +235,7 @@ TEST(CheckpointFolder, CheckpointWithoutManifestIsDamaged) {
   EXPECT_EQ(exit_code_of(damaged_checkpoints(folder.file("none"), "x").status()), ExitCode::kNoInput);
 }
 
-// An obstacle stands where a save writes. The error names it, and has a remedy.
+// A link or a folder lies at a path that a save needs. The error names this obstacle, and has a remedy.
 TEST(CheckpointFolder, ObstacleOfASaveIsNamed) {
   const ScratchFolder folder, other;
   std::filesystem::create_symlink(other.file("lock"), folder.file("lock"));
@@ -379,7 +379,7 @@ TEST(CheckpointFolder, AnyCrashLeavesTheOldCheckpointOrTheNewOne) {
   }
 }
 
-// This shows that the test above can fail: a power loss destroys the checkpoint if shards are not synced.
+// This test shows that the test above can fail: a power loss destroys the checkpoint if shards are not synced.
 TEST(CheckpointFolder, PowerLossDamagesASaveThatWasNotSynced) {
   const ScratchFolder folder;
   const ChildEnd end = in_child([&] {

@@ -75,7 +75,7 @@ TEST(CommitLog, LastTwoCommitsAreKept) {
   expect_same((*log)->read()->back(), some_commit(3));
 }
 
-// The lock of a rank that never committed stays, and does not count.
+// A rank that never committed leaves only its lock file, and is not counted.
 TEST(CommitLog, RanksWithCommitsAreCounted) {
   const ScratchFolder folder;
   EXPECT_EQ(CommitLog::ranks_in(folder.path() + "/new"), 0);

@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-/// Returns the bytes of a piece of a made-up checkpoint. They depend on `what`, on the name and on the element.
+/// Returns the bytes of a piece of a made-up checkpoint. They depend on `seed`, and on the piece's `what`, name and
+/// elements.
 std::vector<std::byte> made_up_bytes(const Piece& piece, std::uint64_t seed);
 
 /// Writes a file of a checkpoint with made_up_bytes.

@@ -78,7 +78,7 @@ TEST(Manifest, ManifestIsPlainJson) {
   EXPECT_EQ(json.at("files").size(), 2u);
 }
 
-// Fault F30 (docs/faults.md).
+// This test covers fault F30 (docs/faults.md).
 TEST(Manifest, EveryFlippedBitIsNoticed) {
   const std::string text = some_text();
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -92,7 +92,7 @@ TEST(Manifest, EveryFlippedBitIsNoticed) {
   }
 }
 
-// Fault F31 (docs/faults.md).
+// This test covers fault F31 (docs/faults.md).
 TEST(Manifest, EveryTruncationIsNoticed) {
   const std::string text = some_text();
   for (std::size_t size = 0; size < text.size(); ++size)
@@ -101,7 +101,7 @@ TEST(Manifest, EveryTruncationIsNoticed) {
   EXPECT_FALSE(read_manifest("m", text + std::string(1, '\0')).ok());
 }
 
-// Fault F35 (docs/faults.md).
+// This test covers fault F35 (docs/faults.md).
 TEST(Manifest, AnotherVersionIsNamed) {
   const std::string text = some_text(), lines = text.substr(text.find('\n') + 1);
   for (const std::int64_t version : {0, 3, 17}) {

@@ -52,7 +52,8 @@ std::vector<std::pair<std::int64_t, std::vector<std::byte>>> parts_of(SavedCheck
   return parts;
 }
 
-/// Compares all tensors. `open` has checked that no tensor is missing, so `a` has no other tensors.
+/// Compares all tensors that the manifest of `a` names. SavedCheckpoint::open has checked that `a` has no other
+/// tensors.
 void expect_same_tensors(SavedCheckpoint& a, SavedCheckpoint& b) {
   const Manifest& manifest = a.manifest();
   const auto same = [&](const std::string& what, const std::string& name) {

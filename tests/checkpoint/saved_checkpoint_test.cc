@@ -121,7 +121,7 @@ TEST(SavedCheckpoint, DamagedChunkIsNamedByItsParameter) {
   expect_refused(folder.path(), "last byte", AllOf(HasSubstr("exp_avg_sq of \"a.weight\" (elements 51200 to 358399)")));
 }
 
-// Faults F31 and F32 (docs/faults.md).
+// This test covers faults F31 and F32 (docs/faults.md).
 TEST(SavedCheckpoint, MissingCutLongerAndForeignFilesAreNoticed) {
   const ScratchFolder folder, other;
   write_made_up_checkpoint(folder.path());
@@ -303,8 +303,8 @@ TEST(SavedCheckpoint, EveryFailedWriteIsAnError) {
   }
 }
 
-// Portions end near the edges of chunks, and of the blocks that are written past the page cache. One of the two file
-// systems does not support such writes.
+// Portions end near the edges of chunks, and of the blocks that are written past the page cache. The second file system
+// is in memory (if there is /dev/shm), and may not support such writes.
 TEST(SavedCheckpoint, FileHoldsTheBytesAppendedInAnyPortions) {
   constexpr std::int64_t kMiB = std::int64_t{1} << 20;
   std::mt19937 random(5);

@@ -12,8 +12,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Returns the report of one rank. It says how far the rank has come in each group of an Engine, and in a group of the
-/// program.
+/// Returns the report of one rank: the number of calls that the rank has begun in each of an Engine's two groups, and
+/// in a group of the program.
 WaitReport at(int rank, std::uint64_t gathers, std::uint64_t reductions, std::uint64_t barriers = 0, int ranks = 2) {
   WaitReport report;
   report.rank = rank;
@@ -58,7 +58,7 @@ TEST(CallOrder, CallThatAllRanksHaveBegunIsNoDisagreement) {
 TEST(CallOrder, RanksThatWaitInARingDisagree) {
   WaitReport a = at(0, 1, 0, 0, 3), b = at(1, 0, 1, 0, 3), c = at(2, 0, 0, 1, 3);
   a.groups["user"].begun = 0, b.groups["gather"].begun = 0, c.groups["reduce"].begun = 0;
-  a.groups["reduce"].begun = 1, b.groups["user"].begun = 1, c.groups["gather"].begun = 1;  // the ring needs all three
+  a.groups["reduce"].begun = 1, b.groups["user"].begun = 1, c.groups["gather"].begun = 1;  // three groups form a ring
   const std::string text = disagreement_of({waiting(a, "gather"), waiting(b, "reduce"), waiting(c, "user")});
   EXPECT_THAT(text, HasSubstr("rank 0 waits in gather (#1), which rank 1 has not begun"));
   EXPECT_THAT(text, HasSubstr("rank 2 waits in user (#1), which rank 0 has not begun"));

@@ -74,8 +74,8 @@ class Told {
   std::jthread teller_;
 };
 
-/// Takes the place of a call of the other library. The call ends after `most`, or when the ranks have a verdict, since
-/// the process would otherwise end. Returns the mesh's status at that time.
+/// Takes the place of a call of the other library. The call ends after `most`. It also ends when the ranks have a
+/// verdict, since the process would end if the call continued. Returns the mesh's status at the end of the call.
 absl::Status outside_barrier(const Mesh& mesh, std::chrono::milliseconds most) {
   const auto is_told = [&] { return groups_of(mesh).store().get("waits/verdict", 0ms).ok(); };
   {
@@ -83,8 +83,8 @@ absl::Status outside_barrier(const Mesh& mesh, std::chrono::milliseconds most) {
     const auto end = std::chrono::steady_clock::now() + most;
     while (!is_told() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(50ms);
   }
-  // If a rank's wait ends before its watch looks, the rank does not learn the verdict. The rank therefore waits again
-  // and again. The rank's watch sees in the pauses that the rank is outside of the call.
+  // If a rank's wait ends before its watch checks it, the rank does not learn the verdict. The rank therefore waits
+  // again and again. In the pauses, the rank's watch can notice that the rank is outside of the call.
   while (is_told() && groups_of(mesh).status().ok()) {
     {
       const Told again(mesh, 1, /*waits=*/true);

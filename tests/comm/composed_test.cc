@@ -38,7 +38,7 @@ TEST_P(Hierarchical, EveryOperationGivesTheBitsOfTheFlatGroup) {
 INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical, ::testing::Values(Hosts{4, 2}, Hosts{6, 3}, Hosts{8, 2}, Hosts{3, 3}));
 
 /// Hosts have 2 and 3 ranks. Groups inside a host have their own memory. The group of all ranks is not hierarchical, so
-/// it adds in the order of a group that does not know hosts.
+/// it adds in the order of a group on one host.
 TEST(UnequalHosts, EveryOperationGivesTheBitsOfTheFlatGroup) {
   run_ranks({.ranks = 5, .ranks_of_hosts = {2, 3}}, [](const Mesh& mesh) {
     require(mesh.topology().host == (mesh.rank() < 2 ? 0 : 1), "hosts");

@@ -47,8 +47,8 @@ TEST_P(HostCollectives, EveryOperationIsExactOnGroupMemoryAndOnAnyOther) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, HostCollectives, ::testing::Values(2, 3, 4, 8, 9));
 
-// A MailboxWay tries both ways of writing in every eighth call with more than seven rounds. Each check's first call on
-// two ranks is such a call, even in bf16, since `tries` fills each check up to eight calls.
+// A MailboxWay tries both ways of writing in every eighth call with more than seven rounds. On two ranks, the first
+// call of each check is such a call, even in bf16, since `tries` adds calls after each check until there are eight.
 TEST(HostCollectivesTest, LargePrivateBuffersAreSummedThroughMailboxes) {
   for (const int ranks : {2, 3}) {
     expect_all_ok(fork_ranks(ranks, [ranks](int rank, KeyValueStore& store) -> absl::Status {

@@ -31,8 +31,8 @@ void expect_choices(const LinkFit& fit, const std::vector<Choice>& choices) {
   }
 }
 
-// Rounds cost little and messages much, as if one core sends all of them. Algorithms with the fewest messages win,
-// unless there are many bytes.
+// Rounds cost little and messages cost much, as if one core sends all messages. Algorithms with the fewest messages
+// win, unless there are many bytes.
 TEST(LinkFit, CostlyMessagesChooseAlgorithmsWithFewMessages) {
   const LinkFit fit{.round_s = 1e-6, .message_s = 20e-6, .byte_s = 1e-9, .add_s = 1e-10};
   expect_choices(fit, {
@@ -83,7 +83,7 @@ TEST(LinkFit, EmptyFitChoosesTheDirectWay) {
                      });
 }
 
-// Work that is easily counted by hand: 4 ranks with 1024 fp32 elements.
+// The expected work was counted by hand, for 3 or 4 ranks and 1024 fp32 elements.
 TEST(CallWork, CountsTheWorkOfTheBusiestRank) {
   const auto expect = [](Operation operation, Algorithm algorithm, int ranks, const CallWork& expected) {
     const CallWork work = work_of(operation, algorithm, ranks, DType::kF32, 4096);

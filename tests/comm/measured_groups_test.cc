@@ -173,7 +173,7 @@ TEST(MeasuredGroups, SetsOfRanksShareTheirTime) {
         {.most_seconds = slow_by});
     ASSERT_TRUE(join(group_with(mesh, {0, 1})).ok());
     EXPECT_GT(slow->reductions(), 0);
-    EXPECT_EQ(slow->most_bytes(), 32u << 10);  // the estimate's; the time is over after calls of 512 bytes
+    EXPECT_EQ(slow->most_bytes(), 32u << 10);  // the estimate's largest call; measuring stops after calls of 512 bytes
     for (const Algorithm chosen : choices(given)) EXPECT_EQ(chosen, Algorithm::kDirect);
     ASSERT_TRUE(join(group_with(mesh, {2, 3})).ok());
     EXPECT_EQ(slow->reductions(), 0);

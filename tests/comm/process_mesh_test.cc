@@ -27,7 +27,6 @@
 #include "runtime/config/transport_rows.h"
 #include "tests/comm/collectives_properties.h"
 #include "tests/comm/process_world.h"
-#include "tests/comm/watched_rank.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
 #include "tests/support/limits/patience.h"
@@ -616,48 +615,6 @@ TEST(ProcessMeshTest, RankThatDiesBeforeTheFirstCallIsMissed) {
     }
     EXPECT_FALSE(soon.passed());
   }
-}
-
-/// Takes a rank's process out of the list by which ranks of its host notice its end (publish_process), so that it seems
-/// to be on a host of its own.
-void leave_list_of_processes(KeyValueStore& store, int rank) {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  const std::string list = "processes/" + boot + std::filesystem::read_symlink("/proc/self/ns/pid").string();
-  const std::int64_t count = store.add(list, 0).value_or(0);
-  require(count > 0, "processes are listed under another key");
-  for (std::int64_t i = 1; i <= count; ++i) {
-    const std::string entry = list + "/" + std::to_string(i);
-    if (told(store, entry).value_or("").starts_with(std::to_string(rank) + " ")) require_ok(store.set(entry, "-1 0"));
-  }
-}
-
-// No launcher and no rank of its host sees that the rank ends. The rank before it watches it, also before its first
-// group.
-TEST(ProcessMeshTest, RankThatDiesAloneOnItsHostBeforeItsFirstGroupIsMissed) {
-  const int port = free_port();
-  Deadline soon(20s);
-  ForkedRanks ranks(3, [&](int rank, KeyValueStore& outside) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(const Mesh mesh,
-                             make_process_mesh(topology_of(rank, 3, 3, port), over(TransportChoice::kGloo)));
-    if (rank == 1) {
-      KeyValueStore& store = groups_of(mesh).store();
-      leave_list_of_processes(store, 1);
-      wait_until_watched(port_of_watch(store, 1));
-      require_ok(outside.set("dies", "yes"));
-      ::raise(SIGKILL);
-    }
-    TESSERA_RETURN_IF_ERROR(told(outside, "dies").status());
-    const absl::Status status = groups_of(mesh).axes(1, 3).status();
-    if (rank == 0) told(outside, "end/2").status().IgnoreError();  // it serves the store
-    return status;
-  });
-  for (const int rank : {2, 0}) {
-    const RankEnd end = ranks.wait(rank);
-    EXPECT_EQ(end.exit_code, ExitCode::kPeerLost) << end.message;
-    EXPECT_THAT(end.message, HasSubstr("the process of rank 1 has ended")) << rank;
-  }
-  EXPECT_FALSE(soon.passed());
 }
 
 // Rank 1 fails before it has made a group, so nothing but the store can tell the others.

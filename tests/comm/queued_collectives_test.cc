@@ -77,7 +77,7 @@ absl::Status status_in_time(const Collectives& group) {
   return group.status();
 }
 
-/// Returns small whole numbers, whose sums are exact in every dtype and order. Rank q has q + i % 5.
+/// Returns small whole numbers, whose sums are exact in every dtype and order. Element i of rank q is q + i % 5.
 std::vector<std::byte> numbers(int rank, DType dtype, std::size_t numel) {
   const at::Tensor wide = at::arange(static_cast<std::int64_t>(numel), at::kFloat).remainder(5).add(rank);
   const at::Tensor narrow = wide.to(sum_type_of(dtype));
@@ -159,7 +159,7 @@ TEST(QueuedCollectives, StuckCallEndsTheGroup) {
     EXPECT_EQ(text_of(queued.group->barrier("").wait()), text_of(status));
     EXPECT_EQ(text_of(queued.group->allocate(10).status()), text_of(status));
     queued.group->abort(make_error(ExitCode::kInternal, "later"));
-    queued.group.reset();  // the group is destroyed after the watch
+    queued.group.reset();  // this ends the group's watch, too
     EXPECT_EQ(queued.records, 1);
     EXPECT_EQ(queued.backend->aborts, 1);
     EXPECT_EQ(queued.backend->shutdowns, 0);
@@ -221,7 +221,7 @@ TEST(QueuedCollectives, StuckCallEndsAllGroupsOfTheRank) {
     const std::string text = text_of(status_in_time(*other));
     EXPECT_THAT(text, ContainsRegex("step barrier #1: late: timed out after [0-9.]+ s"));
     EXPECT_EQ(text_of(other->barrier("").wait()), text);
-    queued.group.reset();  // the group is destroyed after the watch
+    queued.group.reset();  // this ends the group's watch, too
     EXPECT_EQ(backend->aborts, 1);
     other.reset();
     EXPECT_EQ(backend->shutdowns, 0);
@@ -251,7 +251,7 @@ TEST(QueuedCollectives, CallThatFailsOnTheDeviceEndsTheGroup) {
     const std::string text = text_of(status_in_time(*queued.group));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "late: remote process exited" : "another rank has failed"));
     EXPECT_THAT(text, HasSubstr(queued.group->rank() == 0 ? "rank 1" : "rank 0 was in broadcast 'blocks.3'"));
-    queued.group.reset();  // the group is destroyed after the watch
+    queued.group.reset();  // this ends the group's watch, too
     EXPECT_EQ(queued.backend->aborts, 1);
   });
 }
@@ -293,7 +293,8 @@ TEST(QueuedCollectives, FailedFlightRecordIsReportedWithTheCause) {
   });
 }
 
-/// The hosts of both ranks have long continued. Each device has reached a call that the other rank has not queued.
+/// The CPU threads of both ranks have long continued. Each device has reached a call that the other rank has not
+/// queued.
 TEST(QueuedCollectives, DevicesStuckInDifferentCallsAreNamed) {
   const std::shared_ptr<KeyValueStore> store = memory_store();
   const auto queue = [&](const std::string& use, std::shared_ptr<Collectives> moves) {

@@ -38,7 +38,7 @@ struct Play {
     std::vector<std::string> slices;
   };
 
-  /// Lets each rank go as far as it can, until no rank can go further. Returns "", or a text that says what went wrong.
+  /// Advances the ranks' rounds until no rank can advance any more. Returns "", or a text that says what went wrong.
   std::string run() {
     const auto ranks = static_cast<int>(held.size());
     std::map<std::pair<int, int>, std::deque<Sent>> wires;  // key: sender, receiver

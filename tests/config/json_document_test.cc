@@ -1,4 +1,4 @@
-// Tests the JSON document, which knows the place of each key and value, and the diagnostics that name these places.
+// Tests the JSON document, which stores the place of each key and value, and the diagnostics that name these places.
 
 #include "runtime/config/json_document.h"
 

@@ -30,7 +30,7 @@ std::filesystem::path temporary(const std::string& name) {
   return std::filesystem::path(::testing::TempDir()) / (std::to_string(::getpid()) + "-" + name);
 }
 
-// Files that together satisfy the condition of every key.
+// Returns files that together satisfy the condition of every key.
 const std::vector<std::string>& surroundings() {
   static const std::vector<std::string> files = {
       R"({})",

@@ -13,9 +13,9 @@ A block begins with its language. A line directly before it may say how it is te
 A diff without such a line is a git patch for existing files. Only its file names are checked here; the tests that apply
 it check the rest.
 
-Bash and text: each call of `tessera` or of one of our scripts uses only options that exist (check_blocks.py). JSON: a
-strategy, or a model if it has "model". C++ is compiled, and Python is run. Commands of bash blocks are run
-(commands_test.py says which are not, and why).
+Each call of `tessera` or of one of our scripts in a bash or text block uses only options that exist (check_blocks.py).
+JSON is read as a strategy, or as a model if it has "model". C++ is compiled, and Python is run. Commands of bash blocks
+are run, except those in the list NOT_RUN of commands_test.py, which has the reasons.
 """
 
 import dataclasses

@@ -9,7 +9,7 @@ import blocks
 import check_blocks
 import cpp_blocks
 
-# Stands for a `tessera` that has the command `plan` and the command `bench steps`.
+# This script replaces a `tessera` that has the command `plan` and the command `bench steps`.
 TESSERA = """#!/bin/sh
 case "$1 $2" in
   "--help ") printf 'Options:\\n  -h,--help\\nSubcommands:\\n  plan  memory\\n  launch  ranks\\n  bench  speed\\n' ;;

@@ -121,8 +121,8 @@ TEST(Allocations, ForwardAndBackwardAllocateNoMoreThanThePlainModule) {
   for (const auto update : kUpdates) on_each_placement(2, expect_no_more_than_plain_module, update);
 }
 
-// Pulls are counted in forward, and pushes in the step. They are counted once with a bound on staleness, which makes
-// ranks wait, and once without a bound.
+// Allocations of pulls are counted in forward, and allocations of pushes in the step. Both are counted once with a
+// bound on staleness, which makes ranks wait, and once without a bound.
 TEST(Allocations, AsynchronousPullsAndPushesAllocateNothing) {
   for (const bool is_bound : {false, true}) {
     Strategy strategy = tiny_strategy(ShardingStrategy::kShardOptimizer);

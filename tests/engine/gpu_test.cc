@@ -241,7 +241,7 @@ TEST_F(Gpu, OffloadedParametersAndGradientsChangeNoBits) {
   }
 }
 
-/// A function whose backward wants more memory than any GPU has.
+/// A function whose backward allocates more memory than any GPU has.
 struct WantsTooMuch : torch::autograd::Function<WantsTooMuch> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& loss) { return loss.clone(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -435,7 +435,7 @@ TEST_F(Gpu, RawPointerWriteIsFoundByCheckValuesAndTheChecksChangeNothing) {
       const at::Tensor& weight = session.model->head;
       auto* const memory =
           static_cast<float*>(weight.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
-      // LibTorch does not know that this tensor lies in the parameter. Each rank hashes its own part, so the test
+      // LibTorch cannot notice that this tensor lies in the parameter. Each rank hashes its own part, so the test
       // changes every element.
       at::from_blob(memory + weight.storage_offset(), {weight.numel()},
                     at::device(weight.device()).dtype(weight.scalar_type()))
@@ -881,8 +881,8 @@ TEST_F(Gpu, OuterStepsGiveTheSameBitsUnderEveryStrategy) {
   }
 }
 
-/// Ranks with common parameters have their shards in the host's memory, and the CPU updates them. One rank has the bits
-/// of plain training, and so have ranks that all take part in each step.
+/// Ranks with common parameters have their shards in the host's memory, and the CPU updates them. A single rank gives
+/// the bits of plain training. Several ranks that all take part in each step give these bits, too.
 TEST_F(Gpu, AsynchronousRankAndRanksWithoutBackupsHaveTheBitsOfPlainTraining) {
   for (const int ranks : {1, 2}) {
     on_ranks(ranks, [ranks](int rank, int port) {

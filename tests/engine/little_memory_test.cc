@@ -1,6 +1,7 @@
 // A model trains with masters and moments on disk and updates in backward, although its training state is many times
-// the memory that the process may allocate. A second model trains with its parameters on disk too. These alone take
-// twice the memory that the process may allocate. The second model also writes its weights, in both forms.
+// the memory that the process may allocate. A second model trains with its parameters on disk too. These parameters
+// alone take twice the memory that the process may allocate. The second model also writes its weights to a file, as a
+// dictionary and as an archive.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -21,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-/// Returns the rows of a table, each by the names of its columns.
+/// Returns the rows of a table. Each row is a map from the names of columns to cells.
 std::vector<std::map<std::string, std::string>> rows_of(const std::string& path) {
   std::ifstream file(path);
   const auto cells = [](const std::string& line) {

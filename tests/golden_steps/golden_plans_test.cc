@@ -1,5 +1,6 @@
-// Tests that the bytes, traffic and predicted seconds of all configurations are exactly those of plans.txt. They depend
-// only on integers, and not on the machine: seconds come from made-up links and a made-up profile.
+// Tests that the bytes, traffic and predicted seconds of all configurations are exactly those of plans.txt. These
+// numbers do not depend on the machine: bytes and traffic are integers, and seconds are computed from made-up links and
+// a made-up profile.
 //
 // docs/testing.md says when plans.txt may be written again.
 

@@ -27,7 +27,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 GPT2 = {"vocab_size": 61, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, **NO_DROPOUT, **NO_TOKENS}
 
-# name: model, and the largest allowed size of its files
+# Maps a name to a function that makes the model, and to the largest allowed size of the model's files.
 MODELS = {
     "gpt2": (lambda: GPT2LMHeadModel(GPT2Config(**GPT2)), "1GB"),
     "gpt2_untied": (lambda: GPT2LMHeadModel(GPT2Config(**{**GPT2, "n_inner": 64, "layer_norm_epsilon": 1e-3,

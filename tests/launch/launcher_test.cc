@@ -115,8 +115,8 @@ TEST(Launch, ServerThatKeepsItsShardsStartsAgainOnItsAddress) {
   EXPECT_THAT(launcher.err, HasSubstr("it starts again"));
 }
 
-// The child that the server leaves in its group keeps the launcher from starting the server again until the rank has
-// gone.
+// The child that the server leaves in its process group keeps the launcher from starting the server again until the
+// rank has ended.
 TEST(Launch, ServerThatKeepsItsShardsMayBeKilledAsTheLastRankEnds) {
   const Folder folder;
   const std::string pid = folder / "pid";
@@ -364,7 +364,7 @@ TEST(Launch, LongOutputArrivesWhole) {
 
 TEST(Launch, FirstFailureSetsTheExitCodeAndIsReportedLast) {
   // Rank 2 fails first. The other ranks then fail since they lost a peer, and one of them prints more. They wait until
-  // rank 2 is known to be gone: kill -0 finds it until the launcher has reaped it.
+  // the launcher has reaped rank 2: until then, kill -0 finds rank 2's process.
   const Folder folder;
   const std::string pid = folder / "pid";
   Launcher launcher(
@@ -382,7 +382,7 @@ TEST(Launch, FirstFailureSetsTheExitCodeAndIsReportedLast) {
 }
 
 TEST(Launch, LaterFailureGoesBeforePeerLoss) {
-  // The rank whose failure is the cause ends slowly. The ranks that this rank aborted are gone earlier.
+  // The rank whose failure is the cause ends slowly. The ranks that this rank aborted end earlier.
   Launcher launcher(shell(3, "if [ $RANK = 0 ]; then sleep 0.4; exit 70; fi; exit 75"));
   EXPECT_EQ(launcher.wait(), 70);
   EXPECT_THAT(launcher.err, HasSubstr("first cause: rank 0"));

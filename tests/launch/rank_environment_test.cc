@@ -37,10 +37,9 @@ TEST(RankEnvironment, StrictOptionSetsTesseraStrict) {
 TEST(RankEnvironment, ARankWithoutItsVariablesIsAJobOfOneRank) {
   LaunchOptions options;
   options.ranks = 3;
-  const std::vector<std::string> slurm = {"SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_LOCALID=1", "HOME=/root"};
+  const std::vector<std::string> slurm = {"SLURM_PROCID=2", "SLURM_NTASKS=3", "SLURM_LOCALID=2", "HOME=/root"};
   const std::vector<std::string> rank = rank_environment(options, {}, 2, slurm);
-  ASSERT_TRUE(resolve(rank).ok());
-  EXPECT_EQ(resolve(rank)->world_size, 3);
+  EXPECT_THAT(rank, Contains("WORLD_SIZE=3"));
   const auto alone = resolve(without_rank(rank));
   ASSERT_TRUE(alone.ok()) << alone.status();
   EXPECT_EQ(alone->launcher, "single");

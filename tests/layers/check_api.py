@@ -51,10 +51,10 @@ def is_move(cpp, tokens):
 
 
 def is_declared(cpp, tokens):
-    """Returns whether a page shows this declaration. It shows no forward declaration, and nothing that is only copied,
-    destroyed or forbidden."""
+    """Returns whether a page shows this declaration. A page shows no forward declaration, no move, no destructor, and
+    no function that is `= default` or `= delete`."""
     words, i = [], tokens[0]
-    while i <= tokens[-1]:  # what stands inside brackets is not looked at
+    while i <= tokens[-1]:  # the tokens inside brackets are skipped
         words.append(cpp.tokens[i].text if i < len(cpp.tokens) else "")
         i = cpp.partner.get(i, i) + 1 if cpp.is_sign(i, *cpp_source.PAIRS) else i + 1
     if words[0] in NO_DECLARATION or SAID_ONCE in words or "~" in words or words[-3:-1] in (["=", "delete"], ["=", "default"]) or is_move(cpp, tokens):

@@ -1,4 +1,6 @@
-"""Checks that every file of this project that a page or a comment names exists, and every test that a page names.
+"""Checks that each file of this project that a page or a comment names exists, and that each test that a page names
+exists.
+
 
 A name ends in .h, .cc, .cu, .cuh, .py or .md. Names in backticks and in links are checked in pages, and names in
 comments are checked in sources. A name with a '/' is a path from the root, from include/ or docs/, or from the folder
@@ -101,7 +103,7 @@ def dead_links(page):
 
 
 def gone_options(root, source):
-    """Yields the options of our scripts that the file names, and that the script's text has not."""
+    """Yields the options of our scripts that the file names, and that the script's text does not contain."""
     for script, options in OPTIONS.findall((root / source).read_text(encoding="utf-8")):
         file = root / "scripts" / script
         text = file.read_text(encoding="utf-8") if file.is_file() else options

@@ -3,7 +3,7 @@
     blocks.3: wanted 4 microbatches, got 3. [T0217] hint: call backward first
 
 An id stands in the source, directly before its remedy. The id belongs to that error for ever, since people search for
-it. docs/errors.md is made from the sources, and also remembers the ids of errors that are gone. scripts/errors gives
+it. docs/errors.md is made from the sources, and also lists the ids of errors that no longer exist. scripts/errors gives
 new ids and writes the page.
 
 Usage: check_errors.py ROOT
@@ -55,7 +55,8 @@ def read_sources(root):
     for folder in sorted({folder.partition("/")[0] for _, _, folders, _ in ROOMS for folder in folders}):
         for file in sorted((root / folder).rglob("*")):
             path = file.relative_to(root).as_posix()
-            if file.suffix in (".cc", ".h", ".cu", ".cuh") and not path.endswith("_docs.cc"):  # files that show samples of errors
+            # Files named *_docs.cc are left out, since they only show samples of errors.
+            if file.suffix in (".cc", ".h", ".cu", ".cuh") and not path.endswith("_docs.cc"):
                 cpp[path] = file.read_text(encoding="utf-8")
             elif file.suffix == ".py":
                 python[path] = file.read_text(encoding="utf-8")

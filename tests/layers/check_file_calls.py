@@ -1,6 +1,6 @@
 """Checks that code which writes or removes files in folders for checkpoints, durable files and outputs uses
-offload/files/file_calls.h. Its functions follow no link below the folder that a user named, even if a folder is swapped
-for a link while they run. EXCEPT has the files that call the system themselves, with the reason.
+offload/files/file_calls.h. The functions of this header follow no link below the folder that a user named, even if a
+folder is replaced by a link while they run. EXCEPT has the files that call the system themselves, with the reason.
 
 Usage: check_file_calls.py ROOT
 """

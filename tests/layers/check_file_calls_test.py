@@ -1,5 +1,5 @@
-"""Tests that check_file_calls.py finds calls of the system that follow links, and an exception that is not needed any
-more."""
+"""Tests that check_file_calls.py finds calls of the system that follow links, and an entry of EXCEPT that is not needed
+any more."""
 
 import pathlib
 import tempfile

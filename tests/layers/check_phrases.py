@@ -1,5 +1,5 @@
-"""Checks that errors name functions in the language of their reader. Some layers are called from C++ and from Python.
-Their texts take the names of functions from runtime/border/phrase.h, which has each name for both languages.
+"""Checks that errors name functions in the programming language of the caller. Some layers are called from C++ and from
+Python. Their texts take the names of functions from runtime/border/phrase.h, which has each name for both languages.
 
 Usage: check_phrases.py ROOT
 """

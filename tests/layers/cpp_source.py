@@ -1,8 +1,8 @@
 """Reads C++ sources as tokens. The class Cpp finds the partner of a bracket, and the text, the call and the function
 around a token.
 
-This module knows only as much of C++ as error_texts.py needs to find an error's text. The sources are formatted by
-clang-format, and have few macros.
+This module understands only those parts of C++ that error_texts.py needs to find an error's text. The sources are
+formatted by clang-format, and have few macros.
 """
 
 import bisect

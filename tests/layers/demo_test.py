@@ -11,7 +11,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Stands for `tessera`. It notes its arguments, writes the seconds of 8 steps (the first is slow), and prints the loss.
+# This script replaces `tessera`. It notes its arguments, writes the seconds of 8 steps (the first is slow), and prints
+# the loss.
 TESSERA = """#!/usr/bin/env bash
 tr '\\n' ' ' <<<"$*" >>"$DEMO_CALLS"
 echo >>"$DEMO_CALLS"

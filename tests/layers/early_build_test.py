@@ -8,7 +8,7 @@ import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# The set-up's child stands for pip. cmake fails once that child runs.
+# The set-up's child takes the place of pip. The replacement of cmake fails once that child runs.
 SETUP = '#!/usr/bin/env bash\n[ "$1" = --no-torch ] && exit\nsh -c "echo \\$\\$ >started; exec sleep 600"\n'
 CMAKE = "#!/usr/bin/env bash\nuntil [ -s started ]; do sleep 0.01; done\nexit 3\n"
 

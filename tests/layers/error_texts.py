@@ -5,8 +5,8 @@ If the program puts a value into the text, the text has a placeholder with the v
 {bytes} bytes, want {wanted}". If the remedy comes from a constant, a variable or a separate function, the error's
 text comes from the places that use the remedy.
 
-This is no compiler. It knows only the few ways in which this tree puts texts together, and gives "{...}" for everything
-else.
+This module is no compiler. It recognizes only the few ways in which this tree puts texts together, and gives "{...}"
+for everything else.
 """
 
 import ast

@@ -226,7 +226,8 @@ TEST(CallsOfOneRank, CallOnOneRankSucceedsOrIsNamedOnAllRanks) {
       EXPECT_TRUE(!failed || in_time(*failed - began, 10)) << *failed - began << " s";
       // this rank's program had already ended; the rank learns of the error while ranks leave the job
       if (end.message.empty()) continue;
-      // A rank that uses Gloo may get the error of a lost peer (75), with the peer's message if that has arrived.
+      // A rank that uses Gloo may get the error of a lost peer (75), with the peer's message if this message has
+      // arrived.
       EXPECT_THAT(end.exit_code, AnyOf(ExitCode::kInternal, ExitCode::kCorruptData, ExitCode::kPeerLost))
           << end.message;
       EXPECT_THAT(end.message, AnyOf(HasSubstr("ranks disagree: rank"), HasSubstr("has left"), HasSubstr("has ended"),

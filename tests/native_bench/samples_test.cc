@@ -30,7 +30,7 @@ TEST(Samples, PercentilesOf1To100AreThoseRanks) {
 
 TEST(Samples, NoSamplesGiveZero) { EXPECT_EQ(Samples().median_s(), 0); }
 
-/// One contender is twice as fast in every turn, although the machine becomes three times slower between the two turns.
+/// One contender is twice as fast in every turn, although the machine becomes three times slower after the first turn.
 TEST(Samples, RatioByTurnsIgnoresASlowdownOfBoth) {
   const Samples longer{{20, 20, 20, 60, 60, 60, 60, 60, 60}}, shorter{{10, 10, 90, 30, 30, 30, 30, 30, 30}};
   EXPECT_DOUBLE_EQ(ratio_by_turns(longer, shorter, 3), 2.0);

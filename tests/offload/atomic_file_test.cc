@@ -132,7 +132,7 @@ TEST(AtomicFile, FailedSyncIsNotTriedAgain) {
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
-// Fault F25 (docs/faults.md).
+// This test covers fault F25 (docs/faults.md).
 TEST(AtomicFile, ShortAndInterruptedCallsAreContinued) {
   for (const FaultRule& kind :
        {FaultRule{.site = FaultSite::kWrite, .action = FaultAction::kShort, .number = 999},

@@ -145,7 +145,7 @@ TEST(BlockFile, WithoutDirectTransfersThePageCacheIsUsed) {
   }
 }
 
-// Fault F28 (docs/faults.md).
+// This test covers fault F28 (docs/faults.md).
 TEST(BlockFile, BadDirectoriesAreRefused) {
   ScratchFolder folder;
   std::ofstream(folder.file("file")) << "x";

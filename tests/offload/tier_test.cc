@@ -491,7 +491,7 @@ TEST_P(TrafficTest, EachRecordIsReadAndWrittenOncePerStep) {
     Model model(*tier);
     ASSERT_TRUE(traverse(model, traffic, true, 1).ok());
     const std::int64_t on_disk = traffic.records - traffic.resident;
-    EXPECT_EQ(tier->counters().reads, 0);  // zeros
+    EXPECT_EQ(tier->counters().reads, 0);  // records that were never written are zeros, and need no read
     EXPECT_EQ(tier->counters().writes, on_disk);
     TierCounters before = tier->counters();
     for (std::uint64_t step = 2; step < 5; ++step) {
@@ -720,7 +720,7 @@ TEST_P(TierFaultTest, SlowDiskCountsAsWaiting) {
 INSTANTIATE_TEST_SUITE_P(All, TierFaultTest, ::testing::ValuesIn(io_variants()),
                          [](const auto& info) { return info.param.name; });
 
-// Fault F43 (docs/faults.md): records have the same bytes without io_uring, locked memory or O_DIRECT.
+// Fault F43 (docs/faults.md): records have the same bytes if the system forbids io_uring.
 TEST(TierFaults, BytesAreTheSameWithoutIoUring) {
   const ChildEnd end = in_child([] {
     if (!forbid_io_uring(EPERM)) return 99;

@@ -175,8 +175,9 @@ TEST_F(DeviceAdafactor, StepAtItsBoundsGivesTheCpusBits) {
 // each other are not lost, and the sum is rounded up. The seeds were chosen so that every other order that was tried
 // gives different bits.
 
-/// Returns zeros, with a small number in about one place of every `every` places. Four of the small numbers add up to
-/// an ulp of 1 in fp64. `unit` is the root of 2^-54 if squares are summed, and 2^-54 otherwise.
+/// Returns zeros, with a small number in about one place of every `every` places. A small number is `unit` or 1.125 *
+/// `unit`. `unit` is the root of 2^-54 if squares are summed, and 2^-54 otherwise. Four small numbers, or their
+/// squares, then add up to an ulp of 1 in fp64 or to a little more.
 std::vector<float> few_small(std::mt19937& random, std::size_t count, std::size_t every, float unit) {
   std::vector<float> values = Values::all(count);
   for (std::size_t i = 0; i < count; ++i) {

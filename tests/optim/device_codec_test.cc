@@ -1,4 +1,4 @@
-// Compares the codecs of the wire by CUDA kernels with the CPU's loops. The bits are the same.
+// Compares CUDA kernels for the codecs of the wire with the CPU's loops. The bits must be the same.
 
 #include "optim/cuda/device_codec.h"
 
@@ -48,7 +48,7 @@ std::vector<float> residuals(std::size_t numel) {
   return values;
 }
 
-/// Returns the messages that the CPU makes of the parts. Bytes that no code has are 0.
+/// Returns the messages that the CPU makes of the parts. Bytes that belong to no scale or code are 0.
 Bytes encoded(const EncodedParts& parts, const Bytes& values, float* residual) {
   Bytes messages(parts.bytes());
   for (std::size_t q = 0; q < parts.parts; ++q) {
@@ -90,7 +90,8 @@ struct CodecCase {
   }
 };
 
-/// Parts are empty, end within a block, have whole blocks, and begin where vectors of four elements cannot.
+/// Returns cases with empty parts, parts that end within a block, parts of whole blocks, and parts that begin at
+/// addresses that are not aligned for vectors of four elements.
 std::vector<CodecCase> cases() {
   std::vector<CodecCase> all;
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -103,7 +104,7 @@ std::vector<CodecCase> cases() {
   return all;
 }
 
-/// Few thread blocks take several blocks of elements each, and many take one.
+/// A small number of thread blocks handle several blocks of elements each, and a large number handle one block each.
 constexpr unsigned kMostBlocks[] = {1, cuda::kCodecBlocksOverBus};
 
 TEST_F(DeviceCodec, EncodedPartsHaveTheCpusBits) {

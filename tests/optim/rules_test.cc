@@ -217,7 +217,8 @@ TEST(RuleOptimizer, NamesItsStatesAsPyTorchDoes) {
 
 TEST(RuleOptimizer, ScalesGradientsFirst) {
   const auto optimizer = make_optimizer(adam(OptimizerType::kAdamW));
-  // A power of two changes only exponents, so no bit may differ.
+  // five_steps divides the gradients by `gradient_scale`, and the optimizer multiplies them by it. With a power of two,
+  // both operations are exact, so the results have the same bits.
   EXPECT_EQ(five_steps(*optimizer, {.lr = 0.01f}), five_steps(*optimizer, {.gradient_scale = 0.125f, .lr = 0.01f}));
 }
 

@@ -21,7 +21,7 @@ def read_tensors(folder):
 
 
 def write_tensors(folder, tensors):
-    """Writes {name: tensor}, each float32 or int64."""
+    """Writes {name: tensor}. Each tensor is float32 or int64."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     names = {dtype: (name, layout) for name, (layout, dtype) in _DTYPES.items()}

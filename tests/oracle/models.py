@@ -201,5 +201,5 @@ class Llama(LanguageModel):
 
 
 def make_model(config):
-    """`config`: the content of a model file."""
+    """Makes the model that `config`, the content of a model file, describes."""
     return {"gpt": GPT, "llama": Llama}[config["model"]](config)

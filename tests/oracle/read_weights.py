@@ -1,4 +1,5 @@
-"""Prints what PyTorch finds in files of save_weights: the sum of all absolute values, and whether two names share their memory.
+"""Loads files of save_weights with PyTorch. Prints the sum of all absolute values of each file, and whether two names
+share their memory.
 
 Usage: read_weights.py NAME NAME FILE FORM [FILE FORM...], where the form is dictionary or archive.
 """

@@ -1,5 +1,5 @@
-"""Rewrites the weights of a file of torch.save in the forms in which people write weights. It also writes other files
-that people mistake for files of weights.
+"""Rewrites the weights of a file of torch.save in the forms in which people write weights. The program also writes
+other files that people mistake for files of weights.
 
 Usage: rewrite_weights.py FILE FOLDER
 """
@@ -36,8 +36,8 @@ def tree():
 
 
 def views():
-    """Returns tensors that are views of one storage. Each tensor lies behind the previous tensor, and matrices are
-    transposed."""
+    """Returns tensors that are views of one storage. Each tensor begins where the previous tensor ends, and matrices
+    are transposed."""
     flat = torch.cat([value.t().reshape(-1) if value.dim() == 2 else value.reshape(-1) for value in weights.values()])
     begin, result = 0, {}
     for name, value in weights.items():

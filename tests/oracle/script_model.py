@@ -22,7 +22,7 @@ class Block(nn.Module):
 
 
 class Script(nn.Module):
-    """The embedding is also the head. forward uses a buffer, and has a branch."""
+    """A model whose embedding and head share one weight. forward uses a buffer, and has a branch."""
 
     def __init__(self):
         super().__init__()

@@ -12,12 +12,12 @@ The program prints one JSON object. It has the global mean loss before each upda
 gradient before clipping. It also has the loss scale of each update, and whether the update was skipped because of an
 overflow. If --save is given, the final weights are written as a folder of the same format.
 
-Precision: fp32 means that everything is fp32. If it is bf16 or fp16, the parameters that compute are 16-bit, the
-optimizer owns fp32 masters, and gradients are reduced in fp32. FSDP2 does this by its MixedPrecisionPolicy(param_dtype,
-reduce_dtype=float32). --reduce gives it another reduce_dtype, or none. `single` and `ddp` do it by a 16-bit copy of the model, since DDP has no such mode. `ddp` does
-not use torch's class with such a copy, and gradients are all-reduced one by one. The optimizer is torch.optim with
-foreach=False and fused=False, which updates one tensor after the other by one formula.
-"""
+Precision: if --dtype is fp32, everything is fp32. If --dtype is bf16 or fp16, the parameters that compute are 16-bit,
+the optimizer owns fp32 masters, and gradients are reduced in fp32. FSDP2 has the MixedPrecisionPolicy(param_dtype,
+reduce_dtype=float32) for this. --reduce sets another reduce_dtype, or none. `single` and `ddp` use a 16-bit copy of the
+model, since DDP has no such mode. If `ddp` has such a copy, it does not use torch's class, but all-reduces the
+gradients one by one. The optimizer is torch.optim with foreach=False and fused=False, which updates one tensor after
+the other by one formula. """
 
 import argparse
 import copy
@@ -133,7 +133,7 @@ class Trainee:
             master.grad = gradient if master.grad is None else master.grad + gradient
 
     def publish(self):
-        """Rounds the masters into the model that computes, unless it computes with the masters themselves."""
+        """Rounds the masters into the model that computes, unless this model computes with the masters themselves."""
         if not self.copy_of_masters:
             return
         with torch.no_grad():
@@ -171,7 +171,7 @@ class LossScale:
 
 
 def clip(parameters, limit):
-    """Clips the gradients to the norm `limit` if that is above 0, and returns the norm before clipping."""
+    """Clips the gradients to the norm `limit` if `limit` is above 0, and returns the norm before clipping."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit if limit > 0 else float("inf"), foreach=False)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
@@ -247,8 +247,8 @@ def train_ranks(options):
 
 def main():
     options = parse_arguments()
-    # One process imports the modules that ranks need, and they are forked from it. Optimizers import torch._dynamo when
-    # they are made.
+    # One process imports the modules that ranks need, and the ranks are forked from this process. Optimizers import
+    # torch._dynamo when they are made.
     multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.device_mesh"])
     result = train(0, options) if options.strategy == "single" else train_ranks(options)
     result["torch"] = torch.__version__

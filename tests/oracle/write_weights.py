@@ -1,9 +1,8 @@
 """Writes the state_dict of a module as a PyTorch program does: an OrderedDict with a tied parameter, a transposed
 parameter and buffers.
 
-Usage: write_weights.py FILE PROTOCOL [FILE PROTOCOL...], where PROTOCOL is the protocol of pickle. It prints the sum of
-all absolute values.
-"""
+Usage: write_weights.py FILE PROTOCOL [FILE PROTOCOL...], where PROTOCOL is the protocol of pickle. The program prints
+the sum of all absolute values. """
 
 import sys
 

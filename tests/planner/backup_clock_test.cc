@@ -1,4 +1,4 @@
-// Tests the play of a step whose ranks also compute microbatches of slower ranks.
+// Tests the simulation of a step whose ranks also compute microbatches of slower ranks.
 
 #include "planner/modes/backup_clock.h"
 
@@ -55,8 +55,8 @@ TEST(BackupClock, RanksThatAreAlikeLeaveEachOtherAlone) {
   EXPECT_EQ(step.made_again + step.twice, 0);
 }
 
-/// Plays a step second by second: in each second every rank, in their order, looks whether its forward or backward has
-/// ended. All times are whole seconds, and above 0.
+/// Simulates a step second by second. In each second, every rank, in the order of their numbers, checks whether its
+/// forward or backward has ended. All times are whole seconds, and above 0.
 class BySeconds {
  public:
   BySeconds(const MicrobatchOrder& order, const std::vector<BackupRank>& speeds)
@@ -83,12 +83,12 @@ class BySeconds {
 
  private:
   struct One {
-    std::int64_t begin = 0, end = 0, at = 0;  ///< its run, and the microbatch under way
+    std::int64_t begin = 0, end = 0, at = 0;  ///< the rank's run, and the microbatch under way
     bool is_forward = true;
     double until = 0;
     std::int64_t ended = 0, computed = 0, claims = 0;
     std::int64_t claimed = 0;        ///< microbatches from the end of its run that were claimed
-    std::int64_t known_claimed = 0;  ///< the same, when it last ended a microbatch of its run
+    std::int64_t known_claimed = 0;  ///< the value of `claimed` when the rank last completed a microbatch of its run
   };
 
   void start(std::size_t r, std::int64_t microbatch, double now) {
@@ -99,7 +99,7 @@ class BySeconds {
   }
   bool is_own(std::size_t r) const { return ranks_[r].at >= ranks_[r].begin && ranks_[r].at < ranks_[r].end; }
 
-  /// Begins what comes after the end of a pass. Returns false if nothing does.
+  /// Begins the pass that follows the pass that has ended. Returns false if the rank has nothing more to compute.
   bool goes_on(std::size_t r, double now) {
     One& one = ranks_[r];
     const bool is_late = makers_.contains(one.at);

@@ -1,4 +1,4 @@
-// Tests the number of bytes of each wire form, and the predicted CPU time of gathers in this form.
+// Tests the number of bytes of each wire form, and the predicted CPU time of gathers in each form.
 
 #include "planner/script/form_cost.h"
 

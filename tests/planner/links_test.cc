@@ -143,7 +143,7 @@ TEST(Links, RanksOfOneHostShareItsLink) {
   two_each.coding = {};
   EXPECT_DOUBLE_EQ(two_each.of_group(4, 2, 1).all_reduce.beta_s_per_byte, four.all_reduce.beta_s_per_byte);
   EXPECT_DOUBLE_EQ(two_each.of_group(2, 2, 2).all_reduce.beta_s_per_byte, 16e-9);
-  // A measurement on one host does not tell the costs between two hosts.
+  // A measurement on one host gives no costs between two hosts.
   Links inside = one_each;
   inside.hosts = 1;
   EXPECT_EQ(inside.of_group(4, 2, 2), inside);

@@ -1,5 +1,5 @@
-// Tests runs of ranks that have clocks of their own. The event model makes the same runs as benchmarks/push_orders.py.
-// Other tests check the costs that a plan's steps have in this model.
+// Tests runs of ranks that have clocks of their own. The event model gives the same runs as the simulator of
+// benchmarks/push_orders.py. Other tests check the costs that a plan's steps have in this model.
 
 #include <gtest/gtest.h>
 

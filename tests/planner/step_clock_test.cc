@@ -97,7 +97,7 @@ TEST(StepClock, CallsBeginLaterWhileARankWorks) {
 /// A call for which no rank waits continues after the end of the step.
 TEST(StepClock, RankMayEndBeforeItsCallDoes) {
   const RankTimes times = alone(Script().post(Channel::kGather, 0, 10, 0.5, 1).work(1));
-  EXPECT_DOUBLE_EQ(times.end_s, 1 / (1 - 0.25));  // at half speed a call uses half as much of the rank
+  EXPECT_DOUBLE_EQ(times.end_s, 1 / (1 - 0.25));  // at half speed, the call takes half of its share (0.5) of the cores
 }
 
 TEST(StepClock, WireIsBusyWhileAnyCallIsUnderWay) {

@@ -68,7 +68,7 @@ TEST(ForeignGradients, GeneratorTrainsInsideTheCriticsStep) {
           const at::Tensor fake = gan.generator->forward(scene.rows(noise(step, 3)));
           const at::Tensor real = gan.critic->forward(scene.rows(noise(step + 100, 2)));
           gan.of_critic->backward(at::softplus(-real).mean() + at::softplus(gan.critic->forward(fake.detach())).mean());
-          std::vector<at::Tensor> kept;  // plain LibTorch must store these gradients elsewhere
+          std::vector<at::Tensor> kept;  // without an Engine, the program itself must store these gradients
           if (scene.is_plain()) {
             for (at::Tensor& parameter : gan.critic->parameters()) kept.push_back(parameter.grad().clone());
           }
@@ -197,8 +197,8 @@ TEST(ForeignGradients, SaliencyMapBetweenBackwardAndStepDisturbsNothing) {
       {linear_units});
 }
 
-// A backward by hand runs in the middle of a step. Plain LibTorch would add its gradients. Here only the gradients of
-// the Engine's own backward count.
+// A backward by hand runs in the middle of a step. Plain LibTorch would add the gradients of this backward. The Engine
+// uses only the gradients of its own backward.
 TEST(ForeignGradients, ManualBackwardInMidStepIsDropped) {
   expect_like_plain(
       [](Scene& scene) {

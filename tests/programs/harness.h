@@ -18,7 +18,7 @@
 namespace tessera::testing {
 
 /// Trains one module, either plainly with LibTorch or with an Engine on each rank. A program is written once and runs
-/// with both.
+/// in both ways.
 class Trainer {
  public:
   using Action = std::function<void()>;
@@ -36,7 +36,7 @@ class Trainer {
   /// Makes a new optimizer, or destroys the Engine and then makes a new Engine over the same module. `adjust` changes
   /// the strategy of the new Engine.
   virtual void renew(const Adjust& adjust) = 0;
-  /// Returns null if no Engine trains.
+  /// Returns null if no Engine trains the module.
   virtual Engine* engine() { return nullptr; }
 };
 

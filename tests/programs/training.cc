@@ -67,7 +67,7 @@ void train_from_row(Scene& scene, Trainer& trainer, Tiny& model, std::int64_t st
   trainer.step();
 }
 
-// There are more units than the plan has buckets, so the test would notice a unit that waits in vain for a bucket.
+// There are more units than the plan has buckets, so the test would notice a unit that waits forever for a bucket.
 TEST(Training, LastUnitUnusedForSomeStepsTrainsAgain) {
   expect_like_plain([](Scene& scene) {
     Tiny model = tiny({.blocks = 10});

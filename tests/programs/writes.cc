@@ -188,7 +188,7 @@ TEST(Parameters, ParametersThatCannotTrainAreRefusedWithTheirWayOut) {
   });
 }
 
-// This is the way out that the refusal of a complex parameter names.
+// The error for a complex parameter recommends this form of the parameter.
 TEST(Parameters, ComplexNumbersMadeOfRealOnesTrain) {
   struct OfComplex : torch::nn::Module {
     OfComplex() {
@@ -286,7 +286,8 @@ TEST(Parameters, ReadThroughATensorThatWasSetOverItsMemoryIsNoWrite) {
     at::Tensor reader = at::empty({0});
     scene.note(reader.set_(model->head.detach()).sum().item<double>());
     scene.note(reader.set_(model->blocks->ptr<BlockImpl>(1)->up->weight.detach()).sum().item<double>());
-    // Neither leaving the parameters' memory nor a write of other memory is a write of a parameter.
+    // A tensor that was moved to other memory (set_, set_data) has left the parameters' memory, so a later write of it
+    // is no write of a parameter.
     reader.set_(at::zeros({2})).fill_(7);
     at::Tensor data = model->head.data();
     data.set_(at::zeros({2})).fill_(7);
@@ -328,7 +329,8 @@ TEST(Parameters, WriteOutsideAGuardOfSomeUnitsIsNoticed) {
   expect_refused(write, {{"blocks.2.up.weight", "written in place", "kWrite"}});
 }
 
-// A pointer carries no version, so the values themselves are compared when the guard ends.
+// A write through a pointer does not change the version of the parameter, so the guard compares the values themselves
+// at its end.
 TEST(Parameters, PointerWriteUnderAReadingGuardIsNoticed) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const Mistake write = [](Scene& scene, Trainer& trainer, Tiny& model) {
@@ -336,8 +338,8 @@ TEST(Parameters, PointerWriteUnderAReadingGuardIsNoticed) {
       const at::Tensor weight = model->blocks->ptr<BlockImpl>(1)->up->weight;
       std::memset(weight.mutable_data_ptr(), 0x41, 2 * weight.element_size());
       guard.close();
-      // Ranks that share one copy may have seen only what another rank wrote. They get that rank's error
-      // in the next step.
+      // If ranks share one copy, another rank may write before this rank's guard begins. This rank's guard then sees no
+      // change, and this rank gets the other rank's error in the next step.
       train(scene, trainer, model, 1, 2);
     };
     expect_refused(write, {{"parameter blocks.1.up.weight of unit blocks.1", "only reads", "Gathered::kWrite"}},
@@ -366,7 +368,7 @@ TEST(Parameters, GuardThatWritesUnderAReadingGuardIsRefusedAndHarmless) {
                     {{"only reads", "close that guard"}});
       guard.close();
     }
-    // A guard that reads may lie inside one that writes.
+    // A guard that reads may lie inside a guard that writes.
     trainer->write([&] {
       trainer->read([&] { model->head.detach().mutable_data_ptr<float>()[0] = 0.5F; });
       model->head.mul_(0.5);

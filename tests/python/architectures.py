@@ -94,7 +94,7 @@ def class_of_plain_image(model, batch):
 
 
 def causal(name, *units, **config):
-    """`name`: the prefix of the names of both classes, NAMEConfig and NAMEForCausalLM."""
+    """`name` is the prefix of the names of both classes, NAMEConfig and NAMEForCausalLM."""
     head = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
     return of_transformers(head, getattr(transformers, f"{name}Config")(**config), tokens, next_token, *units)
 

@@ -7,7 +7,8 @@ import torch
 
 import tessera
 
-# Every strategy computes the same sums in the same order, so all have equal bits. Plain PyTorch sums in another order.
+# Every strategy computes the same sums in the same order, so the results of all strategies have equal bits. Plain
+# PyTorch sums in another order.
 STRATEGIES = {
     "FULL_SHARD": {"strategy": "FULL_SHARD"},
     "FULL_SHARD, private copies": {"strategy": "FULL_SHARD", "host_sharing": False},
@@ -15,7 +16,7 @@ STRATEGIES = {
     "NO_SHARD": {"strategy": "NO_SHARD"},
 }
 # eps is far above rounding errors. So parameters whose gradients are zero apart from rounding errors (attention's key
-# bias) do not move.
+# bias) do not change.
 LR, DECAY, EPS, CLIP = 0.01, 0.01, 1e-5, 0.5
 TOLERANCE = 1e-6
 

@@ -33,8 +33,8 @@ MADE = BEGIN + """
 
 
 def run_by_hand(program, *words, **variables):
-    """Runs a program on two ranks without a launcher. The first word is the rank's number, and "%" in a variable stands
-    for it. Returns the exit codes and the outputs."""
+    """Runs a program on two ranks without a launcher. The first word is the rank's number. This number also replaces
+    "%" in the value of a variable. Returns the exit codes and the outputs."""
     ranks = [subprocess.Popen([sys.executable, "-B", "-c", textwrap.dedent(program), str(rank), *words], stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True,
                               env=environment() | {name: value.replace("%", str(rank)) for name, value in variables.items()})
@@ -45,8 +45,8 @@ def run_by_hand(program, *words, **variables):
 
 class ExitsTest(unittest.TestCase):
     def expect(self, program, code, *texts, ranks=2):
-        # A rank that no other rank tells of the error waits until the limit of "comm". That limit is longer than the
-        # limit of this test.
+        # If no other rank reports the error to a rank, this rank waits until the limit of "comm". That limit is longer
+        # than the limit of this test.
         got, output = launch(ranks, program, at_rest=300)
         self.assertEqual(got, code, output)
         for text in texts:
@@ -54,8 +54,8 @@ class ExitsTest(unittest.TestCase):
         return output
 
     def test_ranks_end_together(self):
-        # Rank 0 serves the store, and rank 1 comes late. A global variable holds an Engine until the interpreter clears
-        # the modules.
+        # Rank 0 serves the store, and rank 1 ends one second later. A global variable holds an Engine until the
+        # interpreter clears the modules.
         output = self.expect(MADE + """
     try:
         engine.step()
@@ -117,7 +117,8 @@ class ExitsTest(unittest.TestCase):
         """, 70, "ValueError: a loss that is a pumpkin", "Traceback", "first cause: rank 1")
 
     def test_rank_that_fails_before_its_engine_is_named_without_a_launcher(self):
-        # Other launchers than ours may let the other ranks go on. Rank 0 would wait for comm.init_timeout_s.
+        # Launchers other than `tessera launch` may let the other ranks go on. Rank 0 would then wait for
+        # comm.init_timeout_s.
         codes, outputs = run_by_hand(BEGIN + """
     tessera.init(strategy)
     if tessera.rank() == 1: raise ValueError("there are no data")

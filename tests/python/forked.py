@@ -5,9 +5,9 @@ No launcher watches the ranks. The ranks find each other as they do under torchr
 
 Usage: forked.py MODULE[,MODULE...] RANKS PROGRAM [ARGUMENT...] [then RANKS PROGRAM [ARGUMENT...]]...
 
-It imports the modules, and runs one program after the other on forked ranks, each as Python runs a file. 0 ranks means
-one process that no launcher has started. It ends with the first exit code that is not 0.
-"""
+This program imports the modules. Then it runs the named programs one after the other on forked ranks, each as Python
+runs a file. 0 ranks means one process that no launcher has started. This program ends with the first exit code that is
+not 0. """
 
 import importlib
 import itertools

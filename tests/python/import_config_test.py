@@ -1,6 +1,7 @@
 """Tests configurations of DeepSpeed, Accelerate and FSDP as people write them (import_configs/). Each configuration has
-a file that says what must become of each of its keys (import_configs/*/expected/). Other tests check single keys, how
-files are chosen, and what the command does with them."""
+a file with the expected strategy, and with the keys that must be mapped, ignored and refused
+(import_configs/*/expected/). Other tests check single keys, how files are chosen, and what the command does with
+them."""
 
 import contextlib
 import copy

@@ -139,7 +139,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(rows[""], [a.name, b.name])
         self.assertEqual(rows["ranks"], ["2", "4"])
         self.assertEqual(rows["steps"], ["20 of 9", "2 of 9"])
-        self.assertEqual(rows["loss, mean of the last 10"], ["3.45", ""])  # a NaN among the values leaves no mean
+        self.assertEqual(rows["loss, mean of the last 10"], ["3.45", ""])  # one value is NaN, so there is no mean
         self.assertEqual(rows["loss on held-out data, last"], ["3.25", ""])
         self.assertEqual(rows["tokens a second, median"], ["1,050", ""])
         self.assertEqual(rows["steps with an overflow or a spike"], ["0", "2"])

@@ -66,7 +66,7 @@ def files_of_torch():
             try:
                 distribution = importlib.metadata.distribution(name)
             except importlib.metadata.PackageNotFoundError:
-                continue  # what another Python or system needs
+                continue  # only another Python or system needs this package
             if (distribution.name, extra) in taken:
                 continue
             taken.add((distribution.name, extra))
@@ -89,7 +89,8 @@ class WheelTest(unittest.TestCase):
         cls.run_ok("wheel", TREE / "scripts" / "wheel", "--python", sys.executable, "--build", os.environ["TESSERA_BUILD"], "--out", cls.folder)
         [cls.wheel] = cls.folder.glob("*.whl")
         cls.version = cls.wheel.name.split("-")[1].partition("+")[0]
-        # The new environment links to torch and what torch requires, since installing torch takes minutes.
+        # The new environment has links to torch and to the packages that torch requires, since installing torch takes
+        # minutes.
         cls.run_ok("environment", sys.executable, "-m", "venv", "--without-pip", cls.folder / "python")
         cls.site = cls.folder / "python" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         for name in files_of_torch():

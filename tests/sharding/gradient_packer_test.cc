@@ -170,7 +170,7 @@ TEST(GradientPacker, SquaresAreOfWhatLiesInTheBucketWhichStaysTheSame) {
   });
 }
 
-// Several threads copy the gradient, in several pieces.
+// One thread or two threads copy the gradient, in several pieces.
 TEST(GradientPacker, LargeGradientIsSquaredPieceByPiece) {
   for (const int threads : {1, 2}) {
     alone([&](const Mesh& mesh) {

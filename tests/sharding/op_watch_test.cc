@@ -91,7 +91,8 @@ TEST(OpWatch, BackwardGathersUnitsOfSavedViews) {
   });
 }
 
-/// Returns a value for an argument of an operator that makes views of a matrix, or nothing if this test knows no value.
+/// Returns a value for an argument of an operator that makes views of a matrix, or nothing if this test has no such
+/// value.
 std::optional<c10::IValue> argument(const c10::Argument& wanted, const at::Tensor& matrix) {
   const std::string& name = wanted.name();
   const c10::TypePtr& type = wanted.type();
@@ -111,8 +112,8 @@ std::optional<c10::IValue> argument(const c10::Argument& wanted, const at::Tenso
   return c10::IValue(static_cast<std::int64_t>(name == "dim1" || name == "axis1" || name.find("size") == 0 ? 1 : 0));
 }
 
-/// Returns the results of the operator for views of `matrix`, or nothing if the operator cannot be called with such
-/// arguments.
+/// Returns the results of the operator if its tensors are `matrix` and its other arguments come from `argument`.
+/// Returns nothing if the operator cannot be called in this way.
 std::optional<torch::jit::Stack> results_of(const c10::OperatorHandle& op, const at::Tensor& matrix) {
   torch::jit::Stack stack;
   for (const c10::Argument& wanted : op.schema().arguments()) {

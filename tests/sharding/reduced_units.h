@@ -19,7 +19,7 @@ inline at::Tensor gradient_of(int rank, std::int64_t round, std::size_t u, std::
   return gradient + static_cast<float>(rank + 2 * round + static_cast<std::int64_t>(u + i));
 }
 
-/// Records the values of each group that the Reducer shows to it.
+/// Records the values of each group that the Reducer passes to this visitor.
 class Recorder final : public GradientVisitor {
  public:
   void begin(const FlatGroup& group) override { seen_of(group).clear(); }
@@ -63,7 +63,8 @@ struct Reduced {
     if (order) std::shuffle(all.begin(), all.end(), *order);
     for (const auto& [u, i] : all) take(u, i, number);
   }
-  /// Checks the sums over ranks. `wanted(rank, u, i)`: the sum of the gradients that `rank` gave for this parameter.
+  /// Checks the sums over ranks. `wanted(rank, u, i)` returns the sum of the gradients that `rank` gave for this
+  /// parameter.
   template <class Wanted>
   void expect_sums(const Wanted& wanted) {
     for (std::size_t u = 0; u < units.size(); ++u) expect_sum(u, wanted);

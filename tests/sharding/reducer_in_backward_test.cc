@@ -24,7 +24,7 @@ HandMadeUnits::Options options_of(ShardingStrategy strategy, int replicate = 1, 
   return options;
 }
 
-/// Records what the Reducer hands over, and checks that it is the sum.
+/// Records the units that the Reducer hands over, and checks that their gradients are the sums over ranks.
 struct HandedOver {
   explicit HandedOver(Reduced& reduced) {
     reduced.reducer.on_summed([&](Unit& unit, const UnitAgreement& told) {

@@ -163,8 +163,8 @@ TEST(Reducer, EachUnitCountsOneReductionAndItsBytes) {
   });
 }
 
-// Gradients arrive in a different order than the first round guesses. The order of rank 0 becomes the order of all
-// ranks.
+// Gradients arrive in another order than the order that the first round assumes. The order of rank 0 becomes the order
+// of all ranks.
 TEST(Reducer, FirstRoundsOrderIsUsedInTheNext) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Reduced reduced(mesh, some_units(12));

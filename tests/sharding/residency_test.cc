@@ -110,7 +110,7 @@ TEST(Residency, PinnedUnitsKeepValuesAndOthersGetOverflowSlots) {
   });
 }
 
-// This is Belady's rule. Units 1, 2, 3 and 4 take turns in two slots, and the unit whose next use is last is released.
+// Units 1, 2, 3 and 4 take turns in two slots, and the unit whose next use is last is released (Belady's rule).
 TEST(Residency, KnownOrderIsPrefetchedWithoutExtraGathers) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Resident resident(mesh, options_of(5, 1));

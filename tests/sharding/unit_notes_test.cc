@@ -53,7 +53,7 @@ TEST(UnitNotes, OneDifferingBitInADigestIsNoticed) {
     const auto ranks = static_cast<int>(digests.size());
     const bool do_they = unit_notes::have_one_digest(sum, 3, ranks);
     const at::Tensor bits = flat_view(sum.data() + 3, DType::kF32, MemoryPlan::kDigestBits, at::kCPU);
-    unit_notes::compare_digests(bits, ranks);  // a device makes this comparison
+    unit_notes::compare_digests(bits, ranks);  // a GPU compares the digests with this function
     EXPECT_EQ(bits.eq(0).all().item<bool>(), do_they);
     EXPECT_LE(bits.max().item<float>(), 0.0F) << "sums of several could be 0";
     return do_they;

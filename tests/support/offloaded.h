@@ -39,8 +39,8 @@ void put_below(Strategy& strategy, const Below& below);
 inline constexpr Below kSomeBelow = {0, 0.5, 0.6, 4096, 8192, 1};
 inline constexpr const Below* kInMemoryAndBelow[] = {nullptr, &kSomeBelow};
 
-/// Returns a change of a strategy that sets the types of `kept` and the shares of `below`. `below`: if null, all state
-/// is in memory.
+/// Returns a change of a strategy that sets the types of `kept` and the shares of `below`. If `below` is null, all
+/// state is in memory.
 Adjust adjusted_to(const Kept& kept, const Below* below);
 Strategy strategy_of(const Kept& kept, const Placed& placed, const Below* below = nullptr);
 

@@ -15,11 +15,11 @@
 
 namespace tessera::testing {
 
-// Most faults in a grid of cases (strategies x ranks x dtypes ...) show with one value of one dimension, or with one
-// value each of two dimensions. A pairwise sample finds these faults with far fewer points than the whole grid: every
-// two values of two dimensions occur together in a point of the sample. The pairwise sample of a grid of two dimensions
-// is the grid itself, so the sample is smaller only from three dimensions on. If another test covers the other pairs, a
-// sample may cover only all pairs of the first two dimensions, and each value of the other dimensions.
+// Most faults in a grid of cases (strategies x ranks x dtypes ...) appear with one value of one dimension, or with one
+// pair of values of two dimensions. A pairwise sample finds these faults with far fewer points than the whole grid:
+// every two values of two dimensions occur together in a point of the sample. The pairwise sample of a grid of two
+// dimensions is the grid itself, so the sample is smaller only from three dimensions on. If another test covers the
+// other pairs, a sample may cover only all pairs of the first two dimensions, and each value of the other dimensions.
 
 /// A point of a grid: the index of a value for each dimension.
 using GridPoint = std::vector<std::size_t>;
@@ -43,11 +43,12 @@ inline std::vector<GridPoint> grid_product(const std::vector<std::size_t>& sizes
 /// Returns a pairwise sample of these points, which is the same in each call. Every two values of two dimensions that
 /// occur together in any point occur together in one point of the sample. The point that adds the most pairs is taken
 /// first. If several points add equally many pairs, the point with smaller indices is taken first. So a test that lists
-/// cheap values first has cheap points.
+/// cheap values first gets cheap points.
 ///
-/// `paired`: the number of dimensions, counted from the first, whose values are paired. Each value of the other
-/// dimensions is in at least one point. If `paired` is less than the number of dimensions, points whose values were
-/// used least come first, and smaller indices come second. So the other dimensions take turns.
+/// `paired` is the number of dimensions, counted from the first, whose values are paired. Each value of the other
+/// dimensions is in at least one point. If `paired` is less than the number of dimensions and several points add
+/// equally many pairs, the point whose values were used least is taken first. If several points are still equal, the
+/// point with smaller indices is taken. So the other dimensions take turns.
 inline std::vector<GridPoint> pairwise_sample(const std::vector<std::size_t>& sizes, const GridFilter& exists = nullptr,
                                               std::size_t paired = std::numeric_limits<std::size_t>::max()) {
   const std::vector<GridPoint> points = grid_product(sizes, exists);
@@ -100,7 +101,7 @@ inline std::vector<GridPoint> pairwise(const std::vector<std::size_t>& sizes, co
   return tests_are_long() ? grid_product(sizes, exists) : pairwise_sample(sizes, exists, paired);
 }
 
-/// Returns the values of each point for which `exists(values...)` is true. It replaces nested loops:
+/// Returns the values of each point for which `exists(values...)` is true. The function replaces nested loops:
 ///     for (const auto& [kind, dtype, ranks] : pairwise_where(exists, kKinds, kDTypes, kRanks))
 /// kPaired is pairwise_sample's `paired`: pairwise_where<2>(...) has all pairs of the first two ranges.
 template <std::size_t kPaired = std::numeric_limits<std::size_t>::max(), class Exists, class... Ranges>

@@ -58,8 +58,8 @@ std::vector<Batch> make_batches(std::int64_t count, std::int64_t batch, std::int
 /// a lock.
 Tiny make_tiny(const TinyOptions& options, bool deferred);
 
-/// A strategy's name, and whether parameters lie on disk. Also says whether ranks share one copy of the parameters
-/// (which threads can) or have private copies.
+/// A ShardingStrategy, whether parameters lie on disk, and whether ranks share one copy of the parameters (which
+/// threads can) or have private copies.
 struct Placed {
   Placed(ShardingStrategy kind_given, bool shared_given = false,
          bool on_disk_given = false)  // NOLINT: a strategy alone is a Placed

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// A folder for the files that a test writes. It lies in memory if /tmp does. ScratchFolder (tests/offload/scratch.h)
-/// is on a disk.
+/// A folder for the files that a test writes. The folder lies in memory if /tmp does. ScratchFolder
+/// (tests/offload/scratch.h) is on a disk.
 class TestFolder {
  public:
   TestFolder() {

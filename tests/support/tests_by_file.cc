@@ -1,4 +1,4 @@
-// The main of a program whose tests are several entries of ctest (tessera_test(... IN program),
+// This file has the main function of a program whose tests are several entries of ctest (tessera_test(... IN program),
 // cmake/TesseraLayers.cmake):
 //
 //   program                       runs all tests

@@ -95,7 +95,7 @@ std::multiset<std::string> steps_told_of(const std::string& out) {
   std::multiset<std::string> told;
   std::istringstream words(out);
   for (std::string word, next; words >> word;)
-    if (word == "step" && words >> next) told.insert(next);
+    if (word == "step" && words >> next && next.find('/') != std::string::npos) told.insert(next);
   return told;
 }
 

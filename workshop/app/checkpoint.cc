@@ -1,9 +1,9 @@
 // tessera checkpoint ...: looks at checkpoints on disk, without a model.
 //
 // There is a function for each command: `list`, `show`, `verify`, `diff` and `reshard`. Each function opens checkpoints
-// with SavedCheckpoint. A damaged header is an error before anything is printed, but `list` prints it beside the name.
-// `verify` reads all chunks in the order of the files. `diff` reads the tensors of both checkpoints, kPortion elements
-// at a time.
+// with SavedCheckpoint. A damaged header is an error before anything is printed, but `list` prints this error beside
+// the checkpoint's name. `verify` reads all chunks in the order of the files. `diff` reads the tensors of both
+// checkpoints, kPortion elements at a time.
 
 #include <c10/util/ArrayRef.h>
 #include <c10/util/StringUtil.h>

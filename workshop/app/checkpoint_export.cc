@@ -42,7 +42,8 @@ struct WordAndType {
 constexpr WordAndType kTypes[] = {
     {"fp32", "F32", c10::kFloat}, {"bf16", "BF16", c10::kBFloat16}, {"fp16", "F16", c10::kHalf}};
 
-/// Returns the type with this name. `key`: the field that is compared, which is the name in --dtype or in safetensors.
+/// Returns the type with this name. `key` is the field that is compared: the name in --dtype or the name in
+/// safetensors.
 template <class Key>
 absl::StatusOr<WordAndType> type_named(const std::string& name, Key WordAndType::*key) {
   for (const WordAndType& each : kTypes)

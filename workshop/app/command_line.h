@@ -22,7 +22,7 @@ CLI::Validator not_empty();
 /// are not read.
 std::vector<std::string> take_words_behind_dashes(int& argc, char** argv);
 
-constexpr std::int64_t kMostLaunched = 1024;  ///< ranks on one machine
+constexpr std::int64_t kMostLaunched = 1024;  ///< the largest number of ranks on one machine
 
 /// Runs the work of a program. Each program's main file defines it. entry.cc calls it, and changes the exit code 0 to
 /// 74 if standard output could not be written.
@@ -36,7 +36,7 @@ struct CommandLine {
   CommandLine();
 
   /// Reads the command line into the variables of `app`'s options. Returns an exit code if the program ends here: after
-  /// --help or --version, or 64 after a line that says what is wrong.
+  /// --help or --version, or 64 after a line that describes the error.
   std::optional<int> parse(int argc, char** argv);
   /// Returns whether the command line has `command`, and its `section`, if one is named.
   bool got(const char* command, const char* section = nullptr) const;
@@ -47,9 +47,9 @@ struct CommandLine {
 /// Adds a command, with its line of help. REQUIRES: parts.h has the command.
 CLI::App* add_command(CLI::App& app, const char* command);
 
-/// Checks the words after the program's name before their values are read. Returns a text that says what is wrong: the
-/// command does not exist, or it does not have an option. The text suggests the name that was probably meant. It is
-/// empty if nothing is wrong. Words after `launch` are not checked, since they belong to the launched program.
+/// Checks the words after the program's name before their values are read. Returns a text that describes the error: the
+/// command does not exist, or the command has no such option. The text suggests the name that was probably meant. The
+/// text is empty if there is no error. Words after `launch` are not checked, since they belong to the launched program.
 std::string unknown_word(const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace tessera::app

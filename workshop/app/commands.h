@@ -204,8 +204,8 @@ struct PlanCommand {
   std::string write;  ///< file for the chosen strategy; empty: none
   bool overwrite = false;
 };
-/// Prints the memory and the messages of every rank of a world of any size. If there are measurements, it also prints
-/// the time of a step. It does not run the model.
+/// Prints the memory and the messages of every rank of a world of any size. If there are measurements, the command also
+/// prints the time of a step. The command does not run the model.
 int run_plan(const PlanCommand& command);
 
 /// The options of `tessera simulate`.
@@ -246,11 +246,11 @@ struct BenchCommand {
   std::int64_t queue_depth = 8;                       ///< offload.queue_depth (offload)
   std::int64_t cache_bytes = 0;                       ///< offload.cache; 0: none (offload)
 };
-/// Times every collective in each kind of memory, after checking its result. If a fit is asked for, it times every
-/// algorithm of the collectives over a network. It starts its ranks itself if this process is alone.
+/// Times every collective in each kind of memory, after checking its result. If a fit is asked for, the command times
+/// every algorithm of the collectives over a network. The command starts its ranks itself if this process is alone.
 int run_bench_collectives(const BenchCommand& command);
-/// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and says which bucket size is fastest, and
-/// why. It starts its ranks itself if this process is alone.
+/// Trains a ResNet-18 and a GPT under NO_SHARD with buckets of many sizes, and prints which bucket size is fastest, and
+/// why. The command starts its ranks itself if this process is alone.
 int run_bench_buckets(const BenchCommand& command);
 /// Times a step and its parts under every strategy, and compares them with those of ranks that train alone. This
 /// function and the next four start their ranks themselves if this process is alone.
@@ -310,7 +310,8 @@ struct FromCommitsCommand {
   TrainCommand run;                     ///< the options with which the run was started
   std::vector<std::string> words = {};  ///< all words of the command line after the program's name
 };
-/// Makes a checkpoint of the last commit of a run. It starts the run's ranks here, if no launcher has started them.
+/// Makes a checkpoint of the last commit of a run. The command starts the run's ranks here, if no launcher has started
+/// them.
 int run_from_commits(const FromCommitsCommand& command);
 
 /// The options of `tessera doctor`.

@@ -20,13 +20,13 @@ void import_hf(Engine& engine, const std::filesystem::path& path, const models::
 void import_hf(torch::nn::Module& module, const std::filesystem::path& path, const models::ModelConfig& config);
 
 /// Writes weights and config.json into `folder`, in the form that transformers' `from_pretrained` reads. The weights
-/// have the types in which the Engine computes. It is collective. Throws the errors of export_safetensors, and 78 if
-/// Hugging Face has no such model.
+/// have the types in which the Engine computes. The call is collective. Throws the errors of export_safetensors, and 78
+/// if Hugging Face has no such model.
 void export_hf(Engine& engine, const Mesh& mesh, const std::filesystem::path& folder, const models::ModelConfig& config,
                Existing existing);
 
-/// Writes config.json. `dtype`: "fp32", "bf16" or "fp16", the type of the weights beside it. Errors: 78 if Hugging Face
-/// has no such model; 73 if the file cannot be created, 77 if permission is missing, 74 if it cannot be written.
+/// Writes config.json. `dtype` is the type of the weights beside it: "fp32", "bf16" or "fp16". Errors: 78 if Hugging
+/// Face has no such model; 73 if the file cannot be created, 77 if permission is missing, 74 if it cannot be written.
 absl::Status write_hf_config(const std::filesystem::path& folder, const models::ModelConfig& config,
                              std::string_view dtype, Existing existing);
 

@@ -13,8 +13,8 @@ class LaunchLine {
  public:
   /// Adds the command, whose options write into this object.
   void add_to(CLI::App& app);
-  /// Starts the ranks, and returns launch's exit code. Returns 64, 66, 77 or 78 after a line that says what is wrong
-  /// with the words or with the host file. REQUIRES: the line was parsed.
+  /// Starts the ranks, and returns launch's exit code. Returns 64, 66, 77 or 78 after a line that describes the error
+  /// in the words or in the host file. REQUIRES: the line was parsed.
   int run();
 
   LaunchOptions options;  ///< `command`, the words after the "--", may be given before parsing
@@ -22,7 +22,8 @@ class LaunchLine {
  private:
   void add_ranks();
   void add_hosts();
-  /// Takes the words that no option took, such as a program without "--". Returns what is wrong with them.
+  /// Takes the words that no option took, such as a program without "--". Returns a text that describes an error in
+  /// them.
   std::string take_words();
   /// Reads --hosts or --hostfile, or else --pretend-hosts. Errors: those of host_list.h; 64 if options need several
   /// hosts, if pretended hosts are no numbers, or if the ranks cannot be divided among them.

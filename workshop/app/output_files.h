@@ -32,9 +32,9 @@ struct NamedPath {
 absl::Status check_outputs(const std::vector<NamedPath>& outputs, const std::vector<NamedPath>& inputs,
                            Existing existing);
 
-/// Writes `bytes` as an OutputFile does (offload/files/output_file.h). `what` stands in front of messages. Errors: 73
-/// if the file cannot be created, 77 if permission is missing, 74 if it cannot be written. Existing::kReplaced is used
-/// for `--overwrite`, and for a job that a launcher starts again.
+/// Writes `bytes` as an OutputFile does (offload/files/output_file.h). Messages begin with `what`. Errors: 73 if the
+/// file cannot be created, 77 if permission is missing, 74 if it cannot be written. Existing::kReplaced is used for
+/// `--overwrite`, and for a job that a launcher starts again.
 absl::Status write_output(const std::filesystem::path& path, std::string_view bytes, Existing existing,
                           const std::string& what);
 

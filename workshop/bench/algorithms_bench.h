@@ -43,8 +43,8 @@ struct AlgorithmsReport {
 };
 
 /// Times every algorithm of every collective of fp32 and bf16, with the algorithms in turn, and fits their costs. `use`
-/// sets the algorithm that the calls of `group` take from then on. It is collective; all ranks return the same report.
-/// Errors: those of the group.
+/// sets the algorithm that the calls of `group` take from then on. The call is collective; all ranks return the same
+/// report. Errors: those of the group.
 absl::StatusOr<AlgorithmsReport> bench_algorithms(Collectives& group, const std::function<void(Algorithm)>& use,
                                                   const AlgorithmsBenchOptions& options);
 

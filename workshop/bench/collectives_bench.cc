@@ -18,10 +18,10 @@ using Clock = std::chrono::steady_clock;
 
 // This file times collectives.
 //
-// A Bench is one case on one rank. It fills the input, makes the call, checks the result element by element, and knows
-// the memory traffic that the call causes. `bench_collectives` first checks all cases, then goes through them in
-// rounds. A load that slows the machine for a while therefore slows all cases alike. Each round times the call, and a
-// loop that only causes the same memory traffic. A sample is the time of the slowest rank (`timing_of`).
+// A Bench is one case on one rank. It fills the input, makes the call, checks the result element by element, and
+// computes the memory traffic that the call causes. `bench_collectives` first checks all cases, then goes through them
+// in rounds. A load that slows the machine for a while therefore slows all cases alike. Each round times the call, and
+// a loop that only causes the same memory traffic. A sample is the time of the slowest rank (`timing_of`).
 
 constexpr std::size_t kInARow = 16 << 10;  // bytes up to which calls follow one another without a barrier
 
@@ -86,8 +86,9 @@ class Bench {
                                                ": wrong result of " + text_of(what_));
   }
 
-  /// Returns whether the case has a limit (CollectiveTiming::limit). A barrier has none, common memory has none, and a
-  /// case in which a rank's part is less than a cache line has none. The result is the same on every rank.
+  /// Returns whether the case has a limit (CollectiveTiming::limit). A barrier and a case in common memory have no
+  /// limit. A case in which a rank's part is less than a cache line has no limit either. The result is the same on
+  /// every rank.
   bool has_limit() const {
     return what_.operation != Operation::kBarrier && what_.memory != BenchMemory::kCommon &&
            what_.bytes >= std::size_t{64} * group_.size();

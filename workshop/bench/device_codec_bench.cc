@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// Fills memory with `numel` fp32 numbers of a normal distribution, which repeat after 2^20.
+/// Fills memory with `numel` fp32 numbers of a normal distribution, which repeat after 2^20 numbers.
 absl::Status fill_with_normal_numbers(const TimedMemory& memory, std::size_t numel) {
   std::mt19937 random(1);
   std::normal_distribution<float> draw;
@@ -26,7 +26,8 @@ absl::Status fill_with_normal_numbers(const TimedMemory& memory, std::size_t num
 }  // namespace
 
 absl::StatusOr<std::vector<PassTiming>> bench_device_codecs(std::size_t numel, int rounds) {
-  constexpr unsigned kWholeGpu = 1 << 20;  // number of thread blocks: each warp has one block of elements or few
+  // number of thread blocks, so large that each warp has one block of elements or a few
+  constexpr unsigned kWholeGpu = 1 << 20;
   TESSERA_ASSIGN_OR_RETURN(const CopyLimit limit, CopyLimit::make());
   TESSERA_ASSIGN_OR_RETURN(const TimedMemory values, TimedMemory::of(4 * numel));
   TESSERA_ASSIGN_OR_RETURN(const TimedMemory residual, TimedMemory::of(4 * numel));

@@ -16,7 +16,8 @@
 
 namespace tessera {
 
-// What benchmarks of kernels share. Work is queued on the current GPU's default stream. Errors: those of CUDA, 69.
+// Benchmarks of kernels share this code. Work is queued on the current GPU's default stream. Errors are those of CUDA,
+// with exit code 69.
 
 inline absl::Status status_of_cuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
@@ -67,7 +68,8 @@ class TimedPoint {
   cudaEvent_t event_ = nullptr;
 };
 
-/// The limit of a kernel: a copy on the device of as many bytes, half of them read and half of them written.
+/// Measures the limit of a kernel: the time in which a copy on the device reads and writes as many bytes, half of them
+/// each. The copy has a fixed size, and its time is scaled.
 class CopyLimit {
  public:
   static absl::StatusOr<CopyLimit> make() {

@@ -41,8 +41,8 @@ struct DiskSpeed {
   double mixed_bytes_per_s() const { return 2 * static_cast<double>(bytes) / mixed.time.median_s(); }
 };
 
-/// Measures how fast a directory's disk moves records, in the same way as offload moves them. It uses a private scratch
-/// file that is removed afterwards. Errors: those of BlockFile::create and IoRing::make.
+/// Measures how fast a directory's disk moves records, in the same way as offload moves them. The function uses a
+/// private scratch file that is removed afterwards. Errors: those of BlockFile::create and IoRing::make.
 absl::StatusOr<DiskSpeed> measure_disk(const DiskSpeedOptions& options);
 
 }  // namespace tessera

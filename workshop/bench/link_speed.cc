@@ -145,7 +145,8 @@ class LinkMeter {
     return samples.median_s();
   }
 
-  /// Returns the median time of calls that another thread makes while this thread computes. `seconds`: time of a call.
+  /// Returns the median time of calls that another thread makes while this thread computes. `seconds` is the time of a
+  /// call.
   absl::StatusOr<double> busy_median_of(Call call, std::int64_t bytes, double seconds) {
     constexpr int kFewest = 5, kMost = 100;
     constexpr std::int64_t kShort = 200;
@@ -163,8 +164,8 @@ class LinkMeter {
     return agreed(*median);
   }
 
-  /// Measures an operation. `times`: how many times a rank sends the other ranks' share of a buffer. `in_background`:
-  /// it is also measured while the ranks compute.
+  /// Measures an operation. A rank sends the other ranks' share of a buffer `times` times. If `in_background` is true,
+  /// the operation is also measured while the ranks compute.
   absl::StatusOr<MeasuredOperation> measure(const char* name, const std::vector<std::int64_t>& buffers, int times,
                                             Call call, bool in_background) {
     MeasuredOperation operation;

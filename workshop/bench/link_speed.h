@@ -35,8 +35,8 @@ struct LinkSpeed {
 };
 
 /// Times collectives of fp32 buffers, and fits these times. Times codecs, and measures how much computation time calls
-/// and codecs cost. `gather` and `reduce` are two groups of the same ranks (at least two), as an Engine has them. It is
-/// collective; every rank gets the times of the slowest rank. Errors: those of the groups.
+/// and codecs cost. `gather` and `reduce` are two groups of the same ranks (at least two), as an Engine has them. The
+/// call is collective; every rank gets the times of the slowest rank. Errors: those of the groups.
 absl::StatusOr<LinkSpeed> measure_links(Collectives& gather, Collectives& reduce, const LinkSpeedOptions& options = {});
 
 }  // namespace tessera

@@ -17,9 +17,9 @@ struct MemoryTraffic {
 };
 
 /// Causes only this traffic: each cache line of the streams is read or written once, with all streams at the same time.
-/// `past_caches`: stores are non-temporal. The faster kind of stores gives the limit for a collective of this traffic.
-/// REQUIRES: `from[k]` has `traffic.bytes` bytes, and `to[k]` has `traffic.bytes * growth` bytes. The streams do not
-/// overlap, and all are aligned to 64 bytes.
+/// If `past_caches` is true, stores are non-temporal. The faster kind of stores gives the limit for a collective of
+/// this traffic. REQUIRES: `from[k]` has `traffic.bytes` bytes, and `to[k]` has `traffic.bytes * growth` bytes. The
+/// streams do not overlap, and all are aligned to 64 bytes.
 void cause_traffic(const MemoryTraffic& traffic, std::span<const std::byte* const> from, std::span<std::byte* const> to,
                    bool past_caches);
 

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// The times of one pass over a flat run of `numel` elements, such as an optimizer's step. `limit` has the times of
-/// code that only reads and writes as many bytes.
+/// The times of one pass over a flat run of `numel` elements, such as an optimizer's step. `limit` has the times that
+/// code which only reads and writes as many bytes takes.
 struct PassTiming {
   std::string name;
   std::size_t numel = 0;
@@ -18,7 +18,7 @@ struct PassTiming {
   Samples pass, limit;
 };
 
-/// Returns {"cases": [{"name", "numel", "bytes", "samples_s", "median_s", "limit_s", "of_limit"}]}
+/// Returns {"cases": [{"name", "numel", "bytes", "samples_s", "median_s", "limit_s", "of_limit"}]}.
 nlohmann::json to_json(const std::vector<PassTiming>& timings);
 
 }  // namespace tessera

@@ -17,10 +17,10 @@ struct Samples {
   double median_s() const { return quantile_s(0.5); }
 };
 
-/// Returns the time of `longer` divided by that of `shorter`. The two were measured alternately, `a_turn` samples of
-/// each in a turn. The result is the median, over the turns, of the ratio of the two medians in a turn. A load on the
-/// machine that lasts longer than a turn therefore slows down both. The result is 0 if there is no whole turn of both.
-/// REQUIRES: a_turn > 0.
+/// Returns the time of `longer` divided by that of `shorter`. The two operations were measured alternately, `a_turn`
+/// samples of each in a turn. The result is the median, over the turns, of the ratio of the two medians in a turn. A
+/// load on the machine that lasts longer than a turn therefore slows down both. The result is 0 if there is no whole
+/// turn of both. REQUIRES: a_turn > 0.
 double ratio_by_turns(const Samples& longer, const Samples& shorter, std::size_t a_turn);
 
 }  // namespace tessera

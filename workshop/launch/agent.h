@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-/// `tessera launch-agent`: ssh starts it on each host of a job except the first. Users never call this command.
+/// ssh starts `tessera launch-agent` on each host of a job except the first. Users never call this command.
 ///
 /// It first writes its version, reads a job from standard input, and starts the job's ranks on this host. Then it
 /// reports all events of the ranks to the launcher (hosts/frames.h). The launcher decides how ranks are ended and how

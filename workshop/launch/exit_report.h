@@ -37,8 +37,8 @@ struct RankRecord {
 };
 
 /// Returns the record that explains the others, which is the earliest failure. "A peer was lost" (75), or a failure
-/// that a rank knows only from a peer, counts only if there is no other failure. Ranks that the launcher ended explain
-/// nothing. The result is null if no rank failed.
+/// that a rank knows only from a peer, counts only if there is no other failure. A rank that the launcher ended is
+/// never this record. The result is null if no rank failed.
 const RankRecord* first_cause(const std::vector<RankRecord>& records);
 
 /// Returns a text such as "exit code 65 (corrupt data)" if Tessera chose the code, "exit code 65" if the program chose
@@ -50,7 +50,7 @@ bool fails_again(int code);
 
 /// Returns the block that is printed last. It has a line for each rank (only for failed ranks, if there are many), then
 /// the first cause with its last words. If the cause is "a peer was lost" and a rank had ended with success before, the
-/// block says so. Nothing failed, but that rank did less than the other ranks.
+/// block says so. In this case no rank failed by itself, but that rank did less than the other ranks.
 std::string failure_report(const std::vector<RankRecord>& records, const RankRecord& cause);
 
 /// Fills in message, message_time, told_by_peer and code_of_tessera from the file in torchrun's form, `{"message":

@@ -38,7 +38,7 @@ constexpr pid_t kGoHome = 0;  // ends the guard; no process group has this numbe
   ::_exit(0);
 }
 
-/// Gives up everything that belongs to the launcher: its terminal, its session, its inherited files.
+/// Leaves the launcher's terminal and session, and closes the files that were inherited from the launcher.
 void detach(int keep) {
   ::setsid();
   ::signal(SIGPIPE, SIG_IGN);

@@ -12,9 +12,9 @@ namespace tessera {
 /// process group that it knows and removes the error files. A rank itself would end because of its parent-death signal.
 /// The rank's children (data loaders, shells) would not end, and would hold ports and memory after a crash.
 ///
-/// The guard waits for the end of a pipe whose only writer is the launcher. It therefore takes no time and does not
-/// poll, and the kernel tells it even of a SIGKILL. It leads its own session, so signals of the terminal do not reach
-/// it.
+/// The guard waits for the end of a pipe whose only writer is the launcher. It therefore does not poll and takes no CPU
+/// time, and the pipe ends even if SIGKILL ends the launcher. The guard leads its own session, so signals of the
+/// terminal do not reach it.
 class Guard {
  public:
   /// Starts the guard. REQUIRES: no rank was started yet. (The guard would inherit the files of ranks, until it closes
@@ -26,7 +26,7 @@ class Guard {
   /// Ends the guard without killing anything.
   ~Guard();
 
-  /// Makes `group` die with the launcher from now on. Call `forget` after the group is empty.
+  /// Makes the guard kill `group` if the launcher dies from now on. Call `forget` after the group is empty.
   void watch(pid_t group);
   void forget(pid_t group);
 

@@ -26,13 +26,13 @@ struct HostJob {
   std::vector<std::string> environment;  ///< "NAME=value"; these are added to the variables of the host's shell
 };
 
-/// Returns the job of the host that has `ranks` ranks from `first` on. It fails with error 64 if a variable that
-/// `options.over_ssh.environment` names is not set here.
+/// Returns the job of the host that has `ranks` ranks from `first` on. The function fails with error 64 if a variable
+/// that `options.over_ssh.environment` names is not set here.
 absl::StatusOr<HostJob> make_host_job(const LaunchOptions& options, const JobSettings& job, int first, int ranks);
 
 /// Returns the variables of `environment` ("NAME=value") that are sent to every host of a job. They are the ones that
-/// change a program's results, its speed, or the files that it finds. `named`: names of more variables that are sent to
-/// every host. Returns error 64 if one of these is not set.
+/// change a program's results, its speed, or the files that it finds. `named` has the names of more variables that are
+/// sent to every host. Returns error 64 if one of these is not set.
 ///
 /// | variables                                       | why                                                       |
 /// |-------------------------------------------------|-----------------------------------------------------------|

@@ -12,15 +12,15 @@ namespace tessera {
 
 struct RankRecord;
 
-/// The object that hears about the events of a host's ranks. `rank` is the number in the whole job.
+/// The object that gets the events of a host's ranks. `rank` is the number in the whole job.
 class RankListener {
  public:
   virtual ~RankListener() = default;
   virtual void on_started(int rank, pid_t pid) = 0;
   virtual void on_output(int rank, std::string_view bytes) = 0;
   virtual void on_errors(int rank, std::string_view bytes) = 0;
-  /// This is called when the leader of the rank's process group has ended. `record` has everything that the rank's host
-  /// knows about it.
+  /// This is called when the leader of the rank's process group has ended. `record` has everything that the host has
+  /// found out about the rank.
   virtual void on_exit(RankRecord record) = 0;
   /// This is called after on_exit, when no process of the rank's group is left and all of its output was reported.
   virtual void on_gone(int rank) = 0;
@@ -55,7 +55,7 @@ class HostRanks {
   virtual void add_watched(std::vector<pollfd>& watched) const = 0;
   /// Returns the longest time to wait for the descriptors; -1: without end.
   virtual int timeout_ms() const = 0;
-  /// Does everything that is due, and tells the listener. `ready`: the descriptors that the last add_watched added,
+  /// Does everything that is due, and tells the listener. `ready` has the descriptors that the last add_watched added,
   /// after poll.
   virtual void react(std::span<const pollfd> ready) = 0;
 

@@ -28,7 +28,7 @@ struct SshOptions {
 /// The times, in seconds, that the launcher and its agents wait.
 struct LaunchTimes {
   double connect_s = 60;  ///< time for a host to answer over ssh, and for each of its reports while its ranks start
-  double silence_s = 60;  ///< an agent that hears nothing from the launcher for this time ends its ranks
+  double silence_s = 60;  ///< an agent that gets nothing from the launcher for this time ends its ranks
   double grace_s = 10;    ///< time after the first failure in which other ranks may report and end by themselves
   double term_s = 5;      ///< time between SIGTERM and SIGKILL
 };
@@ -114,8 +114,8 @@ struct LaunchOptions {
 ///
 /// When a worker has returned 0, all steps are made, so no worker is started again. The exception is the worker that
 /// was told to write the results and has failed. It is started again if this launcher has started the servers. The job
-/// fails if that worker failed before the results were written, and no other worker has written them. When no worker
-/// is left here, the servers get SIGUSR1. They end when the workers of other launchers have also gone.
+/// fails if that worker failed before the results were written, and no other worker has written them. When no worker is
+/// left here, the servers get SIGUSR1. They end when the workers of other launchers have also ended.
 ///
 /// Servers listen at `address`, or else at the loopback address. The launcher prints the `join` that workers on other
 /// machines need. The secret is that of `secret_file`, or else that of the environment, or else a random one.
@@ -123,9 +123,9 @@ struct LaunchOptions {
 /// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first. SIGKILL ends it in any case.
 ///
 /// Each rank has its own process group and reads /dev/null. While it runs, `launch` blocks the signals of the table in
-/// the calling thread, ignores SIGPIPE, sets SIGCHLD to its default and is a child subreaper. It restores all of that
-/// at its end. Call it from a process without other threads that could take these signals. It waits only for its own
-/// children.
+/// the calling thread, ignores SIGPIPE, sets SIGCHLD to its default and is a child subreaper. `launch` restores all of
+/// this at its end. Call it from a process without other threads that could take these signals. `launch` waits only for
+/// its own children.
 ///
 /// ssh starts an agent (agent.h) on each other host of `hosts`. The agent starts the ranks there with the same program,
 /// the same working directory and the environment that host_job.h lists. No rank starts before all hosts have answered.
@@ -133,7 +133,7 @@ int launch(const LaunchOptions& options);
 
 /// Returns the path of the `tessera` command: LaunchOptions::tessera, or else the path of this program.
 std::string tessera_of(const LaunchOptions& options);
-/// Returns the number of ranks on each host, as the environment of the ranks has it.
+/// Returns the number of ranks on each host, as in the environment of the ranks.
 std::vector<int> ranks_of_hosts(const LaunchOptions& options);
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// Takes one rank's output when it arrives, and writes it to `fd` in whole lines. Each line has a prefix and is written
-/// at once, so that ranks never break one another's lines. It keeps the last lines for the report.
+/// at once, so that ranks never break one another's lines. The object keeps the last lines for the report.
 ///
 /// A line longer than 64 KiB is written in parts of that length. A carriage return (a progress bar) ends no line. Lines
 /// are dropped if `fd` takes no more: a broken log does not end the job. `error` then gives the reason.

@@ -28,8 +28,8 @@ struct JobSettings {
 /// Returns the environment of `rank` as "NAME=value" strings: `inherited`, torchrun's variables,
 /// TESSERA_LAUNCHER=tessera, and TESSERA_HOSTS if hosts have unequal numbers of ranks. A worker that comes and goes is
 /// rank 0 of 1. Its number, which is `rank`, is in TESSERA_WORKER. Other ranks have no such variable. Variables of
-/// other launchers (SLURM_*, OMPI_*, ...) stay: runtime/comm/resolve_topology.h knows that they belong to the program
-/// that started the launcher.
+/// other launchers (SLURM_*, OMPI_*, ...) stay: resolve_topology (runtime/comm/resolve_topology.h) ignores them, since
+/// they belong to the program that started the launcher.
 std::vector<std::string> rank_environment(const LaunchOptions& options, const JobSettings& job, int rank,
                                           const std::vector<std::string>& inherited);
 

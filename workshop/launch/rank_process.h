@@ -50,8 +50,8 @@ struct RankExit {
   std::optional<int> signal() const;
 };
 
-/// One started rank: the leader of its own process group, with pipes for its output. It dies with the thread that
-/// started it (PR_SET_PDEATHSIG).
+/// One started rank: the leader of its own process group, with pipes for its output. The kernel kills the leader when
+/// the thread that started it ends (PR_SET_PDEATHSIG).
 struct RankProcess {
   pid_t pid = -1;  ///< also the number of the rank's process group
   OwnedFd exited;  ///< a pidfd: readable when the leader ends

@@ -33,8 +33,8 @@ constexpr auto kLastMoment = 2s;  // time in which ssh may end by itself after i
 constexpr std::size_t kLongestGreeting = 1 << 20;
 constexpr int kSshFailed = 255, kNoProgram = 127, kNotExecutable = 126;
 
-/// Options of every ssh. They make ssh give the agent (Tessera's program on the other host) no terminal, never ask for
-/// anything, and notice within half a minute that the network is gone. The user's own options are placed before these
+/// Options of every ssh. ssh then gives the agent (Tessera's program on the other host) no terminal, never asks for
+/// anything, and notices within half a minute that the network is gone. The user's own options are placed before these
 /// options. If an option is given twice, ssh uses the first.
 constexpr std::array<const char*, 9> kSshOptions = {"-T",
                                                     "-o",

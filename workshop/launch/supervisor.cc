@@ -20,11 +20,11 @@ namespace tessera {
 
 // This file starts all ranks and waits for them, in one loop.
 //
-// `poll_once` waits for signals and for the hosts' reports, and calls the `on_...` functions. `wait_all` then
-// restarts the servers and workers that may begin anew (`start_servers_again`, `follow_workers`), and ends servers that
-// nobody needs any more (`end_servers`). What ends the job raises the urgency (`raise_urgency`): first ranks have time
-// to end by themselves, then SIGTERM is sent, then SIGKILL. `advance_urgency` raises the urgency further when the time
-// of the present urgency is over.
+// `poll_once` waits for signals and for the hosts' reports, and calls the `on_...` functions. `wait_all` then restarts
+// the servers and workers that may begin anew (`start_servers_again`, `follow_workers`), and ends servers that nobody
+// needs any more (`end_servers`). An event that ends the job raises the urgency (`raise_urgency`): first ranks have
+// time to end by themselves, then SIGTERM is sent, then SIGKILL. `advance_urgency` raises the urgency further when the
+// time of the present urgency is over.
 
 namespace {
 
@@ -204,9 +204,9 @@ void Supervisor::restart(Rank& worker) {
   worker.err = LineForwarder(options_.stderr_fd, prefix);
 }
 
-/// Checks whether a worker that has ended was told to write the results. If the worker failed before it had written
-/// them, it is started again, or another worker is told to write them. If it then ends with success, the results are
-/// written, or a worker of another launcher is told to write them.
+/// Checks whether a worker that has ended was told to write the results. If this worker failed before the results were
+/// written, `lost_results_` is its number: it is started again, or another worker is told to write them. If this worker
+/// ends with success later, the results are written, or a worker of another launcher is told to write them.
 void Supervisor::note_results(const RankRecord& worker) {
   std::ifstream file(job_.results_file(worker.rank));
   const bool was_told = file.is_open();

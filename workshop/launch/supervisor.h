@@ -50,7 +50,7 @@ class Supervisor : private RankListener {
   int output_error() const;
   /// Returns whether a worker that was told to write the results has failed, and no worker has written them since.
   bool lacks_results() const { return lost_results_.has_value(); }
-  /// Returns the number of signals that were taken.
+  /// Returns the number of signals that this object has received so far (take_signal).
   int signals_taken() const { return signals_taken_; }
 
  private:
@@ -64,7 +64,7 @@ class Supervisor : private RankListener {
     bool ended = false;     ///< the leader has ended
     bool gone = false;      ///< nothing of the rank's process group is left
     bool is_ready = false;  ///< a server has printed its address, and from then on handles signals
-    // The state of a server that keeps its shards:
+    // The next fields are the state of a server that saves its shards.
     bool starts_again = false;  ///< it starts again as soon as nothing of its process group is left
     bool is_due = false;        ///< nothing of its process group is left: it starts now
     int starts = 1;

@@ -20,8 +20,7 @@ namespace tessera::models {
 ///     reader.finish();
 class ConfigReader final : public ConfigVisitor {
  public:
-  /// REQUIRES: `root` is an object; both outlive the reader.
-  /// `place`: the JSON pointer of the object.
+  /// REQUIRES: `root` is an object; both outlive the reader. `place` is the JSON pointer of the object.
   ConfigReader(const JsonNode& root, Diagnostics& diagnostics, std::string place = "")
       : root_(root), diagnostics_(diagnostics), place_(std::move(place)) {}
 
@@ -33,8 +32,8 @@ class ConfigReader final : public ConfigVisitor {
   /// Returns a word that the file must give; "" if it gives none of `allowed`.
   std::string needed_word(const std::string& key, const std::vector<std::string>& allowed);
 
-  /// Checks a rule between keys. If it does not hold, this is reported at `key`, unless one of `keys` already has an
-  /// error.
+  /// Checks a rule between keys. If the rule does not hold, an error is reported at `key`, unless one of `keys` already
+  /// has an error.
   void require(bool holds, const std::string& key, const std::vector<std::string>& keys, const std::string& message);
   /// Reports the keys that no call asked for.
   void finish();

@@ -16,7 +16,7 @@
 namespace tessera::models {
 namespace {
 
-// Puts a module into evaluation mode, and restores its mode in whatever way the scope ends.
+// Puts a module into evaluation mode, and restores its mode at the end of the scope, even after an exception.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
@@ -31,7 +31,7 @@ class EvaluationMode {
   bool was_training_;
 };
 
-// Draws a token for each row. `scores`: [B, V] fp32 on the CPU. Returns [B, 1] int64.
+// Draws a token for each row. `scores` are [B, V] fp32 on the CPU. Returns [B, 1] int64.
 at::Tensor draw(at::Tensor scores, const GenerateOptions& options, const at::Generator& generator) {
   TORCH_CHECK_VALUE(
       scores.isfinite().all().item<bool>(),

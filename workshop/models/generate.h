@@ -17,9 +17,9 @@ struct GenerateOptions {
 };
 
 /// Continues each row of tokens, [B, T] int64 with T > 0, by new_tokens tokens. Returns [B, T + new_tokens], on the
-/// device of `tokens`. The model sees only the last seq_len() tokens. It runs in evaluation mode without gradients, and
-/// the model's own mode is restored afterwards. Tokens are drawn on the CPU in fp32, so that the device does not change
-/// the result. Throws c10::ValueError if a score is infinite or NaN.
+/// device of `tokens`. The model sees only the last seq_len() tokens. The model runs in evaluation mode without
+/// gradients, and the model's own mode is restored afterwards. Tokens are drawn on the CPU in fp32, so that the device
+/// does not change the result. Throws c10::ValueError if a score is infinite or NaN.
 at::Tensor generate(LanguageModel& model, const at::Tensor& tokens, const GenerateOptions& options);
 
 }  // namespace tessera::models

@@ -34,8 +34,9 @@ absl::StatusOr<ModelConfig> read_hf_config(const std::filesystem::path& folder);
 /// Reads a text; `name` stands for the file in messages.
 absl::StatusOr<HfConfig> parse_hf_config(const std::string& text, const std::string& name = "config.json");
 
-/// Returns the config.json with which `transformers` computes the same as the model. `torch_dtype`: type of the model's
-/// weights, such as "float32". It fails with error 78 if none of the five model types computes the same.
+/// Returns the config.json with which `transformers` computes the same as the model. `torch_dtype` is the type of the
+/// model's weights, such as "float32". The function fails with error 78 if none of the five model types computes the
+/// same.
 absl::StatusOr<std::string> to_hf_config(const ModelConfig& config, const std::string& torch_dtype);
 
 }  // namespace tessera::models

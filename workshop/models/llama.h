@@ -33,7 +33,7 @@ struct Rotary {
 
   /// Returns the tables for positions 0 to time - 1, in the dtype of `options`.
   static Rotary make(std::int64_t time, const LlamaConfig& config, const at::TensorOptions& options);
-  /// Returns `x`, rotated. `x`: [B, heads, T, head_size].
+  /// Returns `x`, rotated. The shape of `x` is [B, heads, T, head_size].
   at::Tensor rotate(const at::Tensor& x) const;
 };
 

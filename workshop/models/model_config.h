@@ -9,7 +9,7 @@
 
 namespace tessera::models {
 
-/// GPT-2's shape (Radford et al., 2019); see gpt.h. `"model": "gpt"`.
+/// GPT-2's shape (Radford et al., 2019); see gpt.h. Model files name it `"model": "gpt"`.
 struct GPTConfig {
   std::int64_t vocab_size = 0;
   std::int64_t seq_len = 0;  ///< number of learned positions: the longest input
@@ -28,7 +28,8 @@ struct GPTConfig {
 struct RopeConfig {
   double theta = 10000.0;
   /// The change of frequencies for inputs longer than those of pretraining: "default" (no change), "linear" (all are
-  /// divided by `factor`) or "llama3" (those of long waves are; the fields after `factor` say which waves are long).
+  /// divided by `factor`) or "llama3" (the frequencies of long waves are divided; the fields after `factor` say which
+  /// waves are long).
   std::string type = "default";
   double factor = 1.0;
   double low_freq_factor = 1.0;
@@ -37,8 +38,8 @@ struct RopeConfig {
 };
 
 /// Llama's shape (Touvron et al., arXiv 2302.13971), with the names of Hugging Face's config.json. Model files name it
-/// `"model": "llama"`. Mistral, Qwen2 and Qwen3 are Llama with a sliding window, with biases of queries, keys and
-/// values, and with norms of queries and keys.
+/// `"model": "llama"`. Mistral is Llama with a sliding window, Qwen2 has biases of queries, keys and values, and Qwen3
+/// has norms of queries and keys.
 struct LlamaConfig {
   std::int64_t vocab_size = 0;
   std::int64_t hidden_size = 0;
@@ -81,7 +82,8 @@ absl::StatusOr<ModelConfig> parse_model_config(const std::string& text, const st
 /// which the model is built.
 std::string to_json(const ModelConfig& config);
 
-/// Returns the number of parameters. A tied weight counts once. It is computed with a formula, without making a tensor.
+/// Returns the number of parameters. A tied weight counts once. The number is computed with a formula, without making a
+/// tensor.
 std::int64_t parameter_count(const ModelConfig& config);
 
 }  // namespace tessera::models

@@ -16,8 +16,8 @@ void AddedTokens::add(std::string content, std::uint32_t id) {
 }
 
 /// Returns the longest token with which the text begins. Tokens are ordered by content, so tokens with the same
-/// beginning are neighbours. Each further byte of the text leaves fewer candidates. Adds to `steps` the number of bytes
-/// looked at.
+/// beginning are neighbours. Each further byte of the text can only remove candidates. Adds to `steps` the number of
+/// bytes looked at.
 const AddedTokens::Token* AddedTokens::longest_at(std::string_view text, std::size_t& steps) const {
   auto begin = tokens_.begin(), end = tokens_.end();
   const Token* longest = nullptr;

@@ -15,8 +15,8 @@
 namespace tessera {
 
 /// Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes. A word's bytes are the first tokens. Then the
-/// pair that was learned earliest is joined, the leftmost such pair first, until no pair can be joined. It is immutable
-/// and thread-safe.
+/// pair that was learned earliest is joined, the leftmost such pair first, until no pair can be joined. The object is
+/// immutable and thread-safe.
 class BytePairEncoding {
  public:
   using Id = std::uint32_t;
@@ -29,7 +29,7 @@ class BytePairEncoding {
   /// token.
   static absl::StatusOr<BytePairEncoding> make(const Parts& parts);
 
-  /// Appends the tokens of a word. It takes time proportional to n log n for n bytes.
+  /// Appends the tokens of a word. The function takes time proportional to n log n for n bytes.
   void encode(std::string_view word, std::vector<Id>& ids) const;
 
  private:

@@ -127,8 +127,8 @@ std::size_t begin_of_character(std::string_view text, std::size_t place) {
 
 /// Looks for matches in one text, from front to back, in time that is linear in the text's length.
 ///
-/// PCRE2 limits the steps of a search. But it counts them anew at each character where a match may begin, and does not
-/// count the steps of a repeat of one character ("\s+"). A search therefore sees only a window of the text, and gets
+/// PCRE2 limits the steps of a search, but it counts them anew at each character where a match may begin. It does not
+/// count the steps of a repeat of one character ("\s+"). A search therefore gets only a window of the text, and gets
 /// few steps for each character. If these steps do not suffice (for a long word), characters are tried one by one with
 /// a larger window and more steps. These steps count against the text's budget.
 class SplitPattern::Search {
@@ -209,7 +209,7 @@ class SplitPattern::Search {
 absl::Status SplitPattern::split(std::string_view text, StepBudget& budget,
                                  absl::FunctionRef<void(std::string_view, bool)> piece) const {
   Search search(*compiled_, text, budget);
-  std::size_t done = 0;  // text before this place was handed out
+  std::size_t done = 0;  // text before this place was passed to `piece`
   while (true) {
     TESSERA_ASSIGN_OR_RETURN(const Search::Match match, search.next(done));
     if (match.end == 0) break;

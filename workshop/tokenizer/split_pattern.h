@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-/// The steps that expressions may take to cut one text, in addition to a few steps for each byte. The number of steps
-/// is linear in the text's length, for every expression. A fixed number of steps is added. It lets expressions cut
-/// short texts even if they search from each place to the end of the text.
+/// The number of steps that expressions may take to cut one text. It is linear in the text's length, for every
+/// expression. A fixed number of steps is added. This number lets expressions cut short texts even if they search from
+/// each place to the end of the text.
 class StepBudget {
  public:
   explicit StepBudget(std::size_t text_bytes) : text_bytes_(text_bytes), left_(kFree + kPerByte * text_bytes) {}
@@ -43,7 +43,7 @@ class SplitPattern {
   ~SplitPattern();
 
   /// Calls `piece(part, is_match)` for the matches and for the parts between matches, in order. No part is empty.
-  /// REQUIRES: `text` is UTF-8. `budget`: the budget of the whole text, of which `text` may be a part. Errors: 65 if
+  /// REQUIRES: `text` is UTF-8. `budget` is the budget of the whole text, of which `text` may be a part. Errors: 65 if
   /// the budget is too small.
   absl::Status split(std::string_view text, StepBudget& budget,
                      absl::FunctionRef<void(std::string_view, bool)> piece) const;

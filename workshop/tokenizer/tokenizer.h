@@ -33,8 +33,8 @@ struct PieceCutter {
 /// * Letters and digits that Unicode has only since version 14 may be cut differently, since each library has the
 ///   tables of its release.
 ///
-/// The steps are these. Added tokens are found. The text between them is brought into Unicode's form NFC if the file
-/// says so. Patterns cut it into words. Byte pairs are joined in each word. One thread at a time may use it.
+/// Encoding has these steps. Added tokens are found. The text between them is brought into Unicode's form NFC if the
+/// file says so. Patterns cut it into words. Byte pairs are joined in each word. One thread at a time may use it.
 class Tokenizer {
  public:
   using Id = std::uint32_t;
@@ -50,8 +50,9 @@ class Tokenizer {
   /// Returns the id of a token, spelled as in the file; nothing if there is no such token.
   std::optional<Id> id_of(const std::string& token) const;
 
-  /// Appends the tokens of a text. `add_special`: includes the tokens that the file puts before and after a text
-  /// ("[BOS]"). Returns the number of parts of the text that were no UTF-8. Errors: 65 if a pattern takes too long.
+  /// Appends the tokens of a text. If `add_special` is true, the tokens that the file puts before and after a text
+  /// ("[BOS]") are included. Returns the number of parts of the text that were no UTF-8. Errors: 65 if a pattern takes
+  /// too long.
   absl::StatusOr<std::size_t> encode(std::string_view text, bool add_special, std::vector<Id>& ids) const;
 
   /// Returns the text of tokens, always UTF-8: U+FFFD stands at places where the tokens end within a character. Ids

@@ -83,7 +83,7 @@ class TokenizerReader {
     diagnostics_.add(node.offset, place, message);
   }
 
-  /// Refuses keys that this reader does not know.
+  /// Refuses keys that this reader does not support.
   void expect_keys(const JsonNode& node, const std::string& place, std::initializer_list<std::string_view> known) {
     for (const JsonNode& child : node.children)
       if (!child.value.is_null() && std::ranges::find(known, child.key) == known.end())

@@ -116,7 +116,7 @@ constexpr bool is_visible(int byte) {
   return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
 
-/// Makes a table that has the byte for which each code point stands; kNoByte: the code point stands for no byte.
+/// Makes a table that has, for each code point, the byte for which it stands, or kNoByte if it stands for no byte.
 constexpr std::array<int, kFirstOther + kOthers> make_bytes() {
   std::array<int, kFirstOther + kOthers> bytes{};
   std::size_t other = kFirstOther;

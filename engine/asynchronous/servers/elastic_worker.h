@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// What a worker knows of its place in a run whose workers come and go ("sync.elastic"). JobMembers of server 0 gives
-/// the place. ServedShards owns an ElasticWorker. If the run is not elastic, the object keeps its first state:
+/// The number of a worker, and its steps, in a run whose workers come and go ("sync.elastic"). JobMembers of server 0
+/// gives them. ServedShards owns an ElasticWorker. If the run is not elastic, the object keeps its first state:
 /// gives_values() is true, and has_begun() is false.
 class ElasticWorker {
  public:

@@ -14,8 +14,8 @@ namespace tessera {
 // A function that changes anything calls `note_change`, which wakes all waits. A wait also looks again after
 // kMembersPause, since a connection may end without a notification. Workers that are present are in `members_`. Workers
 // that are expected back, after the server itself had ended, are in `away_`, until `give_up_late` gives them up. The
-// steps that a worker leaves unmade go to `returned_`, and `deal` takes steps from there first. `image` returns all of
-// this as numbers, and `restore` reads such numbers.
+// steps that a worker has not made when it leaves are added to `returned_`, and `deal` takes steps from there first.
+// `image` returns all of this as numbers, and `restore` reads such numbers.
 
 namespace {
 
@@ -190,8 +190,8 @@ void JobMembers::note(int number, std::int64_t computed, std::int64_t pushed) {
     member.dealt.pop_front();
     ++made_;
   }
-  // A worker that comes back repeats its last message. The numbers in it may be smaller than the count that begin_step
-  // gave the worker.
+  // A worker that comes back repeats its last message. The numbers in this message may be smaller than the count that
+  // begin_step gave the worker.
   member.computed = std::max(member.computed, computed);
   member.pushed = std::max(member.pushed, pushed);
   note_change();

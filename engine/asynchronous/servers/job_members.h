@@ -23,9 +23,9 @@ namespace tessera {
 /// Returns the error (75) for a worker whose connection ended while it waited.
 absl::Status worker_gone();
 
-/// The workers of a run, as one parameter server knows them (ServedJob): which workers have joined, and how many steps
-/// each has made. A worker counts as present from `join` to `leave`. Its connection's thread calls `leave` when the
-/// connection ends. No worker waits for a worker that has left.
+/// The data of one parameter server about the workers of a run (ServedJob): which workers have joined, and how many
+/// steps each has made. A worker counts as present from `join` to `leave`. Its connection's thread calls `leave` when
+/// the connection ends. No worker waits for a worker that has left.
 ///
 /// Where workers come and go ("sync.elastic"), server 0 also numbers the workers, says which worker gives the first
 /// values, and deals out steps. Each number below the run's number of steps stands for the data of one step. A worker
@@ -60,11 +60,11 @@ class JobMembers {
   JobMembers(int ranks, std::chrono::milliseconds limit) : ranks_(ranks), limit_(limit) {}
 
   bool is_elastic() const { return ranks_ == 0; }
-  /// Returns whether the run continues to exist after its last worker has left. That is so if it is elastic and has
-  /// begun.
+  /// Returns whether the run continues to exist after its last worker has left. Only an elastic run that has begun
+  /// does.
   bool lasts() const;
 
-  /// What `join` returns for a worker that has joined.
+  /// The result of `join` for a worker that has joined.
   struct Place {
     int number = 0;
     bool gives_values = false;  ///< the worker gives the servers their first values, then calls `begin`

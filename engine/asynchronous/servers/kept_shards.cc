@@ -38,7 +38,7 @@ static_assert(sizeof(ImageHead) == KeptShards::kHeadBytes);
 /// a shard.
 void remove_unfinished(const FilePlace& folder) {
   std::vector<std::string> names;
-  file_calls::list_folder(folder, names);  // what cannot be listed takes room, and does no other harm
+  file_calls::list_folder(folder, names);  // a file that is not listed takes space, and does no other harm
   for (const std::string& name : names)
     if (name.starts_with("shard-") && name.find(".tmp-") != std::string::npos) file_calls::unlink(folder / name);
 }

@@ -66,7 +66,7 @@ class KeptShards {
 /// thread, also by one that holds a shard's mutex.
 class KeepingThread {
  public:
-  /// Writes what is due; with `is_last`, all that is not on the disk yet.
+  /// Writes the shards for which a write is due; with `is_last`, all shards with changes that are not on the disk yet.
   using Keep = std::function<absl::Status(bool is_last)>;
 
   /// Starts the thread. It calls `keep` after each `wake`, until one call fails.
@@ -76,7 +76,7 @@ class KeepingThread {
   KeepingThread(const KeepingThread&) = delete;
   KeepingThread& operator=(const KeepingThread&) = delete;
 
-  /// Says that something is due.
+  /// Says that a write is due.
   void wake();
   /// Returns the error with which `keep` has failed. Nothing more is written after this error.
   absl::Status failure() const;

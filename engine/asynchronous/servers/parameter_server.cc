@@ -230,7 +230,7 @@ void ParameterServer::serve(Connection& connection) {
     status = make_error(ExitCode::kInternal, error.what());
   }
   if (is_ending_) return;  // workers keep their numbers for a server that comes back
-  // A worker that ends closes its connection, whether it has made all steps or not; its launcher knows why.
+  // A worker that ends closes its connection, whether it has made all steps or not. Its launcher reports the reason.
   log_info("parameter server " + listener_.address + ": rank " + std::to_string(rank) + " has gone" +
            (link.is_closed() ? "" : " (" + message_of(status) + ")"));
   job->leave(rank);

@@ -55,15 +55,15 @@ class ParameterServer {
     explicit Connection(int socket) : link(socket) {}
     ServerLink link;
     const ServerLink::Clock::time_point since = ServerLink::Clock::now();
-    std::atomic<bool> is_known = false;  ///< the worker has said the secret
+    std::atomic<bool> is_known = false;  ///< whether the worker has sent the secret
     std::atomic<bool> has_ended = false;
     std::jthread thread;  // the last member, so that it is destroyed (joined) first
   };
 
   ParameterServer(ServerSocket listener, std::string secret, std::optional<KeepOptions> keep, std::string offload);
   void accept_all();
-  /// Removes connections that have ended, and ends those that have not said the secret in time, no matter how much they
-  /// send.
+  /// Removes connections that have ended, and ends those that have not sent the secret in time, no matter how much else
+  /// they send.
   void look_at_connections();
   bool has_place_for_stranger() const;
   void serve(Connection& connection);

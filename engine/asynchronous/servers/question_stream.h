@@ -22,7 +22,7 @@ struct ServerQuestion {
   std::vector<std::byte> front = {};                  ///< the first bytes of the payload
   std::vector<std::span<const std::byte>> rest = {};  ///< the bytes of the payload behind `front`; they stay in place
                                                       ///< until the answer
-  std::vector<std::span<std::byte>> answer = {};      ///< where the payload of the answer goes
+  std::vector<std::span<std::byte>> answer = {};      ///< memory for the payload of the answer
 
   // These are valid once the question is over (ServerCourier::wait).
   MessageHead reply = {};
@@ -42,7 +42,7 @@ class BytesInTurn {
   bool is_over() const { return piece_ == pieces_.size(); }
   /// Returns whether the next byte is in the last piece.
   bool is_last() const { return piece_ + 1 == pieces_.size(); }
-  /// Returns what is left of the piece with the next byte. REQUIRES: !is_over().
+  /// Returns the bytes that are left of the piece with the next byte. REQUIRES: !is_over().
   std::span<Byte> rest() const { return pieces_[piece_].subspan(offset_); }
   /// Says that the next `count` bytes were sent or received. They are in `rest`.
   void move(std::size_t count) {
@@ -58,12 +58,13 @@ class BytesInTurn {
 };
 
 /// The questions of a ServerCourier that are on their way over its connection, and the answers that come back. Answers
-/// come in the order of the questions, and each fits its question; anything else is an error. One thread calls all
+/// come in the order of the questions, and each fits its question; any other answer is an error. One thread calls all
 /// functions.
 class QuestionStream {
  public:
   using Ticket = std::shared_ptr<ServerQuestion>;
-  /// It is called with a question that is over: its answer has come, or all of it was sent and it gets no answer.
+  /// A function that gets each question that is over: the answer has come, or the whole question was sent and gets no
+  /// answer.
   using End = std::function<void(const Ticket& question, absl::Status status)>;
 
   /// `server`: the server's name, with which the texts of its refusals begin. `end` is called in send_some,

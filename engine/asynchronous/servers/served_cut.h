@@ -12,14 +12,15 @@
 
 namespace tessera {
 
-/// Returns whether a group is one shard, since its rule needs norms of parameters, or whole tensors. `has_matrices`:
-/// whether its tensors are updated as matrices, or as a whole (GroupShape::matrices).
+/// Returns whether a group is one shard, since its rule needs norms of parameters, or whole tensors. `has_matrices` is
+/// true if the group's tensors are updated as matrices, or as a whole (GroupShape::matrices).
 bool is_served_whole(OptimizerType type, bool has_matrices);
 
-/// Which elements of the trainable flat groups each parameter server owns, and which rank of a replica pushes them
-/// (AsynchronousConfig::replica_ranks). A group of a rule of single elements is cut over all servers and all ranks of a
-/// replica. A group that is one shard is dealt to one server and one rank: the largest group first, each to the server
-/// and rank that have the fewest elements so far. It consists of integers, which are the same on workers and servers.
+/// Decides which elements of the trainable flat groups each parameter server owns, and which rank of a replica pushes
+/// these elements (AsynchronousConfig::replica_ranks). A group of a rule of single elements is cut over all servers and
+/// all ranks of a replica. A group that is one shard is dealt to one server and one rank. The largest group is dealt
+/// first, and each group goes to the pair of server and rank that has the fewest elements so far. A ServedCut consists
+/// of integers, which are the same on workers and servers.
 class ServedCut {
  public:
   struct Group {
@@ -27,7 +28,7 @@ class ServedCut {
     bool is_whole = false;
   };
   ServedCut() = default;
-  /// `pieces`: number of ranks of a replica.
+  /// `pieces` is the number of ranks of a replica.
   ServedCut(std::vector<Group> groups, int servers, int pieces);
 
   /// Returns the elements of a group that `server` owns and the `piece`-th rank of a replica pushes; numel is 0 if

@@ -24,7 +24,7 @@ void expect_defined(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
 }
 
-/// Throws if a group has sizes of which no layout can be made.
+/// Throws if no layout can be made of a group's sizes.
 void expect_layout(const Sizes& numels, int parts) {
   std::int64_t left = std::int64_t{1} << 46;
   for (const std::int64_t numel : numels) {
@@ -56,7 +56,7 @@ bool lies_within(const FlatParameter& parameter) {
   return true;
 }
 
-/// Reads the shapes of a group's tensors, if their rule needs them whole.
+/// Reads the shapes of a group's tensors, if the optimizer's rule needs whole tensors.
 void read_matrices(const nlohmann::json& from, OptimizerType type, FlatGroup& flat) {
   const bool has_matrices = from.contains("matrices");
   expect_defined(!has_matrices || updates_whole_tensors(type), "matrices of a rule that has none");

@@ -16,20 +16,21 @@
 
 namespace tessera {
 
-/// What a parameter server knows of a run from a worker's definition (ServedJob).
+/// The data about a run that a parameter server reads from a worker's definition (ServedJob).
 struct ServedDefinition {
   Strategy strategy;
   int server = 0, servers = 1, ranks = 1;
   std::chrono::milliseconds limit{0};  ///< comm.timeout_s
-  /// A unit with one group for each shard of this server: by group, then by rank of a replica. All parts of the group
-  /// are the elements that this server owns; they may be empty. Groups have no memory. Parameters have their numbers,
-  /// sizes and groups of options, and no tensors.
+  /// One unit for each shard of this server; each unit has one group. The units are ordered by the group of the model,
+  /// then by the rank of a replica. All parts of a group (FlatGroup::parameter_part and others) are the elements that
+  /// this server owns; they may be empty. Groups have no memory. Parameters have their numbers, sizes and groups of
+  /// options, and no tensors.
   std::vector<std::unique_ptr<Unit>> units;
 };
 
 /// Returns a trainable group as a definition describes it.
 nlohmann::json describe_group(const FlatGroup& group);
-/// Reads a definition. Throws a std::exception where the text is none. Errors: those of the strategy.
+/// Reads a definition. Throws a std::exception if the text is not a definition. Errors are those of the strategy.
 absl::StatusOr<ServedDefinition> read_definition(const std::string& text);
 
 }  // namespace tessera

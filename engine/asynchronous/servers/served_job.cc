@@ -45,9 +45,9 @@ absl::Status strange_file(const std::string& folder) {
                                                 "folder, and go on from a checkpoint");
 }
 
-/// Returns memory for all shards, filled with zeros. If it is a mapped file, the system keeps the used bytes in memory,
-/// and writes the other bytes to the file. For a server, a mapped file is better than records that one thread reads and
-/// writes, since each worker's thread updates a different shard.
+/// Returns memory for all shards, filled with zeros. If this memory is a mapped file, the system keeps the used bytes
+/// in memory, and writes the other bytes to the file. For a server, a mapped file is better than records that one
+/// thread reads and writes, since each worker's thread updates a different shard.
 absl::StatusOr<Arena> memory_of_shards(std::int64_t bytes, const std::string& offload) {
   if (offload.empty() || bytes == 0) return Arena::plain("shards", bytes);
   constexpr std::int64_t kPage = 4096;
@@ -135,8 +135,8 @@ void ServedJob::place(Group& group, bool is_adaptive) {
   group.counts.resize(flat.parameters.size());
 }
 
-/// A worker that gives the first values tells all servers that the values are there, and server 0 last. If it ends
-/// before it has told server 0, the next worker gives all servers its own values.
+/// A worker that gives the first values tells each server when all values are written, and server 0 last. If the worker
+/// ends before it has told server 0, the next worker gives all servers its own values.
 bool ServedJob::has_begun(std::size_t group) {
   if (!members_->lasts()) return false;
   if (server_ == 0 || group >= groups_.size()) return true;
@@ -194,8 +194,8 @@ absl::Status ServedJob::begin_keeping(const KeepOptions& options) {
   return absl::OkStatus();
 }
 
-/// Server 0 knows the workers that come and go. The other servers only need to know whether they have values, and they
-/// have values if they have kept shards.
+/// Server 0 has the data about workers that come and go. The other servers only need to know whether they have values,
+/// and they have values if they have kept shards.
 absl::Status ServedJob::restore_members() {
   if (!members_->is_elastic()) return absl::OkStatus();
   if (server_ != 0) return has_come_back_ ? members_->begin(/*number=*/0) : absl::OkStatus();
@@ -431,7 +431,7 @@ absl::Status ServedJob::Worker::do_push(const MessageHead& head, ServerLink& lin
   const std::span<const double> rates = std::span(numbers_).first(rates_.all().size());
   const std::span<const double> options = std::span(numbers_).subspan(rates.size());
   rates_.restore(rates);
-  // Options that were not set are NaN, which is equal to no number, so the bytes are compared.
+  // An option that was not set is NaN. NaN is equal to no number, so the bytes are compared.
   if (std::memcmp(options.data(), known_options_.data(), options.size_bytes()) != 0) {
     known_options_.assign(options.begin(), options.end());
     options_.restore(options);

@@ -34,15 +34,15 @@ namespace tessera {
 /// values, states, version and counts. ParameterServer makes a ServedJob when the first worker of a run comes, and
 /// drops it when the last worker has gone. All functions may be called by several threads, one for each worker.
 ///
-/// The server has no module. A worker sends a definition. It begins with the run's name of kRunName letters, which no
-/// other run has. JSON follows, with the strategy, the sizes of all parameters and their groups; the layouts, and which
-/// server owns what (ServedCut), follow from these. All workers of a run send the same definition.
+/// The server has no module. A worker sends a definition. The definition begins with the run's name of kRunName
+/// letters, which no other run has. JSON follows, with the strategy, the sizes of all parameters and their groups. The
+/// layouts, and the owner of each part (ServedCut), follow from these. All workers of a run send the same definition.
 ///
 /// If the server keeps its shards (KeepOptions), a thread copies each shard that has changed, and writes the copy. A
 /// push is answered when at most `lose` pushes to its shard, this push included, are missing on the disk. A worker's
 /// write of values is answered when the values are on the disk. So when the server ends, each shard loses at most
-/// `lose` of the pushes that a worker knows of. A push that was not answered is sent again, and applied once: a shard
-/// has the number of the last step that each worker has pushed. The data of server 0 about workers that come and go are
+/// `lose` of the pushes that were answered. A push that was not answered is sent again, and applied once: a shard has
+/// the number of the last step that each worker has pushed. The data of server 0 about workers that come and go are
 /// kept beside the shards (`keep_members`).
 ///
 /// Invariants:
@@ -81,7 +81,8 @@ class ServedJob {
   std::int64_t bytes() const { return memory_.bytes(); }
 
   JobMembers& members() { return *members_; }
-  /// Registers a worker (JobMembers::join). If shards are kept, the worker's number is on the disk when this returns.
+  /// Registers a worker (JobMembers::join). At server 0 of an elastic run whose shards are kept, the worker's number is
+  /// on the disk when this returns.
   absl::StatusOr<std::optional<JobMembers::Place>> join(int wanted, bool returns);
   void leave(int number);
 
@@ -92,8 +93,8 @@ class ServedJob {
     /// connection has ended, so that the worker's thread stops waiting.
     Worker(ServedJob& job, int rank, std::int64_t life, std::function<bool()> is_gone);
 
-    /// Receives the payload of `head`, carries out the question, and answers. Error 75 if the connection is lost, or if
-    /// the message does not fit the definition.
+    /// Receives the payload of `head`, and answers the question. Error 75 if the connection is lost, or if the message
+    /// does not fit the definition.
     absl::Status answer(const MessageHead& head, ServerLink& link);
 
    private:
@@ -176,8 +177,8 @@ class ServedJob {
   void write_image(const Group& group, std::vector<std::byte>& image) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
   /// Reads the image of a shard into `group`. Returns false if it is not an image of this shard.
   bool read_image(Group& group, std::span<const std::byte> image) ABSL_EXCLUSIVE_LOCKS_REQUIRED(group.mutex);
-  /// Returns whether first values come too late for a group of a run whose workers come and go. At server 0 that is so
-  /// once the run has begun; at other servers, once a worker has pushed to the group.
+  /// Returns whether first values come too late for a group of a run whose workers come and go. At server 0 they come
+  /// too late once the run has begun; at other servers, once a worker has pushed to the group.
   bool has_begun(std::size_t group);
   /// Returns the number of the next event, which is larger than `seen` and larger than all earlier numbers.
   std::int64_t tick(std::int64_t seen);

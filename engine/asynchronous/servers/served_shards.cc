@@ -25,7 +25,7 @@
 
 namespace tessera {
 
-// This file talks with the parameter servers.
+// This file communicates with the parameter servers.
 //
 // `ask` gives a question to a server's courier, and `hear` waits for that server's oldest answer: answers come in the
 // order of questions. `pull_unit` asks for a unit's shards (`ask_for_copies`) and for those of the unit that comes
@@ -427,9 +427,9 @@ void ServedShards::pull_unit(const Unit& unit) {
   take_unit(index);
 }
 
-/// It is called before each pull that was not asked for ahead, and waits only in the first call of a step. If other
-/// workers did not wait for this worker until now, since it was loading or had no step to make, it continues with the
-/// count of the slowest worker.
+/// It is called before each pull that was not asked for ahead, and waits only in the first call of a step. A worker for
+/// which the others did not wait (it was loading, or had no step to make) continues with the count of the slowest
+/// worker.
 void ServedShards::wait_for_slowest() {
   if (!bounds_staleness() || waited_for_ == step()) return;
   const std::int64_t least = step() - 1 - *config_.max_staleness;
@@ -638,7 +638,7 @@ void ServedShards::bring_together() {
   settle();
   board_.meet("asynchronous ranks come together");
   std::int64_t returns_before = 0;
-  do {  // a server that comes back does not know that a worker holds back pushes, and may have lost pushes
+  do {  // again if a server came back: it no longer holds back pushes, and may have lost pushes
     returns_before = returns();
     // Workers of an elastic run do not wait for each other, so this worker lets the servers hold back the pushes of the
     // others.

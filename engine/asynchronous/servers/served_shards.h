@@ -46,18 +46,18 @@ class UnitsInTurn {
 
 /// This rank's side of the parameters that asynchronous ranks train together, if parameter servers own the shards
 /// (ShardOwners::kServers). Each server owns a part of each flat group, or whole groups (ServedCut). The rank pulls
-/// from all servers, and pushes to each server the gradients of what the server owns. A server applies a push as soon
-/// as the push has arrived (ServedJob). While ranks train, they communicate only with servers, over one connection per
-/// server. So ranks may be on any hosts, and the other ranks continue when one rank ends.
+/// from all servers, and pushes to each server the gradients of the parts that the server owns. A server applies a push
+/// as soon as the push has arrived (ServedJob). While ranks train, they communicate only with servers, over one
+/// connection per server. So ranks may be on any hosts, and the other ranks continue when one rank ends.
 ///
 /// A thread for each server sends and receives (ServerCourier). So the gradients of a unit are sent as soon as the last
-/// backward of a step has made them. They wait at the servers until the rank knows its norm. While a unit computes in
-/// forward, the values of the next unit arrive. The next unit is the unit that followed in the previous step.
+/// backward of a step has made them. The servers keep them until the rank has computed its norm. While a unit computes
+/// in forward, the values of the next unit arrive. The next unit is the unit that followed in the previous step.
 ///
 /// | memory                                 | whose         | changed by                                             |
 /// |----------------------------------------|---------------|--------------------------------------------------------|
 /// | shards: values, states, version, counts| the servers'  | pushes                                                 |
-/// | HostCopies, what this rank pulled      | this rank's   | `pull`, at most once a step                            |
+/// | HostCopies, pulled values              | this rank's   | `pull`, at most once a step                            |
 /// | states and counts of the rank's part   | this rank's   | `bring_together`, which fetches them for a checkpoint  |
 ///
 /// If several ranks are one replica (AsynchronousConfig::replica_ranks), each of them has a piece of each group. A
@@ -70,10 +70,10 @@ class UnitsInTurn {
 /// gives its values to the servers. Values that a later worker's program sets before its first pull, such as weights
 /// from a file, are replaced by the servers' values. No program writes parameters after the first pull.
 ///
-/// The environment names the servers (TESSERA_SERVERS, TESSERA_SERVERS_SECRET). The thread that trains calls all of it.
-/// If a server that keeps its shards ends, the rank waits for its return, for comm.timeout_s. Throws tessera::Error: 75
-/// if a server is gone or does not answer in time; 64 if a program leaves the recorded order that it replays. If a
-/// server refuses a question, the error has the server's exit code.
+/// The environment names the servers (TESSERA_SERVERS, TESSERA_SERVERS_SECRET). The thread that trains calls all
+/// functions. If a server that keeps its shards ends, the rank waits at most comm.timeout_s for the server to come
+/// back. The functions throw tessera::Error: 75 if a server is gone or does not answer in time; 64 if a program leaves
+/// the recorded order that it replays. If a server refuses a question, the error has the server's exit code.
 class ServedShards final : public PulledParameters {
  public:
   /// Connects to all servers, points each group's states at memory of this rank, and gives the servers the units'

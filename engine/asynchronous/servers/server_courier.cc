@@ -18,8 +18,9 @@ namespace tessera {
 //
 // The worker's thread queues questions (`send`) and waits until they are over (`wait`). The courier's own thread
 // (`run`) moves bytes until the connection is lost (`move_bytes`), joins the server again (`come_back`), and queues
-// again what has no answer (`send_again`). An eventfd wakes this thread for a new question, and for the end. No
-// question is under way while a connection is made (`enter`, `join`), so `ask_now` simply asks and waits there.
+// again the questions without an answer (`send_again`). An eventfd wakes this thread when there is a new question, or
+// when the courier is destroyed. No question is under way while a connection is made (`enter`, `join`), so `ask_now`
+// simply asks and waits there.
 
 namespace {
 
@@ -98,8 +99,9 @@ absl::StatusOr<MessageHead> ServerCourier::enter(Clock::time_point deadline, Clo
     link_ = *std::move(made);
   }
   ServerQuestion secret{.head = {.kind = MessageKind::kSecret}, .rest = {std::as_bytes(std::span(visit_.secret))}};
-  // A program that is no parameter server may listen there and keep silent. While strangers hold a server's places, the
-  // server answers a little later. A server that was reached just before the deadline gets a second for its answer.
+  // A program that is no parameter server may listen at this address and send nothing. A server answers a little later
+  // while connections that have not sent the secret fill all of its places. A server that was reached just before the
+  // deadline gets a second for its answer.
   const auto left = std::max(std::chrono::duration_cast<milliseconds>(deadline - Clock::now()), milliseconds(1000));
   const absl::Status heard = ask_now(std::move(secret), returns ? visit_.limit : std::min(left, visit_.limit)).status();
   if (exit_code_of(heard) == ExitCode::kPeerLost)
@@ -307,8 +309,8 @@ absl::Status ServerCourier::count_lost() {
   return absl::OkStatus();
 }
 
-/// Queues again what must be sent over a new connection: the number of steps that this rank has made, the gradients of
-/// the step under way, and the questions without an answer, in the order in which they were asked.
+/// Queues again the messages that must be sent over a new connection: the number of steps that this rank has made, the
+/// gradients of the step under way, and the questions without an answer, in the order in which they were asked.
 void ServerCourier::send_again() {
   const std::vector<Ticket> begun = under_way_.take_all();
   const MutexLock lock(mutex_);

@@ -17,8 +17,8 @@
 namespace tessera {
 
 /// Lets a GPU's kernels change or read records in pinned memory of its host in place, over the bus. A step's pass uses
-/// it for parameters, which it mostly writes and seldom reads. TrainingMemory owns it, and the thread of the step calls
-/// it.
+/// a MappedCarrier for parameters, which kernels mostly write and seldom read. TrainingMemory owns it, and the thread
+/// of the step calls it.
 ///
 /// A lease's memory is for work that is queued on the current stream while the lease lasts. Several leases of one
 /// record that follow each other count as one use of the record.

@@ -62,9 +62,10 @@ class SlotCarrier final : public Carrier {
   /// Waits until all records are copied back to the host. Throws what `acquire` throws.
   void settle();
 
-  /// Measures how fast records in pinned memory go to the GPU while as many come back, in bytes per second in each
-  /// direction. It copies at least `least_bytes` of records, or all records, to the GPU and back unchanged, and waits
-  /// for the copies. `uploaded_bytes` does not count these copies. REQUIRES: records do not lie in files.
+  /// Measures the speed at which records in pinned memory are copied to the GPU while as many are copied back, in bytes
+  /// per second in each direction. It copies at least `least_bytes` of records, or all records, to the GPU and back
+  /// unchanged, and waits for the copies. `uploaded_bytes` does not count these copies. REQUIRES: records do not lie in
+  /// files.
   double measure(std::int64_t least_bytes);
 
   bool are_in_files() const { return are_in_files_; }
@@ -117,7 +118,7 @@ class SlotCarrier final : public Carrier {
   std::deque<Lease> leaving_;                               ///< leases of records in files, oldest first
   std::vector<std::span<std::byte>> places_;                ///< [record]: its memory; empty if records lie in files
   std::vector<std::int64_t> order_;                         ///< the records of this pass; empty if records lie in files
-  std::size_t passed_ = 0;                                  ///< number of records of `order_` that have gone through
+  std::size_t passed_ = 0;                                  ///< number of records of `order_` whose use has ended
   bool has_passed_ = false;   ///< whether `passed_` has grown since records were last brought ahead
   std::deque<Coming> ahead_;  ///< records that are brought ahead of their use, in the order of `order_`
   std::deque<Here> here_;     ///< records on the GPU, for use number `uses_` and the uses after it

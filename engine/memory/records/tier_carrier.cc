@@ -145,7 +145,7 @@ void TierCarrier::move_on() {
   fetched_ = std::max(fetched_, passed_);
 }
 
-/// Reads ahead until the tier has no room. Records that stay in memory need no room.
+/// Reads ahead until the tier has no memory for another record. Records that stay in memory need none.
 void TierCarrier::fetch_ahead() {
   while (fetched_ < order_.size() && tier_->fetch(order_[fetched_])) ++fetched_;
 }

@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// Returns 64 bits that tell one order of gathers from another; ranks compare them in every step. `units`: indices of
-/// the units, in the order in which they were gathered. If ranks gather different units of the same size in one call, a
+/// Returns a 64-bit digest of an order of gathers; ranks compare their digests in every step. `units`: indices of the
+/// units, in the order in which they were gathered. If ranks gather different units of the same size in one call, a
 /// transport that does not compare calls reports no error, and values are wrong.
 std::uint64_t digest_of_gathers(std::span<const int> units);
 

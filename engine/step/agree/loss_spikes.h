@@ -15,15 +15,15 @@ struct SpikeHistory {
   std::int64_t spikes_in_a_row = 0;  ///< number of spikes in a row up to the latest step
 };
 
-/// The losses with which a step's loss is compared, to find one that is far above them (SpikeConfig). The decision
-/// about a step has the rule (optim/arithmetic/spike_rule.h). CpuStep keeps the window here. A GPU keeps its own, and
-/// the host makes a LossSpikes only to read and write the SpikeHistory of a checkpoint.
+/// The losses with which a step's loss is compared, to find one that is far above them (SpikeConfig). SpikeRule
+/// (optim/arithmetic/spike_rule.h) decides about a step. CpuStep keeps the window here. A GPU keeps its own, and the
+/// host makes a LossSpikes only to read and write the SpikeHistory of a checkpoint.
 ///
 /// The window holds the losses of the last `window` steps that were no spikes. A step is a spike if the window is full
 /// and its loss is above `factor` times the window's median. The median of an even number of losses is the mean of the
-/// two in the middle. If window / 2 spikes (at least one) came in a row and the next loss is high too, the change is
-/// taken as lasting: that step is not skipped, and the window begins anew with its loss. A loss that is not finite
-/// never gets into the window. All memory is allocated when the object is made.
+/// two in the middle. If window / 2 spikes (at least one) came in a row and the next loss is high too, the change
+/// counts as lasting: the step of that loss is not skipped, and the window begins anew with that loss. A loss that is
+/// not finite never gets into the window. All memory is allocated when the object is made.
 class LossSpikes {
  public:
   explicit LossSpikes(const SpikeConfig& config);
@@ -32,7 +32,7 @@ class LossSpikes {
   double median();
 
   SpikeHistory history() const;
-  /// Goes on from `history`. If it has more losses than the window, the latest ones are used.
+  /// Continues from `history`. If it has more losses than the window, the latest ones are used.
   void restore(const SpikeHistory& history);
 
   const SpikeRule& rule() const { return rule_; }

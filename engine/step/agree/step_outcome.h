@@ -40,7 +40,7 @@ class StepOutcome {
         context_(std::move(context)) {}
 
   bool is_known() const { return decision_ || end_->passed(); }
-  /// Waits until the decision is there, and returns it. Warns once if the step was skipped. Throws tessera::Error: the
+  /// Waits until the decision is known, and returns it. Warns once if the step was skipped. Throws tessera::Error: the
   /// failure of a group if a call of it failed on the device (MeshAxes::status); 70 if ranks gathered units in
   /// different orders; 64 if ranks were given different rates or options; 65 if a gradient is not finite where units
   /// are updated in backward; 78 if the loss is negative where spikes are looked for. If 70 or 64 is thrown, no rank

@@ -19,8 +19,8 @@ struct WaitedFor {
 /// `first_rank` + i. Where ranks were busy equally long, the first one is named.
 WaitedFor waited_for(std::span<const double> busy_seconds, int first_rank = 0);
 
-/// Finds ranks for which the other ranks wait. After each agreement, CpuStep passes to it the times for which the ranks
-/// were busy in the step. A rank is busy from the end of its last step to the agreement, except while it waits in
+/// Finds ranks for which the other ranks wait. After each agreement, CpuStep calls `add` with the times for which the
+/// ranks were busy in the step. A rank is busy from the end of its last step to the agreement, except while it waits in
 /// collectives. A rank is slow if its median over a window of steps is much larger than the median of all ranks'
 /// medians: more than 1.5 times as large, and at least 10 ms larger. If two medians lie in the middle, the lower one
 /// counts. One thread at a time uses it; all memory is allocated at construction.

@@ -24,10 +24,10 @@
 
 namespace tessera {
 
-/// Applies the optimizer to every rank's part of every trainable group on a GPU, and makes the new values known to the
-/// ranks that hold copies of them. All work is queued. Only the device knows whether the step is skipped; if it is, its
-/// kernels change nothing. StepWalk decides the order of visits, and this class queues the work of each visit. On the
-/// CPU, the class Update does the same. QueuedStep owns a DeviceUpdate and calls it from the thread that trains.
+/// Applies the optimizer to this rank's part of every trainable group on a GPU, and sends the new values to the ranks
+/// that hold copies of them. All work is queued. The device decides whether the step is skipped; the kernels of a
+/// skipped step change nothing. StepWalk decides the order of visits, and this class queues the work of each visit. On
+/// the CPU, the class Update does the same. QueuedStep owns a DeviceUpdate and calls it from the thread that trains.
 ///
 /// Masters and states in records of the host are updated in one of two ways. Either they are copied to the device and
 /// back (SlotCarrier), and one launch updates each record; a skipped step also copies back the records that it brought.

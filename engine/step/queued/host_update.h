@@ -43,8 +43,8 @@ class HostUpdate {
   HostUpdate(const HostUpdate&) = delete;
   HostUpdate& operator=(const HostUpdate&) = delete;
 
-  /// Sets whether sums of gradients are now those of a whole step, so that `fetch` copies them. That is so from the
-  /// beginning of the step's last backward to the end of the step.
+  /// Sets whether sums of gradients are now those of a whole step, so that `fetch` copies them. The sums are those of a
+  /// whole step from the beginning of its last backward to its end.
   void expect(bool sums_of_step) { fetches_ = sums_of_step; }
   /// Copies the sum of a unit's gradients, which is on the current stream.
   void fetch(const Unit& unit);
@@ -121,7 +121,7 @@ class HostUpdate {
 };
 
 /// Returns the number of threads with which the CPU updates state in the memory of a GPU's host: LibTorch's number
-/// (on_threads). A rule that the program brings is called on one thread only.
+/// (on_threads). A rule that the program defines is called on one thread only.
 std::size_t host_update_threads();
 /// The largest number of elements that one of these threads updates at once.
 constexpr std::int64_t kHostPiece = 1 << 16;

@@ -29,8 +29,8 @@ class OwnDeviceUpdate {
   /// among trainable parameters. `used` says which of all trainable parameters take part in the step; only their step
   /// counts grow.
   void begin(std::size_t index, const FlatGroup& group, std::size_t first, std::span<const char> used);
-  /// Queues the update of a piece of the group. `run` and `view`: the piece, which the device reaches. Throws what
-  /// OwnOptimizer::step throws.
+  /// Queues the update of a piece of the group. `run` and `view`: the piece, in memory that the device can access.
+  /// Throws the errors of OwnOptimizer::step.
   void update(std::size_t index, const FlatGroup& group, const DeviceRun& run, const StateView& view,
               const UpdateRates& rates, const StepTables& tables);
   /// Takes the numbers in `options` for the next step.

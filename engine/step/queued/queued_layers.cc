@@ -106,8 +106,9 @@ void QueuedLayers::add_weights(std::span<const Part> parts, Meeting& meeting) {
   add_together();
 }
 
-/// Gradients have memory in backward only while they are in use. The tables therefore have the addresses that updates
-/// would have if the unit's gradients began at `message_`, one after another (place_gradients).
+/// If units are updated in backward (`by_unit_`), gradients have memory only while they are in use. The tables then
+/// have the addresses that updates would have if the unit's gradients began at `message_`, one after another
+/// (place_gradients).
 void QueuedLayers::add_updates(std::span<const FlatGroup* const> groups, Meeting& meeting) {
   const auto* place = reinterpret_cast<const float*>(message_);
   std::vector<NormBuffer> buffers;

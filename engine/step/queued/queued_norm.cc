@@ -61,8 +61,8 @@ QueuedNorm::QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by
   for (auto rest = groups; !rest.empty(); rest = rest.subspan(first_unit(rest).size()))
     most = std::max(most, norm_scratch_count(buffers_of(first_unit(rest))));
   auto* const scratch = tables_.take<double>(most);  // units use it one after another
-  // A unit's sum has memory only while it is in use. The tables have the addresses that its gradients would have if the
-  // sum began here.
+  // A unit's sum has memory only while it is in use. The tables have the addresses that the unit's gradients would have
+  // if they began at `sums`.
   const float* const at = reinterpret_cast<const float*>(sums);
   for (auto rest = groups; !rest.empty(); rest = rest.subspan(first_unit(rest).size())) {
     const float* place = at;

@@ -28,13 +28,13 @@ NormTables moved(NormTables tables, const float* made_for, const float* values);
 /// unit's sum over ranks is complete. QueuedStep owns and calls it.
 class QueuedNorm {
  public:
-  /// `groups`: the trainable groups, in the order of units. `sums`: memory of the device for as many
-  /// sums of squares as NormSums::count says for all groups' gradient parts. `kernels` must outlive this object.
+  /// `groups`: the trainable groups, in the order of units. `sums`: memory of the device for the sums of squares of all
+  /// groups' gradient parts; NormSums::count returns their number. `kernels` must outlive this object.
   QueuedNorm(std::span<FlatGroup* const> groups, double* sums, bool by_unit, DeviceKernels& kernels,
              c10::Device device);
 
   /// Adds a unit whose sum is complete on the current stream. It is called again if a gradient came later.
-  /// FlatGroup::gradient of the unit's groups says where the sum lies: the groups' sums follow each other
+  /// FlatGroup::gradient of each group of the unit points to the group's sum. The sums of the groups follow each other
   /// (place_gradients).
   void add(const Unit& unit);
   /// It is called when the sums of all units are on the current stream.

@@ -24,10 +24,11 @@
 
 namespace tessera {
 
-// This file queues a step: the host's part goes up, the device decides, and the outcome comes down later.
+// This file queues a step. The host's part of the message is copied to the device, the device decides, and the outcome
+// is copied to the host later.
 //
-// `queue` takes a slot, which waits for the step that used it last (`take_slot`). It copies the host's part of this
-// rank's message to the device (`send_host_part`), gathers the messages of all ranks, queues the decision and the
+// `queue` first waits for the step that last used the slot of this step (`take_slot`). It copies the host's part of
+// this rank's message to the device (`send_host_part`), gathers the messages of all ranks, queues the decision and the
 // update, and queues the copies of the decision and the flags into the slot. The host does not know yet how many of the
 // steps under way are skipped, so `request` has the schedule's ratio for each possible number. `progress` and `resume`
 // wait for all steps first.
@@ -259,8 +260,8 @@ QueuedStep::InFlight& QueuedStep::take_slot() {
 }
 
 /// Copies the host's part of this rank's message to the device, while backward is still computed. This part has counts,
-/// digests, and a flag for each parameter that says whether the parameter got a gradient. It lies behind those first
-/// numbers of the header that the device itself adds up. The numbers of groups are sent too (send_numbers), unless
+/// digests, and a flag for each parameter that says whether the parameter got a gradient. It lies behind the first
+/// numbers of the header, which the device itself adds up. The numbers of groups are sent too (send_numbers), unless
 /// units are updated in backward.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
   StepMessageHeader header;
@@ -308,8 +309,8 @@ void QueuedStep::follow_options() {
   numbers_.of_groups = update_.group_numbers();
 }
 
-/// The schedule's ratio depends on how many of the steps under way are skipped. The host does not know that yet, so it
-/// sends the ratio for every possible number.
+/// The schedule's ratio depends on how many of the steps under way are skipped. The host does not know this number yet,
+/// so it sends the ratio for every possible number.
 StepRequest QueuedStep::request() const {
   StepRequest request = request_;
   request.base_lr = numbers_.rates.everybodys();

@@ -33,7 +33,7 @@ namespace tessera {
 
 /// The step of an Engine on a GPU: norm, agreement, decision and update. The host queues them without waiting. The
 /// agreement of ranks, and the decisions that follow from it, have the same bits as those of CpuStep on the CPU.
-/// DeviceUpdate makes the update itself.
+/// DeviceUpdate makes the update.
 ///
 /// If units are updated in backward (OptimizerConfig::in_backward), each unit begins separately: the device checks that
 /// the unit's gradients are finite, and counts the step for the unit's parameters. The host knows the rate beforehand,
@@ -65,14 +65,14 @@ class QueuedStep final : public Step {
   const std::vector<char>* known_used() const override {
     return flight_.known_used.empty() ? nullptr : &flight_.known_used;
   }
-  /// These three wait for the latest step.
+  /// The next three functions wait for the latest step.
   double loss_scale() const override { return scales_loss() ? latest().scaler.scale : 1.0; }
   std::int64_t applied() const override { return latest().so_far.applied; }
   std::int64_t samples_seen() const override { return latest().so_far.samples; }
-  /// These two wait for all steps under way. They throw what StepOutcome::wait throws.
+  /// The next two functions wait for all steps under way. They throw the errors of StepOutcome::wait.
   StepProgress progress() const override;
   void resume(const StepProgress& progress) override;
-  /// This time is not known here. Only the device knows it, and StepResult::wait asks the device.
+  /// The host does not know this time. The device measures it, and StepResult::wait asks the device.
   double communication_seconds() const override { return 0; }
   std::int64_t streamed_bytes() const override { return update_.streamed_bytes(); }
   HostStepBytes host_step() const override { return update_.host_step(); }
@@ -106,7 +106,7 @@ class QueuedStep final : public Step {
     std::byte* of_all = nullptr;
   };
 
-  /// Numbers in the device's memory, as LibTorch's operators see them.
+  /// Views of numbers in the device's memory, for LibTorch's operators.
   struct Views {
     at::Tensor loss, own_squares;  ///< they lie in the message
     at::Tensor losses;             ///< losses in the message, under "reproducible": [round, 2], as in

@@ -13,13 +13,14 @@
 
 namespace tessera {
 
-/// The norms of LayerNorms for one flat group of which the caller has all elements, so there is no exchange. The sums
-/// use the same trees, so the norms have the same bits. One thread at a time may use it.
+/// Computes the same norms as LayerNorms, for one flat group of which the caller has all elements, so there is no
+/// exchange. The sums use the same trees as those of LayerNorms, so the norms have the same bits. One thread at a time
+/// may use it.
 ///
 ///   begin(); add_weights(...), add_update(...) in the order of elements; end(); of(i)
 class GroupNorms {
  public:
-  /// Keeps no reference to `group`.
+  /// The object keeps no reference to `group`.
   explicit GroupNorms(const FlatGroup& group);
 
   void begin();

@@ -34,8 +34,8 @@ std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>
 /// sums go over the optimizer parts of all ranks and use the trees of optim/grad_norm.h. So the norms have the same
 /// bits with every strategy, whether ranks exchange the norms of all units at once or of one unit at a time.
 ///
-///   begin(group); add_weights(group, ...), add_update(group, ...) from its beginning to its end; for all groups, or
-///   for those of a unit; then agree(unit): collective
+/// The caller calls `begin` for each group, and then `add_weights` and `add_update` for the group's elements from first
+/// to last. When all groups (with Options::by_unit: all groups of a unit) are added, all ranks call `agree`.
 class LayerNorms {
  public:
   struct Options {

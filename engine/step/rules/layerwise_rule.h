@@ -18,8 +18,8 @@ struct LayerNormPair {
   double weights = 0, update = 0;
 };
 
-/// The optimizers of LAMB and LARS, with the numbers of each group of parameters. LayerwiseUpdate uses it with norms of
-/// parts that all ranks add up, and ShardUpdate with norms of groups that are whole.
+/// The optimizers of LAMB and LARS, with the numbers of each group of parameters. LayerwiseUpdate uses a LayerwiseRule
+/// with norms that all ranks add up from their parts, and ShardUpdate uses one with norms of whole groups.
 class LayerwiseRule {
  public:
   /// REQUIRES: the strategy's rule is lamb or lars.
@@ -28,16 +28,17 @@ class LayerwiseRule {
   /// Takes the numbers in `options` for the next step.
   void follow(const UpdateOptions& options);
 
-  /// `config`: FlatParameter::group.
+  /// `config` is FlatParameter::group.
   const LayerwiseOptimizer& optimizer_of(std::size_t config) const { return *optimizers_[config + 1]; }
 
-  /// Makes the second pass over a slice of `group`. `scalars.lr`: the rate before norms change it. `norms_of(i)`: the
-  /// norms of the group's parameter `i`; it is called for the slice's parameters whose rate the norms adapt.
+  /// Makes the second pass over a slice of `group`. `scalars.lr` is the rate before norms change it. `norms_of(i)`
+  /// returns the norms of the group's parameter `i`; it is called for the slice's parameters whose rate is adapted to
+  /// the norms.
   void step(const FlatGroup& group, const OptimizerSlice& slice, const StepScalars& scalars, std::size_t config,
             c10::function_ref<LayerNormPair(std::size_t)> norms_of) const;
 
  private:
-  /// [0]: for parameters in no group; [1 + i]: for those of group i
+  /// [0]: for parameters in no group; [1 + i]: for the parameters of group i
   std::vector<std::unique_ptr<LayerwiseOptimizer>> optimizers_;
   std::vector<bool> adapts_;  ///< with the same index: whether the rates are adapted to norms
 };

@@ -140,7 +140,7 @@ void MatrixExchange::collect(const MatrixBatch& batch, VisitMasters visit_master
   places_.clear();
   for (const DealtMatrix& matrix : matrices) {
     const Held own = collected_from(matrix, world_->rank());
-    if (matrix.owner == world_->rank()) {  // `join` reads it where it lies, except for masters, which are read now
+    if (matrix.owner == world_->rank()) {  // `join` reads this part where it lies; only masters are read now
       places_.push_back(own_masters_.empty() ? nullptr : own_masters);
       if (!own_masters_.empty()) own_masters += MatrixDeal::in_whole_lines(own.piece.numel);
       continue;

@@ -49,7 +49,7 @@ class MatrixUpdate {
   /// Exchanges matrices of all ranks, batch by batch. In backward it exchanges only the matrices of `unit`. Results are
   /// written over the gradients. It is collective. `step` is the same on all ranks. Under muon it is null if the host
   /// does not know which parameters are used; then no matrix is left out. `visit_masters` is called for each group in
-  /// order, except under muon. Throws tessera::Error, and what a program's rule throws.
+  /// order, except under muon. Throws tessera::Error, and the exceptions of a program's rule.
   void exchange(std::optional<std::int32_t> unit, const OfStep* step, VisitMasters visit_masters);
 
   /// Returns the seconds spent in exchanges so far.

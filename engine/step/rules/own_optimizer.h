@@ -28,21 +28,21 @@ class OwnOptimizer final : public Optimizer {
   OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, const OptimizerConfig& config, const EmaConfig& ema);
 
   const std::vector<StateInfo>& states() const override { return states_; }
-  /// Throws what the rule throws, and tessera::Error (64) if the rule replaced an argument by another tensor.
+  /// Throws the exceptions of the rule, and tessera::Error (64) if the rule replaced an argument by another tensor.
   void step(const StepScalars& scalars, const OptimizerSlice& slice) const override;
   void average(const OptimizerSlice& slice) const override;
   void swap_average(const OptimizerSlice& slice) const override;
   void set_numbers(const OptimizerConfig& config) override { weight_decay_ = config.weight_decay; }
 
-  /// Updates masters, parameters and averages. It is SGD without momentum, so it has no states.
+  /// Returns the optimizer that writes masters, parameters and averages: SGD without momentum, which has no states.
   const RuleOptimizer& bare() const { return bare_; }
   /// Returns the slice as `bare()` takes it.
   OptimizerSlice without_states(const OptimizerSlice& slice) const;
   /// Returns the number of elements that the rule gets for `count` elements: `count`, rounded up to whole vectors.
   static std::size_t filled_up(std::size_t count);
   /// Calls the rule for `count` elements of the slice from `begin` on. `parameters` [filled_up(count)]: the masters of
-  /// these elements, on the slice's device. It updates the states of the elements, and returns their new masters.
-  /// Throws what `step` throws.
+  /// these elements, on the slice's device. The function updates the states of the elements, and returns their new
+  /// masters. Throws the errors of `step`.
   at::Tensor updated(const StepScalars& scalars, const OptimizerSlice& slice, std::size_t begin, std::size_t count,
                      const at::Tensor& parameters) const;
 

@@ -53,9 +53,9 @@ class OwnMatrixRule final : public TensorRule {
   OwnMatrixRule(std::shared_ptr<const MatrixOptimizer> rule, c10::Device device)
       : rule_(std::move(rule)), device_(device) {}
 
-  /// Throws tessera::Error (64) where the states are too many, or have bad names or sizes.
+  /// Throws tessera::Error (64) if there are too many states, or if states have bad names or sizes.
   std::vector<TensorState> states_of(const FlatParameter& parameter) const override;
-  /// Throws what the rule throws, and tessera::Error (64) if it replaced an argument by another tensor.
+  /// Throws the exceptions of the rule, and tessera::Error (64) if the rule replaced an argument by another tensor.
   void update(const WholeTensor& tensor) const override;
 
  private:

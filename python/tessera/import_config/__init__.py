@@ -48,9 +48,10 @@ class Translated(NamedTuple):
 def translate(text: str | bytes, name: str = "configuration", format: str = "", device: str = "") -> Translated:
     """Translates the text of a file and reports how each key was handled.
 
-    `name` stands for the file in errors. Its extension (".json", ".yaml") says how the text is read; without one, the
-    text itself decides. `format` is one of FORMATS; with "" the keys decide. `device` says on which device the training
-    will run, "cpu" or "gpu". It is needed if the file moves something to the host's memory.
+    `name` stands for the file in errors. Its extension (".json", ".yaml") determines how the text is read. If it has no
+    such extension, a text that begins with "{" is read as JSON, and any other text as YAML. `format` is one of FORMATS;
+    if it is "", the format is found from the keys. `device` is the device on which the training will run, "cpu" or
+    "gpu". It is needed if the file moves something to the host's memory.
 
     Raises Error: 78 if the text cannot be read, or if the file is of no known kind; 78 if no key was refused and the
     strategy would contradict itself; 64 if the format or the device is unknown; 69 for YAML without PyYAML.
@@ -59,8 +60,8 @@ def translate(text: str | bytes, name: str = "configuration", format: str = "", 
         if given and given not in known:
             raise Error(f"translate: there is no {argument} {given!r}. [T0670] hint: it is one of {', '.join(known)}, or \"\"")
     keys = list(_keys_of(read(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, name)))
-    # If a file has only "fsdp_config", Accelerate and transformers both know all its keys. But Accelerate reads no file
-    # without distributed_type.
+    # If a file has only "fsdp_config", the formats of Accelerate and transformers both have all its keys. But
+    # Accelerate reads no file without distributed_type.
     form = FORMATS[format] if format else max(FORMATS.values(), key=lambda each: (_known_keys(each, keys), each is _fsdp.FORMAT))
     if not format and not _known_keys(form, keys):
         raise Error(f"{name}:1:1: no key of this file is one of DeepSpeed's, Accelerate's or FSDP's. "

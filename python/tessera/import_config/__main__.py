@@ -17,7 +17,7 @@ from tessera.import_config._documents import CONFIG, MOST_BYTES
 from tessera.import_config._session import IGNORED, MAPPED, REFUSED, setting_text
 
 _PIPE_SECONDS = 3
-_MOST_NAMED = 20  # number of refused keys in the last line
+_MOST_NAMED = 20  # largest number of refused keys that the last line names
 _PREFIX = {MAPPED: "", IGNORED: "ignored: ", REFUSED: "REFUSED: "}
 
 

@@ -1,4 +1,4 @@
-"""Rows of Accelerate, for the file that `accelerate config` writes.
+"""Defines the rows of Accelerate, for the file that `accelerate config` writes.
 
 The names of Accelerate's own keys begin with "accelerate." here ("accelerate.num_processes"), and those of keys in
 fsdp_config with "fsdp." ("fsdp.version"). Keys in deepspeed_config have the names of DeepSpeed's file.

@@ -1,4 +1,4 @@
-"""Rows of DeepSpeed's "optimizer" and "scheduler".
+"""Defines the rows of DeepSpeed's "optimizer" and "scheduler".
 
 DeepSpeed's scheduler takes its first step after the first update. Update k, counted from 0, therefore has the rate of
 iteration k - 1, and the first two updates have the same rate. Tessera's schedules (optim/lr_schedule.h) count updates.

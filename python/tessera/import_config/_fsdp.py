@@ -1,4 +1,4 @@
-"""Rows of FSDP's keys.
+"""Defines the rows of FSDP's keys.
 
 Accelerate's files have them as "fsdp_sharding_strategy" in "fsdp_config". transformers has them as "sharding_strategy"
 or "fsdp_sharding_strategy", alone or in "fsdp_config". Rows call both "fsdp.sharding_strategy".

@@ -1,4 +1,4 @@
-"""The kinds of rows that tables are made of: one row for each key of another program.
+"""Defines the kinds of rows that tables are made of. Each key of another program has one row.
 
 A new key needs only a row: the command, the list of known keys, and docs/import-config.md then have the key.
 """
@@ -56,8 +56,8 @@ def refuses(keys: str, refusal: str) -> list[Row]:
 
 
 def expects(keys: str, value: Any, why: str, refusal: str) -> list[Row]:
-    """Makes a row for each of `keys`. A key must be `value`, since Tessera knows no other behaviour. `why` describes
-    this behaviour. Any other value is refused."""
+    """Makes a row for each of `keys`. A key must be `value`, since Tessera has no other behaviour. `why` describes this
+    behaviour. Any other value is refused."""
     read = boolean if isinstance(value, bool) else word if isinstance(value, str) else number
     return [Row(name, f"`{dumped(value)}`: ignored, {why}; else refused: {refusal}",
                 lambda key: key.ignored(why) if read(key.value) == value else key.refused(refusal)) for name in keys.split()]

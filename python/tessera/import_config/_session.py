@@ -1,4 +1,4 @@
-"""One file during its translation: its keys, how each of them was handled, and the resulting settings."""
+"""Holds one file during its translation: its keys, how each of them was handled, and the resulting settings."""
 
 import json
 import re

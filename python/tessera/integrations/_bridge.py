@@ -1,4 +1,4 @@
-"""Functions that the integrations share."""
+"""Has the functions that the integrations share."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""Groups of an optimizer's parameters. If an Engine cannot use a value, they raise an Error at the line that writes
-it."""
+"""Defines groups of an optimizer's parameters. If an Engine cannot use a value that is written into a group, the line
+that writes the value raises an Error."""
 
 import sys
 from collections.abc import Iterable

@@ -1,13 +1,13 @@
-"""The Accelerator of Hugging Face's accelerate, with an Engine that trains the model.
+"""Provides the Accelerator of Hugging Face's accelerate, with an Engine that trains the model.
 
     accelerator = Accelerator(gradient_accumulation_steps=4, strategy={"gradient_clipping": 1.0})
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
 `tessera launch`, `accelerate launch` or torchrun starts the ranks. The program's loop need not change. The program's
-AdamW, Adam or SGD, with its groups and schedulers, says how parameters are updated, and the Engine updates them. The
-Accelerator says how many microbatches a step has. The strategy, a file or a dict, says everything else, also how
-gradients are clipped. If the strategy and the program both give a value, the two values must be equal. All ranks call
-prepare, backward, the optimizer's step, get_state_dict, save_model, save_state and load_state.
+AdamW, Adam or SGD, with its groups and schedulers, determines how parameters are updated, and the Engine updates them.
+The Accelerator determines how many microbatches a step has. The strategy, a file or a dict, determines everything else,
+including how gradients are clipped. If the strategy and the program both give a value, the two values must be equal.
+All ranks call prepare, backward, the optimizer's step, get_state_dict, save_model, save_state and load_state.
 """
 
 import inspect
@@ -204,8 +204,8 @@ class Accelerator(accelerate.Accelerator):
         """Runs the Engine's backward. The call is collective.
 
         As in accelerate, the loss is divided by gradient_accumulation_steps and added up until the optimizer steps.
-        `retain_graph=True` says that another loss of the same batch follows. `samples` is the number of samples in this
-        rank's batch, for engine.samples_seen and "noise_scale". Other arguments of Tensor.backward raise an Error.
+        `retain_graph=True` means that another loss of the same batch follows. `samples` is the number of samples in
+        this rank's batch, for engine.samples_seen and "noise_scale". Other arguments of Tensor.backward raise an Error.
         """
         engine = self._training("backward")
         others = kwargs.keys() - {"retain_graph", "samples"}

@@ -1,13 +1,13 @@
-"""A strategy of Lightning, with an Engine that trains the LightningModule.
+"""Provides a strategy of Lightning, with an Engine that trains the LightningModule.
 
     trainer = Trainer(accelerator="cpu", devices=2, strategy=TesseraStrategy({"units": {"classes": ["Block"]}}))
     trainer.fit(module, loader)
 
 `tessera launch` or torchrun starts the ranks, `devices` on each host. The module need not change: configure_optimizers
-says how AdamW, Adam or SGD updates. Schedulers, callbacks and the module may write into the optimizer's groups during
-training (lr, weight_decay, betas, momentum ...). The next step uses the new values, as without Tessera. If the Engine
-cannot follow a change, the line that makes the change raises an Error. Parameters may be frozen and unfrozen, with
-groups of their own (BackboneFinetuning). Lightning's callbacks that average weights may write weights. The Trainer
+determines how AdamW, Adam or SGD updates. Schedulers, callbacks and the module may write into the optimizer's groups
+during training (lr, weight_decay, betas, momentum ...). The next step uses the new values, as without Tessera. If the
+Engine cannot follow a change, the line that makes the change raises an Error. Parameters may be frozen and unfrozen,
+with groups of their own (BackboneFinetuning). Lightning's callbacks that average weights may write weights. The Trainer
 decides how many microbatches a step has and how gradients are clipped. The strategy, a file or a dict, decides
 everything else. If the Trainer and the strategy both give a value, the two values must be equal.
 """
@@ -151,8 +151,8 @@ class TesseraStrategy(DDPStrategy):
         return True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Saves Lightning's file, which has whole weights. Saves beside it a folder with everything that is needed to
-        continue training.
+        """Saves Lightning's file, which has whole weights, and a folder beside the file with everything that is needed
+        to continue training.
         """
         super().save_checkpoint(checkpoint, filepath, storage_options)
         if "optimizer_states" in checkpoint:
@@ -175,7 +175,7 @@ class TesseraStrategy(DDPStrategy):
         module = self.lightning_module
         for callback in module.trainer.callbacks:
             if isinstance(callback, BaseFinetuning):
-                # The callback adds its groups again, since it did not know these groups when the fit started.
+                # The callback adds its groups again, since it did not have these groups when the fit started.
                 callback.on_fit_start(module.trainer, module)
         super().load_optimizer_state_dict(checkpoint)  # loads rates and other numbers of the rule
         self._followed.follow(self.engine)
@@ -191,7 +191,7 @@ class TesseraStrategy(DDPStrategy):
             part.teardown()
 
 
-# Methods of StochasticWeightAveraging, and of WeightAveraging and classes derived from it.
+# These are methods of StochasticWeightAveraging, and of WeightAveraging and classes derived from it.
 _WRITERS = ("transfer_weights", "_swap_models", "_copy_average_to_current")
 
 

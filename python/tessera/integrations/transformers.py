@@ -1,4 +1,4 @@
-"""The Trainer of `transformers`, with an Engine that trains the model.
+"""Provides the Trainer of `transformers`, with an Engine that trains the model.
 
     args = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=8)
     trainer = TesseraTrainer(model, args, strategy={"strategy": "FULL_SHARD"}, train_dataset=data)
@@ -132,7 +132,7 @@ class TesseraTrainer(Trainer):
 
 
 class EngineOptimizer(torch.optim.Optimizer):
-    """The object that the Trainer, its scheduler and callbacks see instead of an optimizer.
+    """The object that the Trainer, its scheduler and callbacks use instead of an optimizer.
 
     Its groups have the numbers of the Engine's update rule, and its step calls the Engine's step. The first group holds
     the parameters that are in no group of the strategy. The other groups are the strategy's groups, in their order. A

@@ -11,7 +11,7 @@ from tessera._error import Error
 from tessera._files import CORRUPT, MISSING, code_of
 
 METRICS = "metrics.jsonl"
-_LARGEST = 1e100  # larger numbers count as infinite, since no chart can have them
+_LARGEST = 1e100  # larger numbers count as infinite, since no chart can show them
 
 
 class Latency(NamedTuple):

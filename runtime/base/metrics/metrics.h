@@ -22,7 +22,7 @@ enum class MetricsFormat {
   kCsv,        ///< a table
   kEvents,     ///< an event file of TensorBoard
 };
-/// Returns the format that a name asks for: ".csv" is a table, everything else is lines of JSON.
+/// Returns the format for a file's name: kCsv if it ends in ".csv", or else kJsonLines.
 MetricsFormat metrics_format_of(const std::filesystem::path& path);
 
 /// Appends metrics to a file. MetricsFile (tessera/metrics_file.h) and `tessera train` use it. A line of JSON has one
@@ -34,10 +34,10 @@ MetricsFormat metrics_format_of(const std::filesystem::path& path);
 ///     written, even after a crash. Lines of several processes that append to one file do not mix.
 ///  2. A crash or a full disk may cut a line of JSON short. Such a line is ended before the next line begins, so it
 ///     spoils no other line. The other formats remove such an incomplete row.
-///  3. NaN and infinities are written as null, since JSON has no word for them. The key stays, so that a plot shows a
+///  3. NaN and infinities are written as null, since JSON cannot express them. The key stays, so that a plot shows a
 ///     gap. Doubles are written so that they read back to the same bits. Invalid UTF-8 is replaced by U+FFFD.
 ///
-/// It is not thread-safe. It is move-only; the destructor closes.
+/// The class is not thread-safe. It is move-only; the destructor closes the file.
 class MetricsWriter {
  public:
   /// The treatment of a file that already exists.
@@ -51,9 +51,9 @@ class MetricsWriter {
     MetricsFormat format = MetricsFormat::kJsonLines;
     std::vector<std::string> columns = {};  ///< columns of a table (csv_form)
   };
-  /// Opens the file. An event file is always a new one. Under kAppend it continues the run of the event files in its
-  /// folder. Errors name the path and the errno: exit code 73 if the file cannot be created or is another table
-  /// (csv_form), 77 if permission is missing, 74 if its beginning could not be written.
+  /// Opens the file. An event file is always a new one. Under kAppend, the new event file continues the run of the
+  /// event files in its folder. Errors name the path and the errno: exit code 73 if the file cannot be created or is
+  /// another table (csv_form), 77 if permission is missing, 74 if its beginning could not be written.
   static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, const Options& options);
   static absl::StatusOr<MetricsWriter> open(const std::filesystem::path& path, Start start = Start::kAppend);
   ~MetricsWriter();

@@ -33,16 +33,17 @@ class MetricsForm {
 std::unique_ptr<MetricsForm> json_lines_form();
 
 /// Returns the form of a table (RFC 4180, lines end with "\n") whose first line names `columns`. If `columns` is empty,
-/// the table has the columns of the file to which it is appended, or else those of the first row. A file of an earlier
-/// or later version may have fewer or more columns than `columns`. It keeps its own columns, and values for other
-/// columns are not written. A row may lack columns; their cells are then empty. A metric without a column in the table
-/// is an error (64). Numbers read back to the same bits, "nan" and "inf" among them; flags are true and false.
+/// the table has the columns of the file to which it is appended, or else the columns of the first row. A file of an
+/// earlier or later version may have fewer or more columns than `columns`. Such a file keeps its own columns, and
+/// values for other columns are not written. A row may lack columns; their cells are then empty. A metric without a
+/// column in the table is an error (64). Numbers read back to the same bits, "nan" and "inf" among them; flags are
+/// written as true and false.
 std::unique_ptr<MetricsForm> csv_form(std::vector<std::string> columns);
 
 /// Returns the form of an event file of TensorBoard: framed records of Event messages. The metric "step" becomes the
-/// step of these messages. Numbers and flags become 32-bit scalars under their names, and text values are left out.
-/// `goes_on`: the run continues. The first event then makes TensorBoard forget everything that earlier files of the
-/// folder have for the step of that event and for later steps.
+/// step of these messages. Numbers and flags become 32-bit scalars under their names, and text values are left out. If
+/// `goes_on` is true, the run continues an earlier one: the first event then makes TensorBoard forget everything that
+/// earlier files of the folder have for the step of that event and for later steps.
 std::unique_ptr<MetricsForm> event_form(bool goes_on);
 
 /// Returns a name such as "events.out.tfevents.1795444800.host.4711.0". No other file of any run has this name, and

@@ -20,7 +20,7 @@ class Diagnostics {
   static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
   static constexpr std::size_t kMaxReported = 100;  ///< a message has at most this many errors, and counts the rest
 
-  /// `name` stands for the file in messages.
+  /// `name` is the name of the file in messages.
   Diagnostics(std::string name, std::string_view text);
 
   /// `offset` is in bytes from the start of the text; `pointer` is a JSON pointer (RFC 6901), and "" is the whole file.

@@ -11,9 +11,9 @@ namespace tessera {
 /// more than once.
 void turn_size_signal_into_error();
 
-/// Makes a send fail with EPIPE if the peer has died, so that this rank can say who died. SIGPIPE would end the
-/// process. Gloo and c10d's store send without MSG_NOSIGNAL: they rely on Python, which turns the signal off. Code that
-/// opens their connections calls this function.
+/// Makes a send fail with EPIPE if the peer has died, so that this rank can report which rank died. SIGPIPE would end
+/// the process. Gloo and c10d's store send without MSG_NOSIGNAL: they rely on Python, which turns the signal off. Code
+/// that opens their connections calls this function.
 void turn_pipe_signal_into_error();
 
 /// Raises the soft limit of descriptors to the hard limit. Gathers over a network, checkpoints and records in files

@@ -8,14 +8,14 @@
 
 namespace tessera {
 
-// The lossy codecs of WireForm: the layout of a message, and the arithmetic of one element. Loops on the host
-// (runtime/comm/sum/wire_codec.h) and kernels of a GPU (optim/cuda/device_codec.h) use this code, so both give the same
-// bits. Every operation is rounded separately, so this code must be compiled without contraction of a * b + c.
+// This header has the lossy codecs of WireForm: the layout of a message, and the arithmetic of one element. Loops on
+// the host (runtime/comm/sum/wire_codec.h) and kernels of a GPU (optim/cuda/device_codec.h) use this code, so both give
+// the same bits. Every operation is rounded separately, so this code must be compiled without contraction of a * b + c.
 //
-// A message of n elements has two parts. First come the fp32 scales, one for each block of kCodecBlock elements; the
-// last block may have fewer elements. Then come the codes, block by block. A code of int8 is one byte. A code of int4
-// is a nibble: in a block of m elements, with half = (m + 1) / 2, element i < half is in the low bits of byte i, and
-// element half + i in its high bits.
+// A message of n elements has two parts. The first part has the fp32 scales, one for each block of kCodecBlock
+// elements; the last block may have fewer elements. The second part has the codes, block by block. A code of int8 is
+// one byte. A code of int4 is half a byte: in a block of m elements, with half = (m + 1) / 2, element i < half is in
+// the low bits of byte i, and element half + i in its high bits.
 
 inline constexpr std::size_t kCodecBlock = 256;
 
@@ -40,15 +40,15 @@ TESSERA_ALWAYS_INLINE constexpr std::size_t encoded_bytes(WireForm form, std::si
   return (codes_at(form, blocks, whole) + code_bytes(form, numel % kCodecBlock) + 3) / 4 * 4;
 }
 
-/// The scale of a block: an element is encoded as the nearest whole number to value * inverse, and decoded as code *
+/// The scale of a block. An element is encoded as the whole number nearest to value * inverse, and is decoded as code *
 /// spacing.
 struct WireScale {
   float spacing = 0;  ///< distance between the values of neighbouring codes
-  float inverse = 0;  ///< 0: all codes of the block are 0, whatever its values are
+  float inverse = 0;  ///< if it is 0, all codes of the block are 0, whatever its values are
 };
 
-/// Returns the scale of a block whose largest magnitude has the bits `largest` (a float without its sign). The bits of
-/// a NaN are above those of an infinity, and these are above the bits of all other numbers.
+/// Returns the scale of a block whose largest magnitude has the bits `largest` (a float without its sign). As integers,
+/// the bits of a NaN are above the bits of an infinity, and these are above the bits of all other numbers.
 TESSERA_ALWAYS_INLINE WireScale wire_scale(WireForm form, std::uint32_t largest) {
   constexpr std::uint32_t kInfinity = 0x7f800000u, kQuietNaN = 0x7fc00000u;
   constexpr float kSmallest = 127 * 0x1p-126f, kLargest = 0x1.fffffep127f;

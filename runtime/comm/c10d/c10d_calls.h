@@ -43,14 +43,14 @@ class C10dCalls {
   CallSignature begin(Operation operation, std::string_view label, DType dtype, std::size_t count, int root = 0);
   /// Begins a call by calling `start`; the Work waits for the transfers that `start` began.
   Work start(const CallSignature& call, const Start& start);
-  /// Ends the group, since the caller's arguments make the call impossible. `why`: the reason.
+  /// Ends the group, since the caller's arguments make the call impossible. `why` is the reason.
   Work refuse(const CallSignature& call, const std::string& why);
 
   /// These functions implement the functions of Collectives that have the same names.
   absl::Status status() const;
   void abort(const absl::Status& reason);
-  /// Closes the connections. Peers see them end, and find in the store that this rank's program has ended
-  /// (MeshGroups::leave).
+  /// Closes the connections. Peers notice the end of the connections, and find in the store that this rank's program
+  /// has ended (MeshGroups::leave).
   void leave();
   bool end_if_left_alone(Collectives::HasKey has_key);
 

@@ -28,10 +28,10 @@
 #include "runtime/comm/sum/wire_codec.h"
 
 // Collectives over a c10d backend. C10dCalls begins each call and waits for it, or the group's thread makes the whole
-// call (PendingOnThread). Reductions go in pieces of kPieceBytes, so that one piece is summed while the next piece is
-// on the wire. The staging memory holds two pieces. Five functions make reductions: `scatter` (reduce-scatter, direct),
-// `reduce_small` (all-reduce by gathering everything), `reduce_large` (all-reduce by exchange, sum and gather), and
-// `scatter_in_rounds` and `reduce_in_rounds`, which run the halving algorithm.
+// call (PendingOnThread). Reductions are split into pieces of kPieceBytes, so that one piece is summed while the next
+// piece is on the wire. The staging memory holds two pieces. Five functions make reductions: `scatter` (reduce-scatter,
+// direct), `reduce_small` (all-reduce by gathering everything), `reduce_large` (all-reduce by exchange, sum and
+// gather), and `scatter_in_rounds` and `reduce_in_rounds`, which run the halving algorithm.
 
 namespace tessera {
 namespace {
@@ -386,9 +386,9 @@ absl::Status C10dCollectives::reduce_large(const CallSignature& call, const std:
   const auto numel_of = [&](std::size_t first) { return std::min(most, numel - first); };
   const auto part_of = [&](std::size_t count) { return (count + ranks * unit - 1) / (ranks * unit) * unit; };
   const std::size_t most_part = part_of(most);
-  // Each of the two pieces under way has memory for data from other ranks, data to other ranks, and this rank's sums.
-  // If sums are compressed, it also has memory for all ranks' sums. There is one padded copy, for a piece that cannot
-  // be divided evenly among the ranks.
+  // Each of the two pieces under way has memory for data from other ranks and for this rank's sums. If contributions
+  // are compressed, it also has memory for data to other ranks. If sums are compressed, it also has memory for all
+  // ranks' sums. There is one padded copy, for a piece that cannot be divided evenly among the ranks.
   const std::size_t received_bytes = coding.bytes(most_part) * ranks;
   const std::size_t sent_bytes = coding.rounds() ? received_bytes : 0;
   const std::size_t sums_bytes = most_part * sizeof(float);

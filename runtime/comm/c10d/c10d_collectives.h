@@ -25,11 +25,11 @@ namespace tessera {
 /// `choose`, unless it is null, chooses the algorithm of each call over Gloo or MPI. Calls for which `choose` does not
 /// decide use kDirect. These are compressed reductions, broadcasts (the library's own broadcast is a tree),
 /// all-to-alls, and all calls of a user's own backend. An all_gather in rounds, or with a codec, is made by a thread of
-/// the group after earlier gathers. Reductions go in pieces of 2 MiB of input.
+/// the group after earlier gathers. Reductions are split into pieces of 2 MiB of input.
 ///
-/// The error of a failed backend says little. If a call fails, every rank therefore writes its last call to `store` and
-/// reads the calls of the other ranks. The message says what each rank was doing, and which ranks do not answer. The
-/// backend is then dropped, which closes its connections and makes the peers fail too.
+/// The error of a failed backend seldom names the cause. If a call fails, every rank therefore writes its last call to
+/// `store` and reads the calls of the other ranks. The message names the call of each rank, and the ranks that do not
+/// answer. The backend is then dropped, which closes its connections and makes the peers fail too.
 std::shared_ptr<Collectives> c10d_collectives(const Group& group, TransportKind kind,
                                               c10::intrusive_ptr<c10d::Backend> backend,
                                               std::shared_ptr<KeyValueStore> store, ChooseAlgorithm choose = nullptr);

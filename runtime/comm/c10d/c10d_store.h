@@ -11,10 +11,10 @@ namespace tessera {
 
 /// A KeyValueStore over any c10d::Store. A c10d::Store serves one request of a client at a time. `get` therefore asks
 /// again and again (every 0.2 to 10 ms): a waiting request would block other threads. c10d's exceptions become statuses
-/// of exit code 75. They name the process that served the store, and say that this process is gone.
+/// of exit code 75. Their texts name the process that served the store, and state that this process is gone.
 class C10dStore : public KeyValueStore {
  public:
-  /// `server`: name of the process that serves the store, for messages.
+  /// `server` is the name of the process that serves the store. Messages contain it.
   explicit C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string server = "rank 0")
       : store_(std::move(store)), server_(std::move(server)) {}
 
@@ -24,7 +24,7 @@ class C10dStore : public KeyValueStore {
   absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override;
   std::shared_ptr<KeyValueStore> connected_anew() override;
 
-  /// Says at which address the other ranks reach this host. Call it before the store is shared.
+  /// Sets the address at which the other ranks reach this host. Call it before the store is shared.
   void set_own_address(std::string address) { own_address_ = std::move(address); }
   std::string own_address() const override { return own_address_; }
 

@@ -60,7 +60,8 @@ absl::StatusOr<HostAddress> resolve_in_time(const std::string& host, Clock::time
                                                "knows it (comm.init_timeout_s is how long it is looked for)");
   };
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
-    // A resolver may take half a minute for a name that it does not know. The thread that asks it is then left behind.
+    // A resolver may take half a minute for an unknown name. This function then no longer waits for the thread that
+    // asks the resolver.
     const auto latest = std::make_shared<LookUp>();
     const auto limit = left_until(deadline);
     if (!ends_in_time([host, latest] { *latest = look_up(host); }, limit))

@@ -10,7 +10,7 @@
 namespace tessera {
 
 /// Looks up the address of a host. c10d's own look-up waits as long as the resolver takes, and prints a stack trace for
-/// every attempt. So Tessera does the look-up itself.
+/// every attempt. Tessera therefore does the look-up itself.
 
 /// One numeric address of a host.
 struct HostAddress : SocketAddress {

@@ -65,8 +65,8 @@ struct FailureReport::Shared {
 
   std::string heard_key(int member) const { return "heard/" + group.key() + "/" + std::to_string(member); }
 
-  /// Says that this rank has read the store. If this rank serves the store, waits until the other ranks have read it
-  /// too, but no longer than kForLateRanks, since the store ends with this rank.
+  /// Writes to the store that this rank has read it. If this rank serves the store, waits until the other ranks have
+  /// read it too, but no longer than kForLateRanks, since the store ends with this rank.
   void let_others_hear(const Answers& answers) const {
     store->set(heard_key(group.rank), "").IgnoreError();
     if (group.world_rank(group.rank) != 0 || server() != "rank 0") return;
@@ -78,7 +78,7 @@ struct FailureReport::Shared {
     }
   }
 
-  // Publishes a failure. The store's answer does not matter: it may be gone with the rank that failed.
+  // Publishes a failure. Errors of the store are ignored, since the store may have ended with the rank that failed.
   void publish(const std::string& text) const {
     if (auto published = store->has(key(group.rank)); published.ok() && !*published) {
       store->set(key(group.rank), text).IgnoreError();

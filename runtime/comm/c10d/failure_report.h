@@ -16,20 +16,20 @@ namespace tessera {
 /// nothing while all goes well, except once, when it has arrived. It is thread-safe.
 ///
 /// The store may hang with the rank that serves it. A separate thread therefore talks to the store. If the store does
-/// not answer for two seconds, this thread is left behind.
+/// not answer for two seconds, the rank no longer waits for this thread.
 class FailureReport {
  public:
   FailureReport(const Group& group, std::shared_ptr<KeyValueStore> store);
   ~FailureReport();
 
-  /// Says in the store that this rank begins to connect to the other ranks.
+  /// Writes to the store that this rank begins to connect to the other ranks.
   void publish_arrival();
   /// Returns the error of this rank, which could not connect. The text has `why`, and names the ranks that have not
   /// arrived. If all have arrived, it names the ranks that have published no failure. The exit code is 75. The call
   /// takes some seconds. The rank that serves the store stays until the other ranks have asked.
   absl::Status explain_arrival(const std::string& why);
 
-  /// Says that this rank failed in `call`, or gave up for `reason`. Only the first failure is published.
+  /// Publishes that this rank failed in `call`, or gave up for `reason`. Only the first failure is published.
   void publish_call(const CallSignature& call);
   void publish_reason(const absl::Status& reason);
 

@@ -65,7 +65,7 @@ absl::StatusOr<std::shared_ptr<Collectives>> gloo_collectives(const Group& group
     return report.explain_arrival(group.self() + ": group " + group.key() + " cannot connect over " + address + ": " +
                                   why + "; GLOO_SOCKET_IFNAME names the network interface to use");
   };
-  // If a rank never joins, Gloo would wait for it, and would not ask whether it has given up.
+  // Gloo would wait for a rank that never joins, and would not notice that this rank has given up.
   const absl::Status met = meet_in_store(group, "met/gloo", *store);
   if (!met.ok()) return absl::IsDeadlineExceeded(met) ? cannot_connect(kNotAllHaveCome) : met;
   try {

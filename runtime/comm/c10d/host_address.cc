@@ -20,7 +20,7 @@ absl::Status address_error(const std::string& host, const std::string& why) {
                                            ". [T0438] hint: set GLOO_SOCKET_IFNAME to the network interface to use");
 }
 
-// Returns the address from which this host would send. A connected UDP socket knows this address.
+// Returns the address from which this host would send. A connected UDP socket has this address as its own.
 absl::StatusOr<std::string> source_address(const HostAddress& destination, const std::string& host) {
   const SocketAddress towards = destination.with_port(9);  // any port: nothing is sent to it
   const int fd = socket(towards.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);

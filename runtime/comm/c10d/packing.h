@@ -14,7 +14,7 @@ namespace tessera {
 /// numbers. A receiver cannot know that length, so it provides memory for the longest possible message. Gloo accepts a
 /// message that is shorter than its receiver's memory.
 
-/// A group's memory for packed messages. Any thread may call it. A PackBuffers must outlive the buffers that it gave.
+/// A group's memory for packed messages. Any thread may use it. A PackBuffers must outlive the buffers that it gave.
 class PackBuffers {
  public:
   struct Memory {
@@ -61,7 +61,7 @@ std::size_t most_message_bytes(DType dtype, std::size_t bytes);
 /// Returns `numbers`, packed.
 PackBuffer packed_message(DType dtype, const void* numbers, std::size_t bytes, PackBuffers& buffers);
 
-/// Returns the length that the message's head says, in bytes.
+/// Returns the length in bytes that is stored in the message's head.
 std::size_t bytes_of_message(const PackBuffer& message);
 /// Unpacks a message into `numbers`. Throws std::runtime_error unless `packed_message` made the message from `bytes`
 /// bytes of numbers of `dtype`.

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// The memory that a call in rounds works on.
+/// The memory that a call in rounds uses.
 struct RoundBuffers {
   /// Index of each slice's first element, then the end of the last slice. There is one entry more than there are
   /// slices. Slices may be empty.

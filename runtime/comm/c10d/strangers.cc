@@ -28,12 +28,12 @@
 
 namespace tessera {
 
-// This file shuts down idle connections of strangers before these take all descriptors.
+// This file shuts down idle connections of strangers before these connections take all descriptors.
 //
-// One thread of the process waits for connections to the watched sockets (Watch::run). `look` then sees from the number
-// of a new descriptor whether many are open (`are_few_open`). If so, it goes over all descriptors, and shuts down the
-// oldest connections over which nothing has come (`shut_down_oldest`). If connections come faster than they can be shut
-// down, the kernel drops requests for new connections for a while (`let_in`).
+// One thread of the process waits for connections to the watched sockets (Watch::run). `look` then checks whether many
+// descriptors are open, by the number of a new descriptor (`are_few_open`). If so, it goes over all descriptors, and
+// shuts down the oldest connections over which no bytes have arrived (`shut_down_oldest`). If connections come faster
+// than they can be shut down, the kernel drops requests for new connections for a while (`let_in`).
 
 namespace {
 
@@ -167,7 +167,7 @@ class Watch {
       let_in_all(true);
       return Found::kFew;
     }
-    // Shutting down takes longer than connecting. By now, the number of connections that wait in the queues is limited.
+    // Shutting down takes longer than connecting. The number of connections that wait in the queues is limited by now.
     if (!are_few_open(2 * most)) let_in_all(false);
     const auto now = std::chrono::steady_clock::now();
     if (shut_down_oldest(most)) shut_down_at_ = now;

@@ -28,10 +28,10 @@
 #include "runtime/comm/in_time.h"
 #include "runtime/comm/meet_in_store.h"
 
-// Joins the job's store in three stages, on a thread of its own, because c10d may wait for ever. The three stages: find
-// the address and wait for the listener (or bind it, on rank 0), connect, and call the roll. The roll call checks that
-// each rank is claimed only once, and waits until all ranks have joined. If a stage does not end in time, the error
-// says for what this rank waited. The error of the roll call names the missing ranks.
+// Joins the job's store in three stages, on a separate thread, because c10d may wait for ever. In the first stage, a
+// rank finds the address and waits for the listener (rank 0 binds it). Then it connects, and in the last stage it calls
+// the roll. The roll call checks that each rank is claimed only once, and waits until all ranks have joined. If a stage
+// does not end in time, the error tells what this rank waited for. The error of the roll call names the missing ranks.
 
 namespace tessera {
 namespace {
@@ -137,14 +137,15 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> connect(const Topology& topology
   }
 }
 
-/// Returns a text with the number of ranks on each host, as this rank knows it.
+/// Returns a text with the number of ranks on each host, according to this rank's topology.
 std::string hosts_of(const Topology& topology) {
   if (topology.has_equal_hosts()) return std::to_string(topology.local_world_size) + " on each host";
   return joined_numbers(topology.ranks_of_hosts, ",");
 }
 
-/// Checks that all ranks of this job have come to the store, each once, and no others. It also checks that all have the
-/// same transport and know the same hosts. Otherwise they would make different groups, and wait for each other in vain.
+/// Checks that all ranks of this job have joined the store, each once, and that no other process has joined it. It also
+/// checks that all ranks have the same transport and the same numbers of ranks on hosts. Ranks that differ would make
+/// different groups, and wait for each other in vain.
 class RollCall {
  public:
   RollCall(const Topology& topology, KeyValueStore& store, Clock::time_point deadline, std::string transport)
@@ -210,8 +211,8 @@ class RollCall {
                           "MASTER_ADDR and MASTER_PORT, and look why their hosts did not (they have met nobody)");
   }
 
-  // If this rank serves the store, waits a moment so that the other ranks can read the store before it ends with this
-  // rank.
+  // If this rank serves the store, waits up to one second so that the other ranks can read the store before the store
+  // ends with this rank.
   absl::Status linger(std::int64_t present) {
     TESSERA_RETURN_IF_ERROR(store_.add("told", 1).status());
     for (const auto end = Clock::now() + std::chrono::seconds(1); topology_.rank == 0 && Clock::now() < end;) {
@@ -280,8 +281,9 @@ absl::Status silence(const Topology& topology, double init_timeout_s, Stage stag
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s,
                                                      const std::string& transport) {
   turn_pipe_signal_into_error();
-  // c10d waits without end if a listener accepts a connection and then says nothing. A separate thread therefore joins
-  // the store, and is left behind if it does not end. This process then only has to report the failure.
+  // c10d waits without end if a listener accepts a connection and then sends nothing. A separate thread therefore joins
+  // the store. If this thread does not end in time, nothing waits for it, and this process only has to report the
+  // failure.
   struct Joining {
     std::atomic<Stage> stage = Stage::kFind;
     absl::StatusOr<std::shared_ptr<C10dStore>> result;

@@ -22,8 +22,8 @@ namespace tessera {
 /// `master_addr` may be a name that is not known yet (a host that is starting), an IPv4 or an IPv6 address.
 ///
 /// Errors: 69 if the port is in use, or the store is another job's store; 75 if a name is not known, if a store does
-/// not answer, or if ranks do not come within `init_timeout_s` (the message has their numbers, if the store answers);
-/// 78 if two processes claim one rank, or if ranks have different transports or know different hosts
+/// not answer, or if ranks do not join within `init_timeout_s` (the message has their numbers, if the store answers);
+/// 78 if two processes claim one rank, or if ranks have different transports or different lists of hosts
 /// (Topology::ranks_of_hosts); 71 if a limit of this process is reached.
 absl::StatusOr<std::shared_ptr<C10dStore>> tcp_store(const Topology& topology, double init_timeout_s,
                                                      const std::string& transport = "");

@@ -94,7 +94,7 @@ void Transfers::receive(c10d::Backend& backend, int tag, int from, void* data, s
   add_message(backend.recv(part, from, tag));
 }
 
-// Each rank begins with the rank after itself, so that not all ranks send to the same one at first.
+// Each rank first sends to the rank after itself, so that not all ranks send to the same rank at the same time.
 void Transfers::send_and_receive(c10d::Backend& backend, int tag, const Places& places, std::size_t bytes,
                                  std::optional<DType> numbers) {
   const int rank = backend.getRank(), size = backend.getSize();
@@ -125,7 +125,7 @@ void Transfers::receive_packed(c10d::Backend& backend, int tag, int from, void* 
 void Transfers::add_message(c10::intrusive_ptr<c10d::Work> work) {
   const MutexLock lock(mutex_);
   if (is_aborted_) {
-    work->abort();  // nobody else aborts it, and it would write to memory that the caller takes back
+    work->abort();  // no other code aborts `work`, which would write to memory that the caller frees
     throw std::runtime_error(kAborted);
   }
   messages_.push_back(std::move(work));

@@ -27,10 +27,10 @@ struct RankParts {
 /// The communication that one call of a c10d backend has under way: one collective, or messages to and from every other
 /// rank. One thread begins and waits; any thread may abort.
 ///
-/// Messages keep both directions of a connection busy. Gloo's collectives do not. Gloo sends a buffer only when its
-/// receiver has said that it is ready. The receiver says so on the connection that carries the data. Gloo's collectives
-/// begin to send before they are ready to receive, so the receivers' messages wait behind the data, and the two
-/// directions take turns. All-to-alls of 16 MiB were measured at 1 Gbit/s: they carry 60 MB/s in each direction as
+/// Messages keep both directions of a connection busy. Gloo's collectives do not. Gloo sends a buffer only when the
+/// receiver has sent a message that it is ready. This message goes over the connection that carries the data. Gloo's
+/// collectives begin to send before they are ready to receive, so the receivers' messages wait behind the data, and the
+/// two directions take turns. All-to-alls of 16 MiB were measured at 1 Gbit/s: they carry 60 MB/s in each direction as
 /// collectives, and 116 MB/s as messages. This class therefore begins every receive before the first send, and lets two
 /// calls be under way.
 class Transfers {
@@ -51,8 +51,8 @@ class Transfers {
   /// as messages. If collectives carry the data, the parts must lie `bytes` apart.
   void gather_packed(c10d::Backend& backend, int tag, std::optional<DType> numbers, const void* shard,
                      RankParts<void> full, std::size_t bytes);
-  /// Gathers `numel` elements of each rank as `coding` says. If `coding` rounds, `full` of every rank gets the rounded
-  /// elements of all ranks.
+  /// Gathers `numel` elements of each rank, encoded with `coding`. If `coding` rounds, `full` of every rank gets the
+  /// rounded elements of all ranks.
   void gather_coded(c10d::Backend& backend, int tag, const WireCoding& coding, const void* shard, RankParts<void> full,
                     std::size_t numel);
   /// Exchanges `bytes` bytes with each other rank: sends rank q its part of `input`. The bytes arrive in rank q's
@@ -102,7 +102,7 @@ class Transfers {
 
   struct Places {
     const std::byte* input;
-    std::size_t stride;  ///< bytes from the beginning of one rank's part to that of the next rank's part
+    std::size_t stride;  ///< bytes from the beginning of one rank's part to the beginning of the next rank's part
     std::byte* output;
     std::size_t output_stride;  ///< the same in the output
   };

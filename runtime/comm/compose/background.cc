@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// A visitor, and the sums that it sees when the caller waits.
+/// A visitor, and the sums that it gets when the caller waits.
 struct Sums {
   SumVisitor* visitor = nullptr;
   const float* values = nullptr;
@@ -48,7 +48,7 @@ class BackgroundCollectives final : public ForwardingCollectives {
       return group->all_gather(named).wait();
     });
   }
-  /// The group's thread makes the call and waits for it at once. The visitor sees the sums on the thread that waits for
+  /// The group's thread makes the call and waits for it at once. The visitor gets the sums on the thread that waits for
   /// the returned Work.
   Work do_reduce(const ReduceCall& call) override {
     if (call.options.waits == Waits::kAtOnce) return idle().reduce(call);

@@ -10,11 +10,11 @@ namespace tessera {
 /// computes. It is meant for transports whose reductions wait for a network and have several phases. The next phase
 /// begins as soon as the phase before has ended, and not only when a caller waits.
 ///
-/// Every other call first waits until no reduction is under way. `group` therefore sees one call at a time, in the
-/// order in which the caller makes them, which is the same on all ranks.
+/// Every other call first waits until no reduction is under way. `group` therefore gets one call at a time, in the
+/// order in which the caller makes the calls. This order is the same on all ranks.
 ///
 /// Dropping a Work without a wait waits for the call, since the group uses the call's memory until the call is over. A
-/// visitor sees the sums while the caller waits, on the caller's thread. The results have the same bits as those of
+/// visitor gets the sums while the caller waits, on the caller's thread. The results have the same bits as those of
 /// `group`.
 std::shared_ptr<Collectives> reducing_in_background(std::shared_ptr<Collectives> group);
 

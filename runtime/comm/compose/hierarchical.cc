@@ -77,8 +77,8 @@ class HierarchicalCollectives : public Collectives {
           inside_->all_gather(call.label, shards + host * bytes, full + host * places_ * bytes, bytes).wait());
     return absl::OkStatus();
   }
-  /// First reduces inside this host. For each host, this rank gets the sum of one slice: that of the host's rank with
-  /// the same local rank as this rank. Then reduces these sums across hosts.
+  /// First reduces inside this host. For each host, this rank gets the sum of one slice, which belongs to the rank of
+  /// that host with the same local rank as this rank. Then reduces these sums across hosts.
   absl::Status scatter(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
                        const ReduceOptions& options) {
     TESSERA_ASSIGN_OR_RETURN(std::byte * memory, scratch(hosts_ * numel * sizeof(float)));
@@ -118,8 +118,8 @@ class HierarchicalCollectives : public Collectives {
       TESSERA_RETURN_IF_ERROR(across_->broadcast(label, data, bytes, root / places_).wait());
     return inside_->broadcast(label, data, bytes, root % places_).wait();
   }
-  /// First exchanges inside the host: this rank gets what its host's ranks send to the ranks at this rank's place on
-  /// all hosts. Then sends each of those ranks its part across hosts.
+  /// First exchanges inside the host: this rank gets the parts that its host's ranks send to the ranks at this rank's
+  /// place on all hosts. Then sends each of those ranks its part across hosts.
   absl::Status exchange(std::string_view label, const std::byte* input, void* output, std::size_t bytes) {
     const std::size_t host_bytes = places_ * bytes;
     TESSERA_ASSIGN_OR_RETURN(std::byte * parcels, scratch(hosts_ * host_bytes));

@@ -7,8 +7,8 @@
 namespace tessera {
 
 /// Collectives over H hosts of L ranks each, made from two smaller groups: `inside` has the L ranks of this host, and
-/// `across` has the H ranks (one on each host) with this local rank. Rank = host * L + place, so host = across->rank()
-/// and place = inside->rank().
+/// `across` has the H ranks (one on each host) with this local rank. A rank's number is host * L + place, where host =
+/// across->rank() and place = inside->rank().
 ///
 /// The traffic between hosts is the traffic of the smaller group: each rank sends 1/L of the bytes that it would send
 /// without `inside`. Sums are added inside hosts first, then across hosts. They have the same bits as sums of the flat

@@ -11,11 +11,10 @@
 #include "runtime/comm/sum/visited_sum.h"
 
 // Collectives of ranks whose GPUs can read each other's memory. A call has two halves. `start` records this rank's
-// `ready` event on the compute queue. Then it exchanges an Offer (call and place of the input) over `host_`. This
+// `ready` event on the compute queue. Then `start` exchanges an Offer (call and place of the input) over `host_`. This
 // exchange is also a barrier of the processes. Then `start` queues the work on the side queue behind all peers' `ready`
-// events, and records `done`.
-// `finish`, at the wait, makes another barrier of the processes and lets the compute queue wait for all `done` events.
-// Events live in a ring of kRing calls.
+// events, and records `done`. `finish`, at the wait, makes another barrier of the processes and lets the compute queue
+// wait for all `done` events. The events of kRing calls are kept in a ring.
 
 namespace tessera {
 namespace {
@@ -48,8 +47,8 @@ class CudaHostCollectives : public Collectives {
   CudaHostCollectives(const Group& group, std::shared_ptr<Collectives> host, std::unique_ptr<PeerDevice> device)
       : group_(group), host_(std::move(host)), device_(std::move(device)) {}
 
-  /// Frees events and memory after all devices have come to the end of their queues, when no peer can use them any
-  /// more.
+  /// Frees events and memory after all devices have finished their queues, when no peer can use these events and this
+  /// memory any more.
   ~CudaHostCollectives() override {
     const bool all_is_well = !failed_ && ring_.size() == kRing && std::uncaught_exceptions() == exceptions_at_start_;
     if (all_is_well && device_->drain().ok() && host_->barrier("end").wait().ok()) return;

@@ -13,12 +13,12 @@ namespace tessera {
 
 /// The `cuda_host` transport: ranks in processes of one host that share one GPU, or have one GPU each and can reach
 /// their peers' GPUs. They read each other's device memory directly, on a queue beside the compute queue. Sums have the
-/// bits of `host`. The transport serves to run programs for many GPUs on one GPU: the order of events is the same.
+/// bits of `host`. With this transport, programs for many GPUs can run on one GPU: the order of events is the same.
 ///
 /// `host` is a transport for host memory among the same ranks; only this object uses it. The processes make a barrier
-/// when a call starts, and again when the call is waited for. Each rank says in the first barrier where its buffer is
-/// and which call it makes, so different calls are noticed. Devices wait for each other by events, and no process waits
-/// for a device:
+/// when a call starts, and again when the call is waited for. In the first barrier, each rank sends the place of its
+/// buffer and the call that it makes, so different calls are noticed. Devices wait for each other by events, and no
+/// process waits for a device:
 ///
 ///   rank's compute queue   ... record ready[k]                                  wait for all done[k] ...
 ///   rank's side queue                wait for all ready[k], read peers, record done[k]

@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-/// A GPU that ranks in several processes use at once. One rank sees it as memory and events that the other ranks can
-/// open, and two queues of work. Work runs in order within its queue. One thread at a time uses an object. Errors are
-/// those of CUDA, with exit code 70 unless the call says otherwise.
+/// A GPU that ranks in several processes use at once. Each rank has its own PeerDevice, with memory and events that the
+/// other ranks can open, and with two queues of work. Work runs in order within its queue. One thread at a time uses an
+/// object. Errors are those of CUDA, with exit code 70 unless the call says otherwise.
 class PeerDevice {
  public:
   enum class Queue {
@@ -60,7 +60,7 @@ class PeerDevice {
 
   /// Blocks until everything in both queues is done.
   virtual absl::Status drain() = 0;
-  /// Says that the group failed. A peer for which queued work waits may be gone. The destructor then frees nothing,
+  /// Notes that the group failed. A peer for which queued work waits may be gone. The destructor then frees nothing,
   /// since freeing memory would wait for that work.
   virtual void abandon() = 0;
 

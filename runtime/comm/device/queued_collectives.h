@@ -21,14 +21,15 @@ struct QueuedBackend {
   c10::Device device;
   /// All queued groups of this rank. They all end when the first of them fails.
   std::shared_ptr<QueuedGroups> groups;
-  /// Implements Collectives::allocate. Memory stays valid after `release_memory`, but the backend no longer knows it.
+  /// Implements Collectives::allocate. Memory stays valid after `release_memory`, but is then no longer registered with
+  /// the backend.
   std::function<absl::StatusOr<std::unique_ptr<CommBuffer>>(std::size_t bytes)> allocate;
   std::function<void()> release_memory = [] {};
   /// Writes the backend's record of its calls after a failure, and returns a text that names the file: "flight record:
   /// FILE". It may throw.
   std::function<std::string()> write_record = [] { return std::string(); };
-  /// Records an event at the current end of the queue, and returns a function that says whether the device has reached
-  /// it.
+  /// Records an event at the current end of the queue, and returns a function that returns whether the device has
+  /// reached this event.
   std::function<std::function<bool()>()> mark = [] { return [] { return true; }; };
 };
 
@@ -40,7 +41,7 @@ struct QueuedBackend {
 ///
 /// A call that fails or hangs on the device (WorkWatch) ends this rank's groups. The flight record is written, peers
 /// are told through `store`, and backends are aborted, so that the device continues and no thread waits for ever. The
-/// device's results are worthless from then on, and `status` says so. See QueuedGroups::end.
+/// device's results are worthless from then on, and `status` returns the failure. See QueuedGroups::end.
 std::shared_ptr<Collectives> queued_collectives(const Group& group, QueuedBackend backend,
                                                 std::shared_ptr<KeyValueStore> store);
 

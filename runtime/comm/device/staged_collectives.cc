@@ -63,7 +63,7 @@ class StagedCollectives : public Collectives {
   }
 
  private:
-  /// Makes a call of a group of one rank, which only copies. No data has to go to the device and back. A barrier says
+  /// Makes a call of a group of one rank, which only copies. No data has to go to the device and back. A barrier shows
   /// whether the group has ended.
   Work alone(const void* from, void* to, std::size_t bytes) {
     absl::Status met = group_->barrier("alone").wait();

@@ -34,9 +34,9 @@ class WorkWatch {
   ~WorkWatch();
 
   /// Announces a call before it is started, since starting it may already wait for peers. Calls end in the order in
-  /// which they are added. `reached` says whether the device has reached the call's place in the queue.
+  /// which they are added. `reached` returns whether the device has reached the call's place in the queue.
   void add(const CallSignature& call, std::function<bool()> reached);
-  /// Takes the work of the call that the latest `add` announced. It is null if the call could not be started.
+  /// Takes the work of the call that the latest `add` announced. `work` is null if the call could not be started.
   void set_latest(c10::intrusive_ptr<c10d::Work> work);
   /// Waits until all calls are over, or one has been reported.
   void drain();
@@ -54,7 +54,8 @@ class WorkWatch {
   void run();
   /// Returns false if the watch ends during the pause.
   bool pause(std::chrono::duration<double> time);
-  /// Returns a text that says what is wrong with the oldest call, or "". Removes finished calls from the list.
+  /// Returns a text that describes the fault of the oldest call, or "" if it has none. Removes finished calls from the
+  /// list.
   std::string look();
 
   using Clock = std::chrono::steady_clock;

@@ -127,7 +127,7 @@ absl::StatusOr<Mesh> make_cpu_mesh(const Topology& topology, const CommConfig& c
     return make_mesh(topology, composed_group_factory(defaults, nullptr, nullptr), memory_store());
   TESSERA_ASSIGN_OR_RETURN(Store store, join_store(topology, comm));
   Mesh mesh = make_mesh(topology, make_factory(defaults, store), store);
-  groups_of(mesh).watch().begin(comm.outage_s);
+  groups_of(mesh).watch().bear_outages(comm.outage_s);
   return mesh;
 }
 
@@ -135,15 +135,15 @@ JoinGroup join_host(const Store& store) {
   return [store](const Group& group) { return host_collectives(group, *store); };
 }
 
-/// Returns whether the ranks of a group have algorithms to choose from, and lie on several hosts. Two ranks send the
-/// same messages by every algorithm.
+/// Returns whether the ranks of a group have algorithms to choose from, and lie on several hosts. A group of two ranks
+/// has no choice, since two ranks send the same messages by every algorithm.
 bool may_choose(const Topology& topology, const Group& group) {
   return group.size() > 2 && topology.host_of(group.world_ranks.front()) != topology.host_of(group.world_ranks.back());
 }
 
 /// Returns a function that joins groups with `join`. Calls of these groups use the algorithms that comm.network_fit
-/// asks for. If it is empty and `choose` null, sets of ranks that may choose measure their network where that takes
-/// little time.
+/// asks for. If comm.network_fit is empty and `choose` is null, groups for which `may_choose` is true measure their
+/// network, if this takes little time.
 JoinGroup join_and_choose(const Topology& topology, const CommConfig& comm, const ChooseAlgorithm& choose,
                           const JoinAndChoose& join) {
   if (comm.network_fit == CommConfig::kMeasuredNetwork) return measured_groups(join);
@@ -154,7 +154,8 @@ JoinGroup join_and_choose(const Topology& topology, const CommConfig& comm, cons
   return [join, choose](const Group& group) { return join(group, choose); };
 }
 
-/// Returns a function that joins groups over Gloo. `address`: this host's own address, or empty if no group needs Gloo.
+/// Returns a function that joins groups over Gloo. `address` is this host's own address, or empty if no group needs
+/// Gloo.
 JoinGroup join_gloo(const Topology& topology, const CommConfig& comm, const std::string& address,
                     const ChooseAlgorithm& choose, const Store& store) {
   if (!address.empty()) store->set_own_address(watched_address(topology, address, comm.init_timeout_s));

@@ -34,8 +34,8 @@ namespace tessera {
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm,
                                        const ChooseAlgorithm& choose = nullptr);
 
-/// Makes a mesh over the user's own transport, with which every group of more than one rank is joined. `comm.transport`
-/// must be auto.
+/// Makes a mesh over the user's own transport, which connects every group of more than one rank. `comm.transport` must
+/// be auto.
 using JoinGroupOnStore = std::function<absl::StatusOr<std::shared_ptr<Collectives>>(
     const Group& group, const std::shared_ptr<C10dStore>& store)>;
 absl::StatusOr<Mesh> make_process_mesh(const Topology& topology, const CommConfig& comm, const JoinGroupOnStore& join);

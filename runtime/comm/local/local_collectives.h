@@ -11,15 +11,15 @@ namespace tessera {
 /// One rank of a group of any size, alone in its process. Each call does this rank's own part, and counts the bytes
 /// that the other ranks would have moved. A group of size 1 ("solo") is exact, and its calls cost nothing if output is
 /// input. Any larger group is "fake": a gathered buffer holds only this rank's shard, and a sum holds only this rank's
-/// addend. `one_host`: whether the group that this object stands for could share memory. `compressed_part`: the result
-/// of that group's compressed_part().
+/// addend. `one_host` is true if the group that this object stands for could share memory. `compressed_part` is the
+/// result of that group's compressed_part().
 class LocalCollectives : public Collectives {
  public:
   explicit LocalCollectives(int rank = 0, int size = 1, bool one_host = true, int compressed_part = 0)
       : rank_(rank), size_(size), one_host_(one_host), compressed_part_(compressed_part) {}
 
   /// Returns the bytes that this rank would have received from peers so far if each collective used the least traffic.
-  /// That is (size - 1) parts for a gather, a scatter or an exchange. An all_reduce counts as a scatter and a gather.
+  /// A gather, a scatter or an exchange counts as (size - 1) parts. An all_reduce counts as a scatter and a gather.
   std::uint64_t bytes_received() const { return bytes_received_; }
 
   int rank() const override { return rank_; }

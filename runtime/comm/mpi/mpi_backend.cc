@@ -1,5 +1,5 @@
-// The plug-in libtessera_mpi.so: a c10d::Backend whose messages, broadcasts and barriers are MPI's. It is built if MPI
-// is found (cmake/TesseraMpi.cmake). No other source includes mpi.h.
+// This file is the plug-in libtessera_mpi.so, a c10d::Backend that sends messages and makes broadcasts and barriers by
+// MPI. It is built if MPI is found (cmake/TesseraMpi.cmake). No other source includes mpi.h.
 //
 // MpiBackend begins each call of MPI and gives it to Pump. Pump's thread tests all requests, and ends a Call when MPI
 // has ended its request.
@@ -71,7 +71,7 @@ struct Bytes {
 /// A message or a collective under way. Pump ends it.
 class Call final : public c10d::Work {
  public:
-  /// `limit`: time limit of a wait for which the caller gives no limit.
+  /// `limit` is the time limit of a wait for which the caller gives no limit.
   Call(bool is_receive, std::chrono::milliseconds limit) : is_receive_(is_receive), limit_(limit) {}
 
   bool is_receive() const { return is_receive_; }
@@ -243,22 +243,22 @@ class Pump {
 void Call::abort() { Pump::of_process().abandon(*this); }
 
 /// The time for which a rank that fails waits before its process ends. Ranks that fail for one reason, such as a
-/// verdict of CallWatch, hear it up to two seconds apart.
+/// verdict of CallWatch, may learn of this reason up to two seconds apart.
 constexpr std::chrono::milliseconds kForOthersToSpeak(2500);
 
 /// Ends MPI if the program ends well. A rank that fails ends without MPI_Finalize, and its launcher then ends the other
-/// ranks. So it gives them time to end with their own errors first.
+/// ranks. A rank that fails therefore waits first, so that the other ranks can end with their own errors.
 void finalize(int status, void* process) {
   int is_over = 0;
   MPI_Finalized(&is_over);
-  const bool is_ours = *static_cast<const pid_t*>(process) == getpid();  // a forked child has no part in MPI
+  const bool is_ours = *static_cast<const pid_t*>(process) == getpid();  // a forked child does not use MPI
   if (!is_ours || is_over) return;
   if (status != 0) std::this_thread::sleep_for(kForOthersToSpeak);
   if (status == 0 && Pump::of_process().stop()) MPI_Finalize();
 }
 
 /// Starts MPI in this process, unless the program has started it. Returns a mask of the bits that a message's tag may
-/// have. Throws std::invalid_argument if this MPI can never serve, however often it is tried.
+/// have. Throws std::invalid_argument if this MPI cannot be used, also at a later try.
 int start_mpi() {
   static pid_t process = getpid();
   int is_started = 0, level = MPI_THREAD_SINGLE;

@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-/// Everything that Tessera knows about MPI: the plug-in libtessera_mpi.so (mpi_backend.cc) has one object of this type,
-/// under the name kSymbol. The library, the programs and the wheel are not linked with MPI. The file mpi_transport.cc
-/// loads the plug-in when a job asks for the transport `mpi`.
+/// Tessera's only interface to MPI. The plug-in libtessera_mpi.so (mpi_backend.cc) has one object of this type, under
+/// the name kSymbol. The library, the programs and the wheel are not linked with MPI. The file mpi_transport.cc loads
+/// the plug-in when a job asks for the transport `mpi`.
 struct MpiPlugin {
   static constexpr int kVersion = 1;  ///< grows with each change of this struct, of Group or of the effects of `join`
   static constexpr const char* kFile = "libtessera_mpi.so";

@@ -16,7 +16,7 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-/// Makes LibTorch allocate from `pool` on this thread while it lives.
+/// Makes LibTorch allocate from `pool` on this thread while the object lives.
 class InPool {
  public:
   explicit InPool(at::cuda::MemPool& pool) : pool_(pool) {
@@ -34,7 +34,7 @@ class InPool {
   at::cuda::MemPool& pool_;
 };
 
-/// A buffer from the pool. The memory is declared behind the pool to which it returns, so it is destroyed first.
+/// A buffer from the pool. The memory is declared after the pool to which it returns, so the memory is destroyed first.
 class PooledBuffer : public CommBuffer {
  public:
   PooledBuffer(std::shared_ptr<at::cuda::MemPool> pool, std::unique_ptr<CommBuffer> memory)

@@ -46,7 +46,7 @@ void set_environment() {
   });
 }
 
-/// Returns a function that says whether the device has reached the present end of its queue.
+/// Returns a function that returns whether the device has reached the present end of its queue.
 std::function<bool()> mark_on(c10::Device gpu) {
   // The event is taken from a cache, as c10d's own events are.
   const auto event = c10d::CUDAEventCache::get(gpu.index())->create(/*timing=*/false);

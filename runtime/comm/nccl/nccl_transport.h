@@ -16,12 +16,12 @@ namespace tessera {
 /// pointers are device memory.
 ///
 /// The rules of queued_collectives.h hold here: NCCL makes the sums, and calls are ordered on the current stream.
-/// Work::wait makes that stream wait and does not block the host, except for a barrier. `buffers`: kind of memory that
-/// `allocate` gives (nccl_memory.h). `groups`: this rank's other groups, which end with this group. The function sets
-/// environment variables of c10d and NCCL if they are not set. torchrun sets one of them for every program, so this
-/// variable is replaced under torchrun.
+/// Work::wait makes that stream wait and does not block the host, except for a barrier. `buffers` is the kind of memory
+/// that `allocate` gives (nccl_memory.h). `groups` has this rank's other groups, which end with this group. The
+/// function sets environment variables of c10d and NCCL if they are not set. torchrun sets one of them for every
+/// program, so this variable is replaced under torchrun.
 ///
-/// nccl_transport.cc is built if the CUDA toolkit, NCCL and LibTorch's CUDA library are there. Otherwise
+/// nccl_transport.cc is built if the CUDA toolkit, NCCL and LibTorch's CUDA library are installed. Otherwise
 /// nccl_transport_missing.cc returns exit code 69, as gpu_count does.
 absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group, int device, NcclBuffers buffers,
                                                               std::shared_ptr<QueuedGroups> groups,

@@ -13,10 +13,10 @@ namespace tessera {
 enum class Algorithm {
   kDirect,    ///< every rank sends each other rank the data that the other rank needs
   kRing,      ///< all_gather: gather_rounds.h
-  kDoubling,  ///< all_gather; all_reduce of at most kDoublingBytes: a gather, then a sum on every rank
+  kDoubling,  ///< all_gather, and all_reduce of at most kDoublingBytes (a gather, then a sum on every rank)
   kHalving,   ///< reduce_scatter and all_reduce: halving_rounds.h
 };
-/// Returns the name as it stands in messages and in files of costs: "ring".
+/// Returns the name that messages and files of costs use, such as "ring".
 std::string_view name_of(Algorithm algorithm);
 
 /// Largest input of a rank, in bytes, for which an all_reduce may be a gather and a sum on every rank.

@@ -22,8 +22,8 @@ struct CallWork {
 };
 
 /// Returns the work of a call in which each of `ranks` ranks gives `bytes` of elements of `dtype` (its shard of an
-/// all_gather, its input of a reduction). It assumes that elements divide evenly. REQUIRES: ranks > 1;
-/// has_algorithm(operation, algorithm, bytes).
+/// all_gather, its input of a reduction). It assumes that the elements can be divided evenly among the ranks. REQUIRES:
+/// ranks > 1; has_algorithm(operation, algorithm, bytes).
 CallWork work_of(Operation operation, Algorithm algorithm, int ranks, DType dtype, std::size_t bytes);
 
 }  // namespace tessera

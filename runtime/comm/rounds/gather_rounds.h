@@ -7,7 +7,7 @@ namespace tessera {
 /// All-gathers of `ranks` slices. Rank q has slice q in its place at first. REQUIRES: 0 <= rank < ranks.
 ///
 /// Makes a ring of ranks - 1 rounds. A rank first sends its own slice to the next rank. Each later round passes on the
-/// slice that the rank received in the round before. So a rank sends ranks - 1 messages and as many slices.
+/// slice that the rank received in the round before. A rank therefore sends ranks - 1 messages and as many slices.
 Rounds ring_gather(int rank, int ranks);
 
 /// Makes a recursive doubling for any number of ranks. In round k = 0, 1, ..., a rank has the 2^k slices that begin

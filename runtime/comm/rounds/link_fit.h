@@ -9,7 +9,7 @@
 namespace tessera {
 
 /// The measured costs of a network, for the choice of an algorithm: R. Hockney's alpha + beta * bytes for each round of
-/// messages, a cost for each message of a round, and gamma for the additions. All are in seconds, none below 0.
+/// messages, a cost for each message of a round, and gamma for the additions. All are in seconds, and none is below 0.
 struct LinkFit {
   double round_s = 0;    ///< time until a round's messages have arrived, however short they are
   double message_s = 0;  ///< cost of each message of a round
@@ -25,8 +25,8 @@ struct LinkFit {
 /// Returns a text such as "a round costs 40.0 us, a message 5.0 us, a GB 0.800 s, 1e9 additions 0.200 s".
 std::string text_of(const LinkFit& fit);
 
-/// Returns the algorithm with which the call takes least time according to `fit`; kDirect if no other is faster.
-/// Operation, ranks, dtype and bytes have the meaning that ChooseAlgorithm gives them.
+/// Returns the algorithm with which the call takes the least time according to `fit`, or kDirect if no other algorithm
+/// is faster. Operation, ranks, dtype and bytes have the meaning that ChooseAlgorithm gives them.
 Algorithm choose(Operation operation, int ranks, DType dtype, std::size_t bytes, const LinkFit& fit);
 
 /// Returns `choose` as a function to be given to groups. The function remembers its choices. It is thread-safe.

@@ -54,7 +54,7 @@ class Choice {
   ChooseAlgorithm by_fit_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// How much of a network is timed.
+/// The calls of a network that are timed, and the limit of their time.
 struct Extent {
   std::size_t last_bytes = kFirstBytes;  ///< calls up to this size are timed, unless the limit has passed
   double most_seconds = kMostSecondsInAll;
@@ -90,7 +90,7 @@ absl::StatusOr<std::vector<TimedCall>> time_network(Collectives& group, Choice& 
 }
 
 /// Returns the fit of the group's first rank, since processors may differ in the last bits. The fit is empty if the
-/// limit passed before the extent was timed. It is collective.
+/// time limit passed before all calls of `extent` were timed. The call is collective.
 absl::StatusOr<LinkFit> measure(Collectives& group, Choice& choice, const Extent& extent) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<TimedCall> timed, time_network(group, choice, extent));
   if (std::ranges::max(timed, {}, &TimedCall::bytes).bytes < extent.last_bytes) return LinkFit{};
@@ -109,16 +109,16 @@ double seconds_of_calls(int ranks, const LinkFit& guess) {
   return seconds;
 }
 
-/// Returns the costs that the probes show. One probe alone is taken for a cost of messages, which makes the lowest
-/// estimate: a ring of many ranks has many rounds, but no more messages than a direct call.
+/// Returns the costs that the probes show. The time of a single probe counts as a cost of messages only, which makes
+/// the lowest estimate: a ring of many ranks has many rounds, but no more messages than a direct call.
 LinkFit guess_of(int ranks, std::span<const TimedCall> probes) {
   if (probes.size() == 1) return {.message_s = probes.front().median_s() / (ranks - 1)};
   return fit_calls(ranks, probes);
 }
 
-/// Returns an estimate of the seconds that the timed calls up to kLeastLastBytes take. It is collective and the same on
-/// all ranks: that of the group's first rank. The group makes a few all-gathers in two ways, first small ones and then
-/// larger ones. It stops as soon as the estimate is above `most_seconds`.
+/// Returns an estimate of the seconds that the timed calls up to kLeastLastBytes take. The call is collective, and
+/// returns the estimate of the group's first rank on all ranks. The group makes a few all-gathers in two ways, first
+/// small ones and then larger ones. It stops as soon as the estimate is above `most_seconds`.
 absl::StatusOr<double> estimated_seconds(Collectives& group, Choice& choice, double most_seconds) {
   std::vector<TimedCall> probes;
   double estimate = 0;
@@ -176,7 +176,7 @@ class MeasuredGroups {
     };
   }
 
-  /// Returns the seconds that the rank which has measured longest may still measure. It is collective.
+  /// Returns the seconds for which the rank that has measured longest may still measure. The call is collective.
   absl::StatusOr<double> seconds_left(Collectives& joined) {
     std::int64_t spent_ns = 0;
     {
@@ -188,7 +188,7 @@ class MeasuredGroups {
   }
 
   /// Measures in about `left` seconds at most, and returns the fit. If a bounded measurement would take longer, the
-  /// result is an empty fit, by which calls go directly.
+  /// result is an empty fit, with which calls use kDirect.
   absl::StatusOr<LinkFit> fit_of_network(const Group& group, Collectives& joined, Choice& choice, double left) const {
     const auto tell = [&](const std::string& text) {
       if (group.rank == 0) log_info(group.key() + ": " + text);

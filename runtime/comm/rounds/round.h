@@ -19,8 +19,8 @@ struct SliceMessage {
 /// together. The round ends when all its messages have arrived and all have been sent. Messages between two ranks
 /// arrive in the order in which they are sent.
 ///
-/// A call is a list of rounds for each rank. One rank's sends match the other's receives, though perhaps in rounds of
-/// different numbers.
+/// A call is a list of rounds for each rank. The sends of one rank match the receives of the other rank, but these may
+/// be in rounds with different numbers.
 struct Round {
   std::vector<SliceMessage> sends, receives;
   /// True: received data is added to this rank's data, with the lower rank's data on the left. False: it replaces this

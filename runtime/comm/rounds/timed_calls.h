@@ -22,19 +22,20 @@ struct TimedCall {
   Algorithm algorithm = Algorithm::kDirect;
   std::vector<std::int64_t> ns = {};  ///< time of the slowest rank in each run
 
-  double median_s() const;  ///< it is 0 without times
+  double median_s() const;  ///< returns 0 if `ns` is empty
 };
 
-/// Replaces each time in `ns` by the time of the slowest rank. It is collective; `ns` has the same size on every rank.
+/// Replaces each time in `ns` by the time of the slowest rank. The call is collective; `ns` has the same size on every
+/// rank.
 absl::Status take_slowest(Collectives& group, std::span<std::int64_t> ns);
 
 /// Returns the calls to time, with all algorithms that they have: all-gathers of `bytes` per rank, and reductions of
 /// fp32 and bf16 of the same size, or a little more (ranks get equal parts). Calls of one collective follow each other.
 std::vector<TimedCall> calls_to_time(int ranks, std::size_t bytes);
 
-/// Makes each of `calls` once, and then `times(call)` times more; the later times are added to `TimedCall::ns`. `use`
-/// sets the algorithm of the later calls of `group`. It is collective; every rank gets the same times. Errors are those
-/// of the group.
+/// Makes each of `calls` once, and then `times(call)` times more; the durations of the later runs are added to
+/// `TimedCall::ns`. `use` sets the algorithm of the later calls of `group`. The call is collective; every rank gets the
+/// same durations. Errors are those of the group.
 absl::Status time_calls(Collectives& group, std::span<TimedCall> calls, const std::function<void(Algorithm)>& use,
                         const std::function<int(const TimedCall&)>& times);
 

@@ -63,7 +63,7 @@ constexpr std::size_t kLanes = 3;
 template <std::size_t slots>
 struct LaneBlock {
   Arrival arrivals[slots];
-  /// The calls as words, for messages. Peers read them only when something is wrong.
+  /// The calls as words, for error messages. Peers read them only when something is wrong.
   alignas(128) PublishedCall calls[slots];
 };
 
@@ -79,10 +79,10 @@ struct alignas(128) RankBlock {
 
   LaneBlock<kCallSlots> blocking;
   LaneBlock<kReductionSlots> started, finished;
-  alignas(128) std::atomic<std::uint32_t> current;  ///< place of the latest call, for messages: lane << 16 | slot
+  alignas(128) std::atomic<std::uint32_t> current;  ///< place of the latest call, for error messages: lane << 16 | slot
   std::atomic<std::uint32_t> accessing;             ///< 1 while this rank reads or writes its peers' buffers
   std::atomic<RankState> state;
-  std::atomic<std::int64_t> process;  ///< pid, for messages; 0 on threads
+  std::atomic<std::int64_t> process;  ///< pid, for error messages; 0 on threads
   std::uint32_t exit_code;            ///< exit code of the failure; valid once `state` is kFailed
   char message[kMessageBytes];
 };

@@ -17,16 +17,17 @@
 #include "runtime/comm/shared/shared_memory_collectives.h"
 
 // The `host` transport. The first rank makes the control segment and writes an Invitation (its pid and descriptor) to
-// the store. The other ranks map the segment. Every rank says in the store that it has done so (Rendezvous). The ranks
-// do not need the store after that: later segments are announced in the control segment. HostSpace finds control
-// blocks, mailboxes and buffers in these segments; SharedMemoryCollectives does the rest.
+// the store. The other ranks map the segment. Every rank then writes its own pid to the store, as a sign that it has
+// mapped the segment (Rendezvous). The ranks do not need the store after that: later segments are announced in the
+// control segment. HostSpace finds control blocks, mailboxes and buffers in these segments; SharedMemoryCollectives
+// does the rest.
 
 namespace tessera {
 namespace {
 
 constexpr std::size_t kPage = 4096;
 
-// Returns whole pages, at least one, since an empty mapping does not exist.
+// Returns `bytes`, rounded up to whole pages. The result is at least one page, since a mapping cannot be empty.
 std::size_t in_pages(std::size_t bytes) { return (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
 
 /// Offsets in the control segment: group block, rank blocks, mailboxes. A mailbox has 512 KiB, or more if there are

@@ -8,9 +8,9 @@ namespace tessera {
 /// Decides how a rank writes its mailboxes in calls of many rounds: into its cache, from which peers' cores read the
 /// lines, or past the caches. Cores that share a cache pass lines to each other faster than through memory. Between
 /// cores of two core complexes or two sockets, a line takes several times as long as from memory. The wrong way takes
-/// 1.4 to 2.2 times as long as the right one, as measured on two cores of an AMD Zen 5 server. No source says for sure
-/// on which cores ranks run, above all in a virtual machine. Both ways are therefore tried now and then, in rounds of a
-/// call. Peers read the same bytes with either way, so ranks need not choose the same way.
+/// 1.4 to 2.2 times as long as the right one, as measured on two cores of an AMD Zen 5 server. A rank cannot find out
+/// for certain on which cores ranks run, above all in a virtual machine. Both ways are therefore tried now and then, in
+/// rounds of a call. Peers read the same bytes with either way, so ranks need not choose the same way.
 class MailboxWay {
  public:
   using Clock = std::chrono::steady_clock;

@@ -95,7 +95,7 @@ absl::Status Meeting::disagreement(std::uint64_t phase) {
 }
 
 // Every operation here is sequentially consistent. One rank stores an arrival and then looks for sleepers, for a doubt,
-// or for the other arrivals. Another rank first says that it sleeps or doubts, and then looks for arrivals. At least
+// or for the other arrivals. Another rank first stores that it sleeps or doubts, and then looks for arrivals. At least
 // one of these two ranks therefore sees the other.
 std::uint64_t Meeting::arrive() {
   ++phase_;

@@ -26,7 +26,7 @@ class MemorySegment {
   /// Maps the segment behind file descriptor `fd` of process `pid`, while that descriptor is open, through
   /// /proc/<pid>/fd. The processes must have the same PID namespace and the same user. `populate`: this process's page
   /// tables are filled now, and not by page faults later. Errors: 75 if the process is gone, 77 if this process may not
-  /// access it, 70 if the segment's size is not that of `bytes`.
+  /// access it, 70 if the segment's size is not `bytes`.
   static absl::StatusOr<MemorySegment> open(pid_t pid, int fd, std::size_t bytes, bool populate);
 
   std::byte* data() const { return data_; }

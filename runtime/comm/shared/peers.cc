@@ -84,7 +84,7 @@ bool Peers::all(Arrived arrived) const {
 void Peers::wake() { ring(group_block_, space_.between_processes()); }
 
 // All operations here are sequentially consistent. One rank stores an arrival and then looks for sleepers. Another rank
-// first says that it sleeps, and then looks for arrivals. At least one of these two ranks therefore sees the other.
+// first stores that it sleeps, and then looks for arrivals. At least one of these two ranks therefore sees the other.
 void Peers::sleep(Arrived arrived) const {
   group_block_.sleepers.fetch_add(1);
   const std::uint32_t seen = group_block_.bell.load();
@@ -159,7 +159,7 @@ absl::Status Peers::look(bool slept, Arrived arrived) const {
                                                  "ended (dmesg: was its memory short?)");
   for (int q = 0; alarm && q < size(); ++q)
     if (q != rank() && blocks_[q]->state.load() == RankState::kFailed) return failure_of(q);
-  // A rank may have left because of a failure of which this rank has not heard yet, so leaving is reported last.
+  // A rank may have left because of a failure that this rank has not seen yet, so leaving is reported last.
   for (int q : slept ? missing(arrived) : std::vector<int>())
     if (blocks_[q]->state.load() == RankState::kLeft)
       return make_error(

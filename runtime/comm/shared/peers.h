@@ -14,7 +14,7 @@
 namespace tessera {
 
 /// Sets the rank's state, which its peers see, and wakes the ranks that wait. Only the first call for a rank counts.
-/// `between_processes` has the meaning of SharedSpace::between_processes. Any thread may call.
+/// `between_processes` has the meaning of SharedSpace::between_processes. Any thread may call these functions.
 void mark_failed(GroupBlock& group, RankBlock& rank, const absl::Status& reason, bool between_processes);
 void mark_left(GroupBlock& group, RankBlock& rank, bool between_processes);
 
@@ -31,9 +31,9 @@ class Peers {
 
   /// Returns whether a rank has arrived at the point where this rank waits for the other ranks.
   using Arrived = absl::FunctionRef<bool(int rank)>;
-  /// Sleeps until all have arrived, in slices of 50 ms. After each slice it checks whether the missing ranks still
-  /// live, have left or failed, and whether the time limit has passed. An error is a reason to give up. No other rank
-  /// has been told of it yet.
+  /// Sleeps until all ranks have arrived, in slices of 50 ms. After each slice it checks whether the missing ranks
+  /// still live, whether a rank has left or failed, and whether the time limit has passed. An error is a reason to give
+  /// up. No other rank has been told of it yet.
   absl::Status wait(Arrived arrived);
   /// Wakes the ranks that sleep. Call it after an arrival that other ranks may wait for.
   void wake();
@@ -53,7 +53,7 @@ class Peers {
   /// then. They fail with the error that ends this rank.
   void withdraw();
 
-  /// Ends this rank with `reason`, and lets all ranks know. Returns the first failure, which is the one that counts.
+  /// Ends this rank with `reason`, and tells all ranks. Returns the first failure, which is the one that counts.
   absl::Status fail(const absl::Status& reason);
   absl::Status status() const;
   /// Returns OK, or the first failure.

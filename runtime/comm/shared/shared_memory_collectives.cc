@@ -26,8 +26,8 @@ constexpr std::size_t kLine = 64;  // bytes: data written past the caches begins
 constexpr std::size_t kPartBytes = 2048, kPartElements = kPartBytes / sizeof(float);
 static_assert(kPartElements % SumVisitor::kAlignment == 0);
 
-// Returns `elements`, rounded down to a place where a visitor's next piece may begin. This is the largest round of a
-// sum. A mailbox has room for at least one piece of a visitor for each rank.
+// Returns `elements`, rounded down to a place where a visitor's next piece may begin. The result is the length of the
+// largest round of a sum. A mailbox has room for at least one piece of a visitor for each rank.
 std::size_t visited_window(std::size_t elements) { return elements / SumVisitor::kAlignment * SumVisitor::kAlignment; }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
@@ -50,7 +50,7 @@ std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
 
 }  // namespace
 
-// A window of a call that goes through the mailboxes, in bytes or in elements (as the call counts).
+// A window of a call that goes through the mailboxes. The call decides whether it counts bytes or elements.
 struct SharedMemoryCollectives::Round {
   std::size_t number, begin, length;
   SharedSpace* space;
@@ -124,8 +124,8 @@ CallDescriptor SharedMemoryCollectives::describe(Operation operation, std::strin
   return call;
 }
 
-// Begins a call that blocks: it first waits for all reductions under way. A failure of earlier calls is sticky, so the
-// call finds it.
+// Begins a call that blocks: it first waits for all reductions under way. A failure of an earlier call persists, so the
+// new call returns it.
 CallDescriptor SharedMemoryCollectives::begin(Operation operation, std::string_view label, DType dtype,
                                               std::size_t count, int root) {
   started_.finish().IgnoreError();
@@ -217,7 +217,7 @@ absl::Status SharedMemoryCollectives::in_one_round(const CallDescriptor& call, s
   return absl::OkStatus();
 }
 
-// Returns a round. REQUIRES: the last barrier is over, and the round is loaded before the next one.
+// Returns a round. REQUIRES: the last barrier is over, and the round is loaded before the next barrier.
 SharedMemoryCollectives::Round SharedMemoryCollectives::round_of(std::size_t number, std::size_t total,
                                                                  std::size_t window) const {
   const std::size_t begin = number * window;
@@ -269,7 +269,8 @@ Work SharedMemoryCollectives::do_all_gather(const GatherCall& given) {
   return Work(gather(call, bytes_of(shard), bytes_of(full), bytes_per_rank));
 }
 
-// Gathers into common memory. `full` is one buffer for all: each rank writes its own part, unless it is there already.
+// Gathers into common memory. `full` is one buffer for all: each rank writes its own part, unless the part is there
+// already.
 absl::Status SharedMemoryCollectives::gather_common(const CallDescriptor& call, const std::byte* shard, std::byte* full,
                                                     std::size_t bytes) {
   TESSERA_RETURN_IF_ERROR(meet_about_common(call, &Meeting::output_of));
@@ -386,7 +387,8 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
     // There are so few data that every rank sums everything. This needs one barrier; rounds would need three or more.
     const auto load = [&](const Round& round, const Part&) { fill_mailbox(round, 0, input, numel * size_of(dtype)); };
     const auto use = [&](const Round& round, const Part&) {
-      // This rank's own mailbox is read, too: the input may lie in common memory, and a peer's output may overlap it.
+      // This rank's own mailbox is read, too: the input may lie in common memory, and a peer's output may overlap the
+      // input.
       pairwise_sum(mailboxes_from(round, 0, round.mailbox(rank())), dtype, output, numel);
     };
     return in_one_round(call, numel, load, use);
@@ -398,7 +400,7 @@ absl::Status SharedMemoryCollectives::reduce(const CallDescriptor& call, const s
 }
 
 // Makes an all-reduce one window at a time: peers' slices of the input go through one mailbox, and the sums of this
-// rank's slice through the other. A window's sums are made while the next window's inputs are loaded.
+// rank's slice through the other. Ranks read a window's sums while they load the next window's inputs.
 absl::Status SharedMemoryCollectives::reduce_in_rounds(DType dtype, const std::byte* input, float* output,
                                                        std::size_t numel) {
   // A slice's sums fit into a mailbox too. If there are two or more ranks, a slice is at most half a window, and an

@@ -32,7 +32,7 @@ class SharedSpace {
   /// location.reachable().
   virtual std::byte* view(int peer, const Location& location) const = 0;
 
-  /// Returns false after the peer can no longer answer. It may cost a system call.
+  /// Returns false if the peer has ended and so cannot answer any more. The call may cost a system call.
   virtual bool alive(int peer) const = 0;
   /// Returns whether futexes must work between processes.
   virtual bool between_processes() const = 0;

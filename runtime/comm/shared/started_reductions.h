@@ -11,9 +11,9 @@ namespace tessera {
 /// need not wait for its peers at once, but only some gradients later.
 ///
 /// No other thread works for a rank. The rank itself does its share of a sum in Work::advance, after all ranks have
-/// started the call (Lane::kStarted). Its share of a reduce-scatter is its part. Its share of an all-reduce is its
-/// slice of all outputs. The sum is over when all ranks have done their shares (Lane::kFinished). Its inputs are free
-/// then. Work::wait waits for that. Shares and waits come in the order of the calls.
+/// started the call (Lane::kStarted). Its share of a reduce-scatter is its own part of the sum. Its share of an
+/// all-reduce is its slice of all outputs. The sum is over when all ranks have done their shares (Lane::kFinished). Its
+/// inputs are free then. Work::wait waits until the sum is over. Shares and waits come in the order of the calls.
 ///
 /// A rank that waits therefore relies on its peers to advance their calls as far as the same program does on this rank.
 /// If every rank advances and waits at the same places, the rank that is furthest behind can always continue.
@@ -36,7 +36,7 @@ class StartedReductions {
   /// Starts `call`, a reduce_scatter or an all_reduce, with the locations of its buffers.
   Work start(const CallDescriptor& call, const std::byte* input, float* output, SumVisitor* visitor);
 
-  /// Waits for all reductions under way. A call that blocks must do so first.
+  /// Waits for all reductions under way. A collective that blocks must call this function first.
   absl::Status finish() { return wait(started_.phase()); }
 
  private:

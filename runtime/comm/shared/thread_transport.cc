@@ -176,7 +176,7 @@ std::shared_ptr<GroupFactory> thread_group_factory(std::shared_ptr<ThreadRun> ru
   defaults.topology = topology;
   defaults.timeout_s = run->options().timeout_s;
   const auto join = [run = std::move(run)](const Group& group) { return run->join(group); };
-  // Pretended hosts have a network between them, as far as the Engine can tell.
+  // The Engine sees a network between pretended hosts.
   const JoinGroup across = [join](const Group& group) -> absl::StatusOr<std::shared_ptr<Collectives>> {
     TESSERA_ASSIGN_OR_RETURN(auto joined, join(group));
     return working_in_background(std::move(joined));

@@ -16,8 +16,8 @@ namespace tessera {
 
 class ThreadGroupMemory;  // the control blocks of one group
 
-/// Finds the groups of ranks that are threads of one process, by name and ranks. There is one per run, and all ranks of
-/// the run share it. A ThreadRun also ends the groups of a rank whose body is over. It is thread-safe.
+/// Finds the groups of ranks that are threads of one process, by name and ranks. There is one ThreadRun per run, and
+/// all ranks of the run share it. A ThreadRun also ends the groups of a rank whose body is over. It is thread-safe.
 class ThreadRun {
  public:
   explicit ThreadRun(const ThreadRanks& options);

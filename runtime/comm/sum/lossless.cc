@@ -9,9 +9,9 @@
 
 // The lossless codec. `pack` writes each whole block of 256 elements as one of four kinds. It splits the elements into
 // exponents, high and low halves (`split`), chooses the base exponent (`base_of`), and writes a 3-bit code for each
-// element. Exponents that a code cannot express follow in full. `unpack` reverses it and checks every length against
-// the bytes that are left, so a damaged message is refused. If the last elements of a message are no whole block, they
-// are copied. The loops over a block have constant length, so that they vectorise.
+// element. Exponents that a code cannot express follow in full. `unpack` reverses `pack` and checks every length
+// against the bytes that are left, so a damaged message is refused. If the last elements of a message are no whole
+// block, they are copied. The loops over a block have constant length, so that they vectorise.
 
 namespace tessera {
 namespace {
@@ -69,8 +69,10 @@ TESSERA_INLINE Found split(const std::uint16_t* bits, Split& parts) {
   return {any, 0};
 }
 
-/// Returns the highest of the seven exponents that cover most elements. The base is not always the highest exponent,
-/// since one outlier would then force all other exponents to be written in full.
+/// Returns the base exponent of a block. Codes can express the base and the six exponents below it. The function tries
+/// the block's highest exponent and the three exponents below it, and returns the one that covers most elements. The
+/// base is not always the highest exponent, since one outlier would then force all other exponents to be written in
+/// full.
 TESSERA_INLINE std::uint8_t base_of(const std::array<std::uint8_t, kBlock>& exponents) {
   std::uint8_t highest = 0;
   for (const std::uint8_t exponent : exponents) highest = std::max(highest, exponent);

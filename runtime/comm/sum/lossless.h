@@ -10,7 +10,7 @@ namespace tessera {
 /// The lossless codec stores floating-point numbers in fewer bytes, with all their bits. Any thread may call these
 /// functions.
 ///
-/// Signs and mantissas of gradients and weights are noise, and exponents are not. Half of the numbers of a normal
+/// Signs and mantissas of gradients and weights look random, and exponents do not. Half of the numbers of a normal
 /// distribution have one of two exponents, and 98 % of them have one of seven. A block of 256 elements is therefore
 /// written as its signs and mantissas unchanged, and one exponent. For each element there are 3 bits that say by how
 /// much its own exponent is lower. The number 7 in these bits says that the element's exponent is written in full, at

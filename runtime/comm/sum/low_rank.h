@@ -5,9 +5,9 @@
 
 namespace tessera {
 
-/// The shape of a matrix [rows, columns], fp32, stored row by row. The matrix is the product of two factors of `rank`
-/// columns each: left [rank, rows] and right [rank, columns]. Each column of a factor is contiguous. PowerSGD uses the
-/// loops of this file.
+/// The shape of a matrix [rows, columns], fp32, stored row by row. PowerSGD approximates the matrix by the product of
+/// two factors of `rank` columns each: left [rank, rows] and right [rank, columns]. Each column of a factor is
+/// contiguous. PowerSGD uses the loops of this file.
 ///
 /// No function here fuses multiply and add, and the order of additions depends only on the sizes, so bits are the same
 /// on all processors.

@@ -7,7 +7,7 @@ namespace tessera {
 /// Loops of compressors that send momentum instead of gradients. Each product is rounded before it is added, with all
 /// instruction sets.
 
-/// Computes `moving = momentum * moving + values`, then `sum += moving`. All have `numel` elements.
+/// Computes `moving = momentum * moving + values`, then `sum += moving`. All arrays have `numel` elements.
 void add_momentum(float momentum, const float* values, std::size_t numel, float* moving, float* sum);
 
 /// Computes `values = decay * moving + rate * values`.

@@ -30,7 +30,7 @@ void add_signs(const std::uint32_t* message, std::size_t numel, float* output);
 void cast_votes(const float* values, std::size_t numel, std::uint64_t turn, std::uint32_t* votes);
 
 /// Counts the votes of `voters` messages of `numel` elements each, which lie one after the other. The sign with the
-/// majority wins. A tie gets the sign that a zero votes for. `result` may not be among the messages.
+/// majority wins. A tie gets the sign that a zero votes for. `result` must not overlap the messages.
 void count_votes(const std::uint32_t* votes, std::size_t voters, std::size_t numel, std::uint64_t turn,
                  std::uint32_t* result);
 

@@ -4,11 +4,11 @@
 
 namespace tessera {
 
-// Writing past the caches (non-temporal stores). A store into memory that no cache holds first reads the line that it
-// overwrites. Non-temporal stores do not read the line, so memory that is only written costs one transfer instead of
-// two. Non-temporal stores are faster if the data are too large to be still in cache when they are read next. They are
-// also faster if the next reader is a core that gets a line from memory sooner than from the writer's cache. Otherwise
-// they are slower.
+// stream_bytes writes past the caches, with non-temporal stores. A plain store into memory that no cache holds first
+// reads the line that it overwrites. Non-temporal stores do not read the line, so memory that is only written costs one
+// transfer instead of two. Non-temporal stores are faster if the data are too large to be still in cache when they are
+// read next. They are also faster if the next reader is a core that gets a line from memory sooner than from the
+// writer's cache. Otherwise they are slower.
 
 /// Least number of bytes for which a call that streams is faster: half of a 2 MiB second-level cache.
 constexpr std::size_t kStreamBytes = 1 << 20;

@@ -41,8 +41,9 @@ class SumMethod {
 };
 
 /// Wraps `group` so that reductions of fp32 with ReduceOptions::method are made by that method, before the call
-/// returns. All other calls go to `group` unchanged. It is meant for transports that send over a network, below
-/// reducing_in_background. If a method fails, the group ends, since its peers would wait for this rank.
+/// returns. All other calls go to `group` unchanged. It is meant for transports that send over a network. If a
+/// transport also uses reducing_in_background, that function wraps the result of this one. If a method fails, the group
+/// ends, since its peers would wait for this rank.
 std::shared_ptr<Collectives> summing_by_methods(std::shared_ptr<Collectives> group);
 
 /// Makes `call`, of fp32, over `group` by ReduceOptions::method, which is not null. If ReduceOptions::encoded is not

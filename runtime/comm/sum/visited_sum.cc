@@ -29,9 +29,9 @@ struct Outputs {
   OfRanks<float*> streamed, kept;  ///< `streamed` is written past the caches, `kept` through them
 };
 
-/// Sums a piece where it stays in cache: in an output, or on the stack if some output is streamed. (An output that
-/// peers have read is no such place. Its lines come back from the peers' caches one by one, and the piece's next reader
-/// would wait for them.)
+/// Sums a piece where it stays in cache: in an output, or on the stack if some output is streamed. (A piece does not
+/// stay in cache in an output that peers have read. The lines of such an output come back from the peers' caches one by
+/// one, and the piece's next reader would wait for them.)
 void sum_pieces(std::span<const void* const> sources, DType dtype, const Outputs& outputs, std::size_t numel,
                 SumVisitor* visitor, std::size_t offset) {
   const auto& [streamed, kept] = outputs;

@@ -33,8 +33,8 @@ void decode(WireForm form, const std::byte* wire, DType dtype, void* output, std
 void sum_encoded(WireForm form, std::span<const std::byte* const> wires, float* output, std::size_t numel,
                  SumVisitor* visitor, std::size_t offset);
 
-/// The form in which the elements of a call are sent: as they are, packed on their way, or rounded. A transport's
-/// pipelines use this class to write, read and add up pieces, so they know no codec themselves.
+/// The form in which the elements of a call are sent: unchanged, packed by the transport, or rounded. A transport's
+/// pipelines use this class to write, read and add up pieces, so they contain no code of a codec.
 class WireCoding {
  public:
   /// The input of a call if it was encoded before (ReduceOptions::encoded); otherwise null.
@@ -48,9 +48,9 @@ class WireCoding {
   WireCoding(WireForm form, DType dtype, float* feedback, const Encoded& encoded)
       : form_(form), dtype_(dtype), feedback_(feedback), encoded_(encoded) {}
 
-  /// Returns whether elements are written anew to be sent; otherwise they can be sent from where they lie.
+  /// Returns whether elements are encoded before they are sent. Otherwise they can be sent from where they lie.
   bool rounds() const { return is_lossy(form_); }
-  /// Returns the dtype as which the transport packs messages (lossless.h), or nothing if it packs none.
+  /// Returns the dtype of the elements that the transport packs (lossless.h), or nothing if it packs none.
   std::optional<DType> packs() const { return form_ == WireForm::kLossless ? std::optional(dtype_) : std::nullopt; }
   std::size_t bytes(std::size_t numel) const { return wire_bytes(form_, dtype_, numel); }
   /// Writes `input[begin, begin + numel)` to `wire`, in the form in which it is sent. REQUIRES: if the input was

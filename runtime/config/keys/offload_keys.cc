@@ -33,8 +33,8 @@ Condition with_files() {
           [](const Strategy& s) { return s.offload.uses_files(); }};
 }
 
-/// Holds if the strategy chooses the size of records. Gradients do not count, since they are read and written a unit at
-/// a time.
+/// Holds if there are records whose size the strategy chooses. Gradients do not count, since they are read and written
+/// a unit at a time.
 Condition with_records_of_a_size() {
   return {"offload.parameters, masters or moments on a tier other than memory, or activations on nvme",
           {"/offload/parameters/tier", "/offload/masters/tier", "/offload/moments/tier", "/offload/activations/tier"},

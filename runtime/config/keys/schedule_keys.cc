@@ -4,7 +4,7 @@
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
-// The rows of "lr_schedule".
+// This file has the rows of "lr_schedule".
 
 namespace tessera {
 namespace {

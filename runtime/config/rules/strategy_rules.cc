@@ -14,7 +14,7 @@
 
 // The rules between keys. Each row of `make_rules` is one StrategyRule: the keys that it reads, the sentence for the
 // reference page, and a function that returns what is wrong and what to do. The rows stand in the order of the page,
-// and what several rows share comes before them.
+// and the helpers that several rows share come before them.
 
 namespace tessera {
 namespace {

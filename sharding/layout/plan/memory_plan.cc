@@ -19,10 +19,10 @@ std::int64_t MemoryUse::total() const { return std::accumulate(bytes.begin(), by
 std::int64_t MemoryUse::limited() const { return total() - (*this)[MemoryCategory::kHostRecords]; }
 
 // Plans the memory of a rank. The constructor plans category after category. Each `plan_...` function adds bytes to
-// `use_`, and keeps what the engine needs to allocate them. First come parameters and slots, then gradients with
-// buckets and scratch (`plan_gradients`; `plan_lag` chooses the lag of reductions), then optimizer state and matrices.
-// The last are the copy of a checkpoint, error feedback, activations and outer steps. Offloaded state is planned in
-// memory_plan_records.cc. So is the image of a commit, which consists of the other categories.
+// `use_`, and keeps the sizes that the engine needs to allocate them. Parameters and slots are planned first, then
+// gradients with buckets and scratch (`plan_gradients`; `plan_lag` chooses the lag of reductions), then optimizer state
+// and matrices. The copy of a checkpoint, error feedback, activations and outer steps are planned last. Offloaded
+// state, and the image of a commit, which consists of the other categories, are planned in memory_plan_records.cc.
 MemoryPlan::MemoryPlan(PlanInput input) : input_(std::move(input)) {
   // The root unit's gradients are in memory in any case.
   const auto trains = [](const UnitShape& unit) { return unit.trainable_numel() > 0; };
@@ -210,8 +210,8 @@ MicrobatchOrder MemoryPlan::order() const {
   return order;
 }
 
-/// For "reproducible": plans the sums that wait to be added, and the sums that ranks send if their runs of microbatches
-/// are not whole subtrees.
+/// Plans the sums of "reproducible": those that wait to be added, and those that ranks send if their runs of
+/// microbatches are not whole subtrees.
 void MemoryPlan::plan_tree() {
   constexpr std::int64_t kMostSent = 1 << 18, kAlignment = 256;  // numbers of fp32 elements; the second is
                                                                  // SumVisitor::kAlignment
@@ -321,7 +321,8 @@ void MemoryPlan::plan_lag() {
     sums_.reduction_lag = begins_later ? 1 : sums_.end_lag;
     return;
   }
-  if (two_axes) return;  // the sum over the replicate axis directly follows that over the shard axis, so a rank waits
+  // the sum over the replicate axis directly follows the sum over the shard axis, so a rank waits
+  if (two_axes) return;
   if (input_.wire.reductions_ahead) {
     sums_.end_lag = std::min(*input_.wire.reductions_ahead, most);
     sums_.reduction_lag = (sums_.end_lag + 1) / 2;
@@ -333,7 +334,7 @@ void MemoryPlan::plan_lag() {
 
 // A step reads and writes its states side by side. If three streams lie a multiple of 128 MiB apart, give or take a
 // page, the step takes 2.8 times as long on processors of AMD's family 25. 8 KiB more between the streams are enough to
-// avoid that. Large pieces therefore have a length that is an odd multiple of kApart, which is twice as much.
+// avoid that. Large pieces therefore have a length that is an odd multiple of kApart (16 KiB).
 constexpr std::int64_t kLargePiece = std::int64_t{32} << 20, kApart = 16 << 10;
 
 StatePiece state_piece(StateDType dtype, std::int64_t numel) {
@@ -427,7 +428,7 @@ void MemoryPlan::plan_feedback() {
   use_[MemoryCategory::kHostRecords] += gathers_on_host().bytes() + replica_gathers_on_host().bytes();
 }
 
-/// Returns whether a GPU's host makes the sums on some axis. It does if these sums are compressed.
+/// Returns whether a GPU's host makes the sums on some axis. The host makes sums that are compressed.
 bool MemoryPlan::sums_on_host() const {
   return input_.placement.is_queued &&
          (input_.wire.compressed_shard_part > 0 || input_.wire.compressed_replicate_part > 0);
@@ -509,7 +510,7 @@ MemoryPlan::SlotsOnHost MemoryPlan::gathers_on_host() const {
 MemoryPlan::SlotsOnHost MemoryPlan::replica_gathers_on_host() const {
   if (!input_.placement.is_queued || input_.wire.replica_gathers == WireForm::kPlain) return {};
   SlotsOnHost found{1};
-  // Where the replicate axis cuts first, its gather comes last and makes the whole buffer (Publisher).
+  // If the replicate axis cuts first, its gather comes last and makes the whole buffer (Publisher).
   const AxisPlacement optimizer = input_.placement.optimizer;
   const AxisPlacement shards{optimizer.shard && !optimizer.replicate_first, false};
   for_each_trainable(input_.units, [&](const GroupShape& group) {
@@ -561,8 +562,9 @@ void MemoryPlan::plan_outer() {
   use_[MemoryCategory::kHostRecords] += outer_sums_on_host().bytes();
 }
 
-/// Plans where shards lie: in memory of the host, also if a GPU trains. The GPU has copies of `numel` values and
-/// gradients there. Other ranks read gradients if some ranks are backups, so these have one copy more.
+/// Plans the memory of shards. They lie in memory of the host, also if a GPU trains. If a GPU trains, copies of its
+/// `numel` values and gradients lie there too. If some ranks are backups, other ranks read the gradients, so there is
+/// one more copy of the gradients.
 void MemoryPlan::plan_shards(std::int64_t numel) {
   std::int64_t& shards = use_[MemoryCategory::kOptimizer];
   passes_.outer.shard_bytes = shards;

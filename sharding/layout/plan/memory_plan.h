@@ -79,15 +79,15 @@ class MemoryPlan {
   std::int64_t secondary_bytes_of(const GroupShape& group) const;
   std::int64_t secondary_bytes() const;
   std::int64_t secondary_codes_bytes() const;
-  /// Returns whether a unit's gradients stay in place until a microbatch's backward has ended. That is so if they
-  /// accumulate there over microbatches, or join a tree (`sums_wait`).
+  /// Returns whether a unit's gradients stay in place until a microbatch's backward has ended. They stay if they
+  /// accumulate there over microbatches, or if they join a tree (`sums_wait`).
   bool keeps_gradients() const;
   /// Some sums wait for other sums of the tree (SumPlan::waiting_sums). `waiting_numel_of` returns the number of fp32
   /// elements of one such sum of a unit, and `waiting_bytes` the number of bytes of all these sums.
   std::int64_t waiting_numel_of(const UnitShape& unit) const;
   /// Returns the index of the first place for the whole gradients of other ranks' microbatches that this rank computes.
-  /// There is one place for each such microbatch (MicrobatchOrder::backups). These places follow those of this rank's
-  /// own run.
+  /// There is one place for each such microbatch (MicrobatchOrder::backups). These places follow the places of this
+  /// rank's own run.
   int first_backup() const { return sums_.waiting_sums - static_cast<int>(input_.wire.backups); }
   std::int64_t waiting_bytes() const;
   /// Returns whether gradients are cut over all ranks. Each rank then adds up the block sums (SumPlan::block_sums) of
@@ -95,12 +95,12 @@ class MemoryPlan {
   bool joins_own_parts() const { return input_.placement.gradients.shard && input_.placement.mesh.replicate_size == 1; }
   /// Returns the fp32 elements of the memory through which the pieces of blocks go (SumPlan::block_piece_numel).
   std::int64_t block_exchange_numel() const;
-  /// Returns the bytes that a rank sends in a step: the bytes of block sums, and those of joined sums that are sent to
-  /// other ranks.
+  /// Returns the bytes that a rank sends in a step: the bytes of block sums, and the bytes of joined sums that are sent
+  /// to other ranks.
   std::int64_t block_bytes_of_step() const;
   /// The first function returns the bytes of a rank's message with the running statistics of its microbatches
   /// (PlannedWire::statistics_numel). Its all-gather ends a step. The second function returns the bytes of the memory
-  /// for this message and those of all ranks.
+  /// for this message and for the messages of all ranks.
   std::int64_t statistics_message_bytes() const;
   std::int64_t statistics_bytes() const;
   /// Returns the order of a step's microbatches.
@@ -117,8 +117,8 @@ class MemoryPlan {
   }
   /// Returns the bytes of this rank's part of a unit's gradients, in fp32.
   std::int64_t sum_bytes_of(const UnitShape& unit) const;
-  /// The number of bits of the digest in the notes about a unit (SumPlan::notes_numel). In the notes these bits stand
-  /// behind a number for each trainable parameter, and before a weight.
+  /// The number of bits of the digest in the notes about a unit (SumPlan::notes_numel). The notes have a number for
+  /// each trainable parameter, then these bits, and then a weight.
   static constexpr std::int64_t kDigestBits = 64;
 
   /// Returns the formats of the states that the optimizer keeps for each element of a trainable group.
@@ -127,8 +127,8 @@ class MemoryPlan {
   std::int64_t matrix_bytes() const {
     return (2 * passes_.matrices.exchange_numel() + passes_.matrices.work_numel() + own_masters_numel()) * 4;
   }
-  /// Returns the part of matrix_bytes(), in fp32 elements, for masters of a batch that are not sent. It is needed for
-  /// rules of whole tensors that read masters in a first pass.
+  /// Returns the part of matrix_bytes(), in fp32 elements, for masters of a batch that are not sent. It is above 0 only
+  /// for rules of whole tensors that read masters in a first pass.
   std::int64_t own_masters_numel() const {
     const FirstPass& first = passes_.first_pass;
     const bool reads_masters = !input_.update.matrix_work.is_muon && (first.parameters || first.states);
@@ -154,8 +154,8 @@ class MemoryPlan {
   };
   SlotsOnHost shard_sums_on_host() const;
   SlotsOnHost replicate_sums_on_host() const;
-  /// Returns the pinned memory for outer gradients (SyncConfig) that replicas of GPUs compress. With streaming_diloco
-  /// it has a slot for each group of a fragment; otherwise it has one slot, since the host waits for each sum.
+  /// Returns the pinned memory for outer gradients (SyncConfig) that replicas of GPUs compress. Under streaming_diloco,
+  /// this memory has a slot for each group of a fragment; otherwise it has one slot, since the host waits for each sum.
   SlotsOnHost outer_sums_on_host() const;
   /// Returns the pinned memory for values that GPUs gather in another form (PlannedWire::gathers, replica_gathers). It
   /// has a slot for each group of the units that are gathered ahead, and of the unit in use. If more gathers are to be
@@ -211,16 +211,16 @@ class MemoryPlan {
   std::vector<const RecordPool*> pools_in_files() const;
 
   /// Returns whether updated values are published asynchronously after the update, so that the next forward waits for
-  /// them. That is so on the CPU if ranks hold whole parameters that other ranks of the shard axis update, and if there
-  /// are no outer steps. It is not so if all values are checked after each step, since the check would have to wait for
-  /// them. `gathers_in_background`: whether the shard axis's transport makes gathers in the background
+  /// them. The result is true on the CPU if ranks hold whole parameters that other ranks of the shard axis update, and
+  /// if there are no outer steps. It is false if all values are checked after each step, since the check would have to
+  /// wait for them. `gathers_in_background` is true if the shard axis's transport makes gathers in the background
   /// (Collectives::gathers_in_background).
   bool publishes_behind(bool gathers_in_background) const;
   /// Returns the inputs that decide the order of this plan's steps (step_programs).
   StepInput step_input(bool gathers_in_background) const;
 
-  /// Returns a table with a row for each category: its bytes and its content. Lines below it say what a step copies,
-  /// reads and writes, and what waits in scratch, where the strategy asks for such things.
+  /// Returns a table with a row for each category: its bytes and its content. Lines below it give the bytes that a step
+  /// copies, reads and writes, and the sums that wait in scratch, if the strategy asks for them.
   std::string to_table() const;
 
  private:

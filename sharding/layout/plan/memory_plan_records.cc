@@ -1,5 +1,5 @@
-// Plans offloaded state: records, their slots, and the bytes that move. It is the part of MemoryPlan that knows
-// tiers.
+// This file plans offloaded state: records, their slots, and the bytes that move. It is the part of MemoryPlan that
+// handles tiers.
 //
 // Each kind of state (parameters, masters and states, tensor states, sums of gradients) becomes a list of records, one
 // for each offloaded chunk. A pool then has three numbers: the records that are cached, the slots that the other

@@ -1,4 +1,4 @@
-// Prints a memory plan as a table.
+// This file prints a memory plan as a table.
 
 #include <algorithm>
 #include <array>
@@ -40,8 +40,8 @@ static_assert(std::ranges::adjacent_find(kRows, std::ranges::greater_equal(), &C
 
 std::string exact_bytes(std::int64_t bytes) { return format_bytes(bytes) + " (" + std::to_string(bytes) + " bytes)"; }
 
-/// Returns a text for ranks that train common parameters and own the shards themselves: what a rank keeps, and what it
-/// costs to record or play an order.
+/// Returns a text for ranks that train common parameters and own the shards themselves. The text gives the bytes that a
+/// rank keeps, and the costs of recording or playing an order.
 std::string text_of_common_values(const MemoryPlan& plan) {
   const SyncConfig& outer = plan.update().outer;
   if (!outer.is_asynchronous() || outer.has_servers()) return "";
@@ -142,7 +142,7 @@ std::string text_of_microbatches(const MemoryPlan& plan) {
   return text;
 }
 
-/// Returns a text about what a step copies between a GPU and its host.
+/// Returns a text about the bytes that a step copies between a GPU and its host.
 std::string text_of_copies(const MemoryPlan& plan) {
   std::string text;
   if (plan.records().streamed_bytes > 0) {

@@ -13,7 +13,7 @@ namespace tessera {
 /// Another deal is worth the change if it shortens a step to less than this share of its time.
 constexpr double kWorthOfADeal = 0.97;
 
-/// Returns the seconds that a step takes if ranks have `counts` microbatches. `seconds` [rank]: the time of one
+/// Returns the seconds that a step takes if ranks have `counts` microbatches. `seconds` [rank] is the time of one
 /// microbatch.
 inline double seconds_of_deal(std::span<const std::int64_t> counts, std::span<const double> seconds) {
   double longest = 0;
@@ -53,7 +53,7 @@ struct RunProgress {
 constexpr double kOvertakes = 1.5;
 
 /// Returns the rank that will probably be the last to complete its run, if it is slow enough for rank `self` to help
-/// (kOvertakes) and has a microbatch that no rank has claimed. `computed`: number of microbatches that `self` has
+/// (kOvertakes) and has a microbatch that no rank has claimed. `computed` is the number of microbatches that `self` has
 /// computed. All ranks began the step together, so the number of microbatches that they have completed since then shows
 /// how fast they are. `progress_of(rank)` returns a RunProgress.
 template <class ProgressOf>

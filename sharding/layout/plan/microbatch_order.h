@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-/// A microbatch that two ranks have computed ("deal.backups"): its owner, and another rank, which has completed it
-/// first. `turn`: the number of such microbatches that `rank` has completed before it in the step.
+/// A microbatch that two ranks have computed ("deal.backups"): its owner, and another rank, `rank`, which has completed
+/// it first. `turn` is the number of such microbatches that `rank` has completed before it in the step.
 struct MadeAgain {
   std::int64_t microbatch = 0;
   int rank = 0;
@@ -27,19 +27,19 @@ struct MadeAgain {
 struct MicrobatchOrder {
   int ranks = 1;
   std::int64_t each = 1;  ///< mean number of microbatches of a step for each rank: gradient_accumulation
-  /// True: a rank has neighbouring microbatches. Rank r has the microbatches from r * all() / ranks on, or those that
-  /// it was dealt. False: in round i the ranks together have the microbatches from i * ranks on.
+  /// If it is true, a rank has neighbouring microbatches. Rank r has the microbatches from r * all() / ranks on, or
+  /// those that it was dealt. If it is false, the ranks together have the microbatches from i * ranks on in round i.
   bool has_runs = false;
   std::int64_t longest = 0;               ///< above 0: runs are dealt ("deal" by speed), and no run is longer than this
-  std::vector<std::int64_t> begins = {};  ///< [rank]: first microbatch of the dealt run; empty: each rank has `each`
-                                          ///< microbatches
+  std::vector<std::int64_t> begins = {};  ///< [rank]: first microbatch of the dealt run; empty: all microbatches are
+                                          ///< divided as evenly as possible
   std::int64_t backups = 0;               ///< largest number of other ranks' microbatches that a rank computes
   /// The microbatches of the present step that other ranks than their owners have completed, so that those ranks'
-  /// gradients are used. They are in the order of their numbers, and are set when ranks know them. They are the last
-  /// microbatches of their owners' runs.
+  /// gradients are used. The list is in the order of the microbatches' numbers, and is set once all ranks have it. Its
+  /// microbatches are the last ones of their owners' runs.
   std::vector<MadeAgain> made_again = {};
-  /// Above 0: the number of microbatches of a step ("deal.microbatches"). It need not be a multiple of `ranks`; `each`
-  /// is rounded up.
+  /// The number of microbatches of a step ("deal.microbatches"), or 0 if each rank has `each` of them. The number need
+  /// not be a multiple of `ranks`; `each` is rounded up.
   std::int64_t total = 0;
 
   std::int64_t all() const { return total > 0 ? total : ranks * each; }
@@ -90,8 +90,8 @@ struct MicrobatchOrder {
 };
 
 /// Returns whether the runs of ranks are not whole subtrees of the tree over a step's microbatches. (If replicas first
-/// add up their runs, the joined runs are meant.) If the result is true, ranks send each other the sums of all nodes of
-/// which their runs consist. Otherwise each rank sends one sum, and the tree continues over the ranks' sums.
+/// add up their runs, the joined runs count instead.) If the result is true, ranks send each other the sums of all
+/// nodes of which their runs consist. Otherwise each rank sends one sum, and the tree continues over the ranks' sums.
 inline bool cuts_subtrees(const MicrobatchOrder& order, const MeshPosition& mesh) {
   const auto is_power_of_two = [](std::int64_t number) {
     return std::has_single_bit(static_cast<std::uint64_t>(number));

@@ -56,8 +56,8 @@ struct PlannedWire {
   /// `accumulation`.
   std::int64_t longest_run = 0;
   std::int64_t backups = 0, microbatches = 0;  ///< MicrobatchOrder::backups and total
-  /// With "broadcast_buffers" microbatch_order: fp64 numbers that ranks send each other for each microbatch, which are
-  /// the changes of the module's running statistics; else 0.
+  /// The number of fp64 numbers that a rank sends to other ranks for each microbatch under "broadcast_buffers"
+  /// microbatch_order: the changes of the module's running statistics. Otherwise it is 0.
   std::int64_t statistics_numel = 0;
   /// number of units that get gradients at the same time: 2 if units may cut modules (units.bucket_cap_mb), else 1
   int filling_buckets = 1;
@@ -82,8 +82,8 @@ struct PlannedUpdate {
   StateFormats matrix_states = {};
   MatrixWork matrix_work = {};
   bool in_backward = false;  ///< whether a unit is updated as soon as its gradients are summed (optimizer.in_backward)
-  /// `twice`: whether an update goes over all state twice (lamb, lars). The first pass then only reads parameters. It
-  /// also only reads states, unless `first_pass_moves_states` is true.
+  /// `twice` is true if an update goes over all state twice (lamb, lars). In this case the first pass only reads
+  /// parameters. It also only reads states, unless `first_pass_moves_states` is true.
   bool twice = false, first_pass_moves_states = false;
   /// CheckConfig::values: whether all values are checked after each step. No size depends on it, but
   /// MemoryPlan::publishes_behind does.

@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-// The four small plans of which a MemoryPlan consists, and the numbers in them.
+// This header has the four small plans of which a MemoryPlan consists, and the numbers in them.
 
 /// The memory in which gradients wait for their reduction.
 enum class BucketMode {
@@ -35,8 +35,8 @@ struct StatePiece {
 /// Returns the piece for `numel` elements in the format `dtype`.
 StatePiece state_piece(StateDType dtype, std::int64_t numel);
 
-/// The number of fp32 elements that error feedback keeps for a group on each axis: those that this rank compresses,
-/// filled up to whole cache lines.
+/// The number of fp32 elements that error feedback keeps for a group on each axis. It is the number of elements that
+/// this rank compresses, rounded up to whole cache lines.
 struct FeedbackNumel {
   std::int64_t shard = 0, replicate = 0;
 };
@@ -57,8 +57,8 @@ struct RecordPool {
   /// Number of pieces of a GPU's memory to which records are copied from its host's memory, and from which they are
   /// copied back. There is one piece for each record in use. It is 0 on the CPU.
   std::int64_t device_slots = 0;
-  /// Bytes of all records, if they lie in pinned memory of the GPU's host (tier "host"). These records have no slots
-  /// there.
+  /// Bytes of all records, if they lie in pinned memory of the GPU's host (tier "host"). These records have no slots on
+  /// the host.
   std::int64_t pinned_bytes = 0;
   /// Returns the records that stay in memory.
   EvenSpread cache() const { return {records, cached, cached_first}; }
@@ -71,7 +71,7 @@ struct RecordPool {
 struct SlotPlan {
   /// Number of slots that sharded units share. The root unit has a separate slot, since it is used first and last in
   /// both directions. There are no slots if nothing is gathered, or units are gathered in parameter memory
-  /// (Placement::keep_gathered). If Placement::shared, the ranks of the shard axis share the slots.
+  /// (Placement::keep_gathered). If Placement::shared is true, the ranks of the shard axis share the slots.
   std::int64_t shared_slots = 0;
   std::int64_t slot_bytes = 0;  ///< bytes of a shared slot
   /// Bytes of records of parameters that a step copies to a GPU for gathers, from the second step on. Records in files
@@ -86,9 +86,9 @@ struct SumPlan {
   BucketMode bucket_mode = BucketMode::kShared;
   std::int64_t shared_buckets = 0;  ///< number of buckets that units share; the root unit has one more
   std::int64_t bucket_bytes = 0;    ///< bytes of a shared bucket
-  /// `reduction_lag`: the number of units after which a rank does its share of a unit's reduction (Work::advance).
-  /// `end_lag`: the number of units, from the start of the reduction, after which the rank waits for its end; with 0 it
-  /// waits directly after the start.
+  /// `reduction_lag` is the number of units after which a rank does its share of a unit's reduction (Work::advance).
+  /// `end_lag` is the number of units, from the start of the reduction, after which the rank waits for the end of the
+  /// reduction; if it is 0, the rank waits directly after the start.
   ///
   /// - CPU, one host: `end_lag` is twice `reduction_lag`, so that a rank may be that many units ahead of another rank
   ///   before it waits. If a lag of one unit costs two buckets, the lag is the longest whose buckets fit into 8 MiB,
@@ -103,7 +103,7 @@ struct SumPlan {
   std::int64_t scratch_numel = 0;
   /// Under "reproducible": the number of a unit's sums that may wait for other sums of the tree at one time, on the
   /// rank with the most (SumCounter). If MemoryPlan::keeps_gradients() is true, they are sums of whole gradients.
-  /// Otherwise they are sums of this rank's part, and the last place is that of the total.
+  /// Otherwise they are sums of this rank's part, and the last place is for the total.
   int waiting_sums = 0;
   /// The number of partial sums that a rank sends for each gradient, if its microbatches are not a subtree of the tree
   /// over a step's microbatches (cuts_subtrees). Otherwise it is 0. All ranks send as many sums as the rank that has
@@ -133,13 +133,13 @@ struct FirstPass {
   bool parameters = false, states = false;
 };
 
-/// Numbers of elements for outer steps and asynchronous steps (SyncConfig). `part`: this rank's part of all masters.
-/// `states`: with outer steps, outer weights and momentum, each with as many elements as `part`. With asynchronous
-/// steps, the values that ranks pull and, with an adaptive lambda, the means of squares (DelayCompensationConfig). A
-/// rank of Hogwild that keeps all states itself also has the states of the other ranks' parts here
-/// (MemoryCategory::kOptimizer). `largest`: the largest group, whole, while it is sent over the replicate axis. `sent`:
-/// with streaming_diloco, this rank's part of the outer gradients of the largest fragment. `largest` and `sent` are
-/// counted in kStaging.
+/// Numbers of elements for outer steps and asynchronous steps (SyncConfig). `part` is this rank's part of all masters.
+/// `states` counts outer weights and momentum under outer steps, each with as many elements as `part`. Under
+/// asynchronous steps, `states` counts the values that ranks pull and, if lambda is adaptive, the means of squares
+/// (DelayCompensationConfig). If a rank of Hogwild keeps all states itself, `states` also counts the states of the
+/// other ranks' parts. `states` is part of MemoryCategory::kOptimizer. `largest` is the largest group, whole, while it
+/// is sent over the replicate axis. `sent` is, under streaming_diloco, this rank's part of the outer gradients of the
+/// largest fragment. `largest` and `sent` are counted in kStaging.
 struct OuterNumel {
   std::int64_t part = 0, states = 0, largest = 0, sent = 0;
   std::int64_t served = 0;  ///< number of elements of all shards that parameter servers own
@@ -174,7 +174,8 @@ struct PassPlan {
 /// The records of all state that is offloaded, or that commits write.
 struct RecordPlan {
   RecordPool states;  ///< records of masters and states
-  /// Records of parameters. Records of trainable groups come first, then those of frozen groups, both in unit order.
+  /// Records of parameters. The records of trainable groups come first, and the records of frozen groups follow, both
+  /// in unit order.
   RecordPool parameters;
   /// Records of tensor states. The records of one batch (MatrixBatch) are in use at once, while those of another batch
   /// are read ahead or written behind.
@@ -193,10 +194,10 @@ struct RecordPlan {
   /// Returns the number of records of tensor states that are read ahead, or written behind.
   std::int64_t tensor_states_ahead() const { return std::min(tensor_states_of_a_batch, kMostQueueDepth); }
   /// This many records of parameters are read ahead, and this many are written in the background. The same number holds
-  /// for records of masters and states. It is OffloadConfig::queue_depth. If the strategy leaves that out, the number
-  /// is kQueueDepth. If units are updated in backward, and no GPU brings offloaded parameters, it is instead the number
-  /// of records of a unit, but at least kQueueDepth and at most half of kMostQueueDepth. A user who has the memory may
-  /// set a larger number.
+  /// for records of masters and states. The number is OffloadConfig::queue_depth. If the strategy does not set that
+  /// key, the number is kQueueDepth. If units are updated in backward, and no GPU brings offloaded parameters, the
+  /// default is instead the number of records of a unit, but at least kQueueDepth and at most half of kMostQueueDepth.
+  /// A user who has the memory may set a larger number.
   std::int64_t queue_depth = kQueueDepth;
   /// Bytes of records of states and tensor states that all passes of a step copy to the GPU; the same number is copied
   /// back. It is 0 on the CPU, and if the host's CPU updates these records.

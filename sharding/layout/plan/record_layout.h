@@ -18,7 +18,7 @@ struct TieredState {
 };
 
 /// The division of the masters and optimizer states of one group's optimizer part into records. A step reads or writes
-/// each record with one operation. It consists of integers.
+/// each record with one operation. A RecordLayout consists of integers.
 ///
 /// The first chunks of each kind of state are in memory, and the rest are offloaded. An offloaded chunk has the record
 ///

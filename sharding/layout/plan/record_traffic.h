@@ -21,8 +21,8 @@ enum class RecordKind : std::uint8_t { kParameters, kStates, kTensorStates, kGra
 /// The records of one kind.
 struct RecordList {
   std::vector<std::int64_t> bytes;  ///< size of each record
-  /// [owners + 1]: the first record of each owner. An owner is a group that trains; for gradients and tensor states, it
-  /// is a unit. The last entry is the number of records, so no visit goes beyond it.
+  /// [owners + 1]: the first record of each owner. An owner is a group that trains, or a unit in the case of gradients
+  /// and tensor states. The last entry is the number of records, so no visit goes beyond it.
   std::vector<std::size_t> first = {0};
 
   /// Completes an owner: all records that were added since the last call belong to this owner.
@@ -40,7 +40,7 @@ struct Stretch {
 /// The slots of a FileTier, which keep the records that were used last.
 class RecordSlots {
  public:
-  /// `bytes`: the size of each record.
+  /// `bytes` has the size of each record.
   RecordSlots(std::span<const std::int64_t> bytes, std::int64_t slots);
 
   /// Uses the records of the stretches, in which no record occurs twice. Returns the bytes of the records that were in
@@ -64,8 +64,8 @@ struct RecordMoves {
   std::int64_t read = 0, written = 0;  ///< bytes
 };
 
-/// Returns the bytes that two steps in a row move after many earlier steps. `programs`: the result of step_programs. If
-/// `slots` is 0, no record is found in memory.
+/// Returns the bytes that two steps in a row move after many earlier steps. `programs` is the result of step_programs.
+/// If `slots` is 0, no record is found in memory.
 RecordMoves moves_in_two_steps(std::span<const StepProgram> programs, RecordKind kind, const RecordList& records,
                                std::int64_t slots);
 

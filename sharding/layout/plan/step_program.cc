@@ -29,7 +29,7 @@ bool has_matrices(const StepInput& input) {
 /// Writes the programs for one StepInput.
 class ProgramWriter {
  public:
-  /// `turned`: whether this is the second of the two programs.
+  /// `turned` is true for the second of the two programs.
   ProgramWriter(const StepInput& input, bool turned) : input_(input), turned_(turned) {
     program_.ends_when_skipped = !input.executor.queued || input.first_work == VisitWork::kReadMasters;
   }
@@ -105,8 +105,8 @@ class ProgramWriter {
   /// Returns whether the pass that updates matrices goes backward, from the point at which the pass before it ended.
   bool comes_back() const { return !input_.executor.queued || alternates(input_); }
   /// Appends the announcement of records and the exchange of matrices. A GPU's host may have to wait for records, while
-  /// other ranks wait for the exchange. So on a GPU, Muon's exchange is queued first. In all other cases records are
-  /// brought while matrices are exchanged.
+  /// other ranks wait for the exchange. If a GPU trains, Muon's exchange is therefore queued first. In all other cases
+  /// records are brought while matrices are exchanged.
   void announce_and_exchange(std::vector<StepOp>& ops, std::int64_t begin) const {
     const bool is_muon = input_.first_work == VisitWork::kDirections, queued = input_.executor.queued;
     if (is_muon && queued) ops.push_back({StepOpKind::kExchange});

@@ -9,18 +9,18 @@
 
 namespace tessera {
 
-/// The order of a training step, defined once, in integers. A program says which groups the passes of a step visit, in
-/// which direction, and which records they read and write. It also says when ranks agree, exchange matrices, and make
-/// values known.
+/// This header defines the order of a training step, in integers. A program lists the groups that the passes of a step
+/// visit, the direction of each pass, and the records that it reads and writes. It also lists when ranks agree,
+/// exchange matrices, and publish values.
 ///
-/// MemoryPlan uses it to count what a step reads and writes (record_traffic.h). The planner uses it to write the script
-/// of a predicted step, and StepWalk uses it to make steps. A program says what a step *may* visit: the code that makes
-/// the step leaves out parameters that got no gradient.
+/// MemoryPlan uses the program to count the bytes that a step reads and writes (record_traffic.h). The planner uses it
+/// to write the script of a predicted step, and StepWalk uses it to make steps. A program has all groups that a step
+/// *may* visit: the code that makes the step leaves out parameters that got no gradient.
 
 /// The kinds of work that a visit does with a group.
 enum class VisitWork : std::uint8_t {
   kMeasure,       ///< lars: the visit adds up norms of weights
-  kLayerUpdates,  ///< lamb: as kMeasure; the visit also updates moments, and writes each element's update over its
+  kLayerUpdates,  ///< lamb: like kMeasure; the visit also updates moments, and writes each element's update over its
                   ///< gradient
   kDirections,    ///< muon: the visit updates momenta, and writes directions over the gradients
   kReadMasters,   ///< rules of whole tensors: the visit reads masters, which the exchange sends to their owners
@@ -66,7 +66,7 @@ enum class StepOpKind : std::uint8_t {
   kBarrier,    ///< ranks that share one copy of the parameters wait for each other
 };
 
-/// `begin`, `end`: a range of visits, if the comment on the kind mentions one.
+/// An operation. [`begin`, `end`) is a range of visits, if the comment on the kind mentions such a range.
 struct StepOp {
   StepOpKind kind = StepOpKind::kForward;
   std::int64_t begin = 0, end = 0;
@@ -77,14 +77,16 @@ struct StepOp {
 struct StepProgram {
   std::vector<Visit> visits;
   std::vector<StepOp> ops;
-  /// [unit]: the operations that follow the unit's reduction, where units are updated in backward (kUpdateInBackward);
-  /// empty otherwise, and for units that do not train. The operations use only the norms and matrices of this unit.
+  /// [unit]: the operations that follow the unit's reduction if units are updated in backward (kUpdateInBackward). The
+  /// list is empty otherwise, and for units that do not train. The operations use only the norms and matrices of this
+  /// unit.
   std::vector<std::vector<StepOp>> unit_ops;
-  /// True: each unit's operations announce its records, pass by pass; when a unit is done, the first pass of the next
-  /// unit is announced. False: all units are announced at once, since each record is visited once.
+  /// If it is true, each unit's operations announce its records, pass by pass. When a unit is done, the first pass of
+  /// the next unit is announced. If it is false, all units are announced at once, since each record is visited once.
   bool announces_units = false;
-  /// True: a skipped step ends with kDecide, and the next step uses this program again. False, on a GPU whose host does
-  /// not wait for the decision: a skipped step makes the later operations too, and they change no values.
+  /// If it is true, a skipped step ends with kDecide, and the next step uses this program again. It is false on a GPU
+  /// whose host does not wait for the decision: a skipped step then makes the later operations too, and they change no
+  /// values.
   bool ends_when_skipped = true;
   std::span<const Visit> visits_of(const StepOp& op) const {
     return std::span(visits).subspan(static_cast<std::size_t>(op.begin), static_cast<std::size_t>(op.end - op.begin));
@@ -99,7 +101,7 @@ struct StepInput {
     /// whether the device that trains updates a part of the group; otherwise the CPU of a GPU's host updates all of it
     bool by_device = true;
   };
-  /// The device that makes the step. Only this member of the input says whether the device is a GPU.
+  /// The device that makes the step. Only this member of the input tells whether the device is a GPU.
   struct Executor {
     bool queued = false;        ///< whether the device is a GPU; the host runs ahead of a GPU
     bool host_updates = false;  ///< whether the CPU of the device's host updates state in the host's memory
@@ -123,8 +125,8 @@ struct StepInput {
 };
 
 /// Returns the programs of steps that follow each other: one program, or two that alternate. A pass begins where the
-/// pass before it ended, at the records that are still in memory. So there are two programs if passes go in other
-/// directions than those of the step before.
+/// pass before it ended, at the records that are still in memory. There are therefore two programs if passes go in
+/// other directions than those of the step before.
 std::vector<StepProgram> step_programs(const StepInput& input);
 
 /// Returns the programs of Step::swap_averages, a pass between two steps. As for steps, there is one program, or there

@@ -35,8 +35,8 @@ inline std::vector<TreeBlock> blocks_of(TreeBlock run, std::int64_t all) {
 /// The order in which a rank adds up the microbatches of its run in the pairwise tree (collectives.h, rule 3) over all
 /// microbatches of the step. Sums wait in places (buffers) with the numbers 0, 1, ... Each place holds the sum of one
 /// node, and earlier nodes have lower numbers. A new sum is added to the last sum that waits, as long as the two form a
-/// node. Then it waits behind the sums that are left. After the last microbatch of the run, one sum waits for each node
-/// of the run (`blocks_of`). Only the total waits if the run is a node, such as all microbatches of a step.
+/// node. The result then waits behind the sums that are left. After the last microbatch of the run, one sum waits for
+/// each node of the run (`blocks_of`). Only the total waits if the run is a node, such as all microbatches of a step.
 ///
 /// MemoryPlan plans the memory of the places, and Reducer adds the sums. The last sum of a run stays where its
 /// microbatch's gradients are, so it needs no place. REQUIRES: the run is not empty.
@@ -92,7 +92,8 @@ class SumCounter {
 /// `longest` microbatches. The tree may have any size, and the run any position in it. Nodes become larger towards the
 /// middle of a run and then smaller again; at most two have the same size.
 inline int most_blocks(std::int64_t longest) {
-  int sizes = 0;  // nodes of 1, 2, ..., 2^(sizes - 1) leaves and back, with one of 2^sizes between them if it fits
+  // nodes of 1, 2, ..., 2^(sizes - 1) leaves and back down to 1, with a node of 2^sizes between if it fits
+  int sizes = 0;
   while (2 * ((std::int64_t{2} << sizes) - 1) <= longest) ++sizes;
   const bool has_middle = 2 * ((std::int64_t{1} << sizes) - 1) + (std::int64_t{1} << sizes) <= longest;
   return 2 * sizes + (has_middle ? 1 : 0);

@@ -12,8 +12,8 @@ constexpr int kSteps = 256;
 
 bool fits(const PlanInput& input, std::int64_t limit) { return MemoryPlan(input).use().limited() <= limit; }
 
-/// Offloads to `below` the smallest fraction of `states` (members of `input`) with which the plan fits; all of it if no
-/// fraction is enough.
+/// Offloads to `below` the smallest fraction of `states` (members of `input`) with which the plan fits, or all of them
+/// if no fraction is enough.
 void choose(PlanInput& input, std::initializer_list<OffloadedState*> states, std::int64_t limit, Tier below) {
   const auto set = [&](Tier tier, int share) {
     for (OffloadedState* state : states) *state = {tier, static_cast<double>(share) / kSteps};

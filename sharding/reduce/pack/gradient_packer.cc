@@ -40,8 +40,9 @@ void put(const at::Tensor& view, const at::Tensor& gradient, bool adds) {
   }
 }
 
-/// Does what `put` does. If `gradient` and `view` have the same order in memory, it works in pieces, and squares each
-/// piece while it is in cache. Returns the sum of the squares of all of `view`, whose memory of `dtype` is at `place`.
+/// Does the same as `put`. If `gradient` and `view` have the same order in memory, the function works in pieces, and
+/// squares each piece while the piece is in cache. Returns the sum of the squares of all of `view`, whose memory of
+/// `dtype` is at `place`.
 double put_and_square(const at::Tensor& view, const at::Tensor& gradient, bool adds, const FlatParameter& flat,
                       std::byte* place, DType dtype) {
   const std::int64_t numel = view.numel();
@@ -60,8 +61,8 @@ double put_and_square(const at::Tensor& view, const at::Tensor& gradient, bool a
   return sum;
 }
 
-/// A gradient with fewer elements than this is copied by a GPU in no more time than the host needs to start a copy. So
-/// such gradients wait and are copied together. Larger gradients are copied without waiting.
+/// A GPU copies a gradient with fewer elements than this in no more time than the host needs to start a copy. Such
+/// gradients therefore wait and are copied together. Larger gradients are copied without waiting.
 constexpr std::int64_t kSmallNumel = 1 << 22;
 
 bool waits(const at::Tensor& gradient) {

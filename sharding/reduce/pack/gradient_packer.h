@@ -20,7 +20,7 @@ namespace tessera {
 /// GradientPacker for each unit; the thread that runs backward calls it.
 class GradientPacker {
  public:
-  /// `copies`: copies that wait to be started together; it must outlive this object.
+  /// `copies` has copies that wait to be started together; it must outlive this object.
   GradientPacker(const Unit& unit, DType dtype, ComputeDevice device, PendingCopies& copies);
 
   /// Returns the number of parameters that train.
@@ -52,7 +52,7 @@ class GradientPacker {
   /// It is called at the end of a step. Afterwards no parameter counts as used.
   void reset();
   /// Copies `gradient` to its place, or adds it to an earlier gradient. On a GPU, small gradients wait among `copies`.
-  /// `is_usual`: whether the bucket is one of the few that this unit gets again and again.
+  /// `is_usual` is true if the bucket is one of the few that this unit gets again and again.
   void take(const FlatGroup& group, std::size_t parameter, const at::Tensor& gradient, std::byte* bucket,
             bool is_usual);
   /// Takes a gradient that must not enter the sum: writes zeros, unless there is an earlier gradient. The parameter

@@ -17,9 +17,9 @@ struct GradientPiece {
   std::int64_t numel = 0;
 };
 
-/// Adds up the squares of this rank's own gradients on a GPU, for "noise_scale". Only the device knows the sum. On the
-/// CPU, GradientPacker does this. The step owns a GradientSquares. The Reducer calls it from the thread that runs
-/// backward; all work is queued on the current stream.
+/// Adds up the squares of this rank's own gradients on a GPU, for "noise_scale". Only the device has the sum. If the
+/// CPU trains, GradientPacker adds up the squares. The step owns a GradientSquares. The Reducer calls it from the
+/// thread that runs backward; all work is queued on the current stream.
 class GradientSquares {
  public:
   /// Adds the squared norm of this rank's own gradients of `unit`. The gradients are the `pieces`, of `dtype`, in the

@@ -11,7 +11,8 @@ namespace tessera {
 /// copy costs the host about as much as starting a hundred. The caller must `flush` before anything reads a place.
 class PendingCopies {
  public:
-  /// `place`: a view of a bucket, of any dtype. It must not be the place of a copy that already waits.
+  /// Adds a copy of `gradient` to `place`, a view of a bucket, of any dtype. `place` must not be the place of a copy
+  /// that already waits.
   void add(const at::Tensor& place, const at::Tensor& gradient);
   /// Starts all copies that wait.
   void flush();

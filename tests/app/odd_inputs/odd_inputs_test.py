@@ -4,8 +4,8 @@
 
 If --commands is given, starter.py starts the rows of tessera-train that change no environment variable.
 
-A row is bad if the program crashes or hangs, ends with another exit code, says "internal error", or prints without
-bound. It is also bad if the program does not name the mistake, or changes a file that it must not change. A row is poor
+A row is bad if the program crashes or hangs, ends with another exit code, prints "internal error", or prints without
+limit. It is also bad if the program does not name the mistake, or changes a file that it must not change. A row is poor
 if the exit code is right but the message has no remedy. Poor rows are marked in the table, and at most MOST_POOR of
 them are allowed.
 """

@@ -34,7 +34,7 @@ class Row:
     prepare: Optional[Callable] = None  # a function that is called with the folder
     keeps: list = dataclasses.field(default_factory=list)  # paths whose contents must be the same afterwards
     absent: list = dataclasses.field(default_factory=list)  # paths that must not exist afterwards
-    as_nobody: bool = False  # run it without root's rights, since permissions do not bind root
+    as_nobody: bool = False  # if true, the row runs without root's rights, since permissions do not restrict root
     poor: bool = False  # the exit code is right, but the message has no hint
 
 

@@ -53,8 +53,8 @@ def _end_with_parent():
 
 
 def _serve(library, requests):
-    """Forks a process for each request. That process starts the command and reports how it ended. This loop ends with
-    the process that sends the requests."""
+    """Forks a process for each request. The forked process starts the command and reports how the command ended. This
+    loop ends with the process that sends the requests."""
     try:
         _end_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

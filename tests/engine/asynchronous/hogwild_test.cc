@@ -40,7 +40,8 @@ void momentum(Strategy& s) {
 }
 void adagrad(Strategy& s) { s.optimizer = {.type = OptimizerType::kAdagrad, .lr = 0.05, .weight_decay = 0}; }
 
-/// Returns the tested rules. Each comes twice: with states that each rank has for itself, and with shared states.
+/// Returns the tested rules. Each rule is listed twice: with states that each rank has for itself, and with shared
+/// states.
 std::vector<std::pair<std::string, Strategy>> all_rules() {
   std::vector<std::pair<std::string, Strategy>> all;
   const std::pair<const char*, Adjust> rules[] = {
@@ -136,8 +137,8 @@ double last_loss(const Ran& ran) {
 
 // N ranks make N updates in the time of one synchronous step, each with the gradient of 1 / N of the batch. The loss
 // after K steps of each rank therefore lies between the losses of K and of N K synchronous steps. The tolerance is half
-// of what the synchronous run gained. It covers the order of ranks (which depends on the machine), lost updates, and a
-// shared momentum.
+// of the decrease of the loss in the synchronous run. It covers the order of ranks (which depends on the machine), lost
+// updates, and a shared momentum.
 TEST(Hogwild, LossOfSeveralRanksLiesBetweenThatOfFewerAndMoreSynchronousSteps) {
   constexpr int kRanks = 2;
   constexpr std::size_t kSteps = 60;

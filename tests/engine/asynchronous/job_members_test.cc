@@ -1,5 +1,5 @@
-// Tests what a parameter server knows of its workers: who gives the first values, which steps are dealt to whom, and
-// for whom nobody waits.
+// Tests how a parameter server manages its workers: which worker gives the first values, which worker gets which steps,
+// and for which workers no other worker waits.
 
 #include "engine/asynchronous/servers/job_members.h"
 

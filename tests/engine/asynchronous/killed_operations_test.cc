@@ -1,5 +1,5 @@
 // Kills ranks, workers and servers of asynchronous training in each operation of a push and of a pull. No rank waits
-// for ever, nothing is applied twice, and no update is seen in part.
+// for ever, no push is applied twice, and no rank pulls only a part of an update.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,8 +49,8 @@ using servers_test::RawWorker;
 using servers_test::ServerProcess;
 using ::testing::HasSubstr;
 
-/// Outputs of the first layer. The shards of that layer are then updated by two calls of a rule, and those of the
-/// second layer by one. Each shard has at least one whole page.
+/// The number of the first layer's outputs. It is so large that two calls of a rule update a shard of the first layer,
+/// and one call updates a shard of the second layer. Each shard has at least one whole page.
 constexpr std::int64_t kHidden = 5000;
 constexpr int kShards = 2 * kRanks, kCalls = 3 * kRanks;  // calls of the rule in a step
 
@@ -85,7 +85,7 @@ void require_whole_shards(const Rank& rank, std::int64_t most) {
   });
 }
 
-/// Lets the process be killed when it writes to the values of its copy of a shard, which a pull does.
+/// Makes the process die as soon as it writes to its copy of a shard's values. A pull writes to this copy.
 void die_in_pull_of(const Rank& rank, int shard) {
   ::signal(SIGSEGV, [](int) { ::kill(::getpid(), SIGKILL); });
   int number = 0;
@@ -207,7 +207,7 @@ enum class Cut {
   kAnswer          ///< a question was answered, and the answer is lost
 };
 
-/// Stands between a worker and a server, passes on whole messages, and kills the server once.
+/// Connects a worker with a server, passes on whole messages between the two, and kills the server once.
 class KillingBridge {
  public:
   /// `nth`: the number of the question, or of the answer, from 1. `kill` kills the server and starts the next one.

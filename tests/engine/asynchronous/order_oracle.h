@@ -29,7 +29,7 @@ struct OrderOption {
 /// whole_order_options has those of rules that need more.
 const std::vector<OrderOption>& order_options();
 
-/// Returns the weight of a rank's microbatch, which is counted over all steps.
+/// Returns the weight of a rank's microbatch. `microbatch`: its number, counted over all steps.
 inline double weight_of(int rank, std::size_t microbatch) {
   return static_cast<double>(1 + (3 * microbatch + static_cast<std::size_t>(rank)) % 5);
 }

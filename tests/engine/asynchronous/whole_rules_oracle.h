@@ -23,9 +23,9 @@ struct PlainPush {
   std::int64_t count = 1;  ///< number of the tensor's updates, this one included
 };
 
-/// Applies a push by a rule that needs the whole tensor. `states`: those of the tensor; the first call makes them.
-/// Matrices are made orthogonal by `orthogonalize`, and Adafactor's formula is `step_adafactor`; both have tests of
-/// their own.
+/// Applies a push by a rule that needs the whole tensor. `states` are the states of the tensor; the first call makes
+/// them. Matrices are made orthogonal by `orthogonalize`, and Adafactor's formula is `step_adafactor`; other tests
+/// cover these two functions.
 void push_whole(const OptimizerConfig& config, const OwnRules& own_rules, PlainPush push,
                 std::vector<at::Tensor>& states);
 

@@ -1,5 +1,6 @@
 // Tests rules of "sync": {"type": "asynchronous"} that need norms of parameters, matrices or whole tensors: each group
-// is one shard, and pushes to it have the bits of plain LibTorch that plays their order on one thread.
+// is one shard, and pushes to it give the bits of plain LibTorch, which makes the same pushes in the same order on one
+// thread.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -193,7 +194,7 @@ TEST(WholeShards, CheckpointResumesWithTheSameBits) {
   }
 }
 
-/// SGD, as a program writes it.
+/// SGD as a program's own rule.
 class OwnSgd final : public ElementwiseOptimizer {
  public:
   std::vector<std::string> states() const override { return {}; }

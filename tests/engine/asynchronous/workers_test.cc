@@ -196,7 +196,7 @@ TEST(Servers, WorkerThatHasWrittenTheResultsEndsWellThoughTheServerIsLost) {
   });
 }
 
-/// Stands between a worker and a server, and passes on what they send, until the worker's connection is to break.
+/// Connects a worker with a server, and passes on their messages until the test breaks the worker's connection.
 class Bridge {
  public:
   explicit Bridge(std::string server)
@@ -240,7 +240,7 @@ class Bridge {
   std::jthread thread_;  // the thread uses the members above, so this member is destroyed first
 };
 
-// A unit that was asked for ahead of its read never comes from server 1. Server 0 notes the results in spite of that.
+// The worker asks server 1 for a unit in advance, and never gets the unit. Server 0 nevertheless notes the results.
 TEST(Servers, ResultsAreNotedWhenAServerOtherThanTheFirstIsLost) {
   at::set_num_threads(1);
   const Servers servers(2);

@@ -1,5 +1,5 @@
-// Tests "sync": {"type": "asynchronous"} and backups on an emulated GPU: ranks pull to it from shards in memory of the
-// host, and push its gradients. Runs whose order is fixed have the bits of the CPU.
+// Tests "sync": {"type": "asynchronous"} and backups on an emulated GPU. Ranks copy values from shards in the host's
+// memory to the GPU, and push the GPU's gradients. Runs whose order is fixed give the same bits as on the CPU.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>

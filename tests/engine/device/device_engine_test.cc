@@ -785,7 +785,7 @@ TEST(DeviceEngine, ImportedSafetensorsGiveTheCpusBits) {
 
 // ---- "reproducible" ----------------------------------------------------------------------------------------------
 
-/// Numbers of ranks, and the number of microbatches that each of them makes.
+/// A number of ranks, and the number of microbatches that each of them makes.
 struct Dealt {
   int ranks;
   std::int64_t each;

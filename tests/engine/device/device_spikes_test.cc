@@ -46,8 +46,8 @@ std::size_t spikes_in(const Told& told) {
   return static_cast<std::size_t>(std::ranges::count_if(told.steps, &StepResult::spike));
 }
 
-/// The losses have a single spike, and then so many in a row that the higher loss counts as normal. After that, there
-/// is one spike above the higher loss.
+/// The losses have a single spike, and then so many spikes in a row that the higher loss counts as normal. After that,
+/// there is one spike above the higher loss.
 const std::vector<double> kHeights = {1, 1, 1, 1, 40, 1, 1, 90, 90, 90, 90, 90, 90, 2000, 90, 90};
 
 TEST(DeviceSpikes, SkippedStepsAreTheCpus) {

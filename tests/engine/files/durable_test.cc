@@ -124,7 +124,7 @@ TEST(Durable, StepMissingOnSomeRanksIsGivenUp) {
 }
 
 // Each file operation of a commit fails once (short tests take every third write). All ranks get the same error. The
-// next run resumes from the previous commit, or from the failed one if that was on all disks.
+// next run resumes from the previous commit, or from the failed commit if that commit is on all disks.
 TEST(Durable, FailedCommitIsAnErrorOnAllRanksAndLosesNothing) {
   const Placed placed(ShardingStrategy::kFullShard, /*shared=*/false, /*on_disk=*/true);
   const Strategy strategy = strategy_of(kKept[2], placed, &kSomeBelow);
@@ -514,7 +514,7 @@ std::map<std::string, std::string> contents_of(const fs::path& folder) {
   return contents;
 }
 
-// A run whose commits are lost is not taken for a run before its first commit.
+// A run whose commits are lost is not treated like a run before its first commit.
 TEST(Durable, FolderWithoutAWholeCommitIsAnErrorAndStaysUntouched) {
   const auto emptied = [](const fs::path& file) { fs::resize_file(file, 0); };
   const auto changed = [](const fs::path& file) { flip_a_bit(file, 30); };

@@ -118,7 +118,7 @@ class Hashes : public ::testing::Test {
     return TestFolder::content_of(strategy.record_hashes.file);
   }
   void ask(const std::string& request) const { setenv("TESSERA_REPLAY", request.c_str(), 1); }
-  /// Returns the request to look at `step` and compare it with the file "hashes".
+  /// Returns the request to repeat `step` and compare it with the file "hashes".
   std::string request(int step, const std::string& find = "nothing") const {
     return R"({"step": )" + std::to_string(step) + R"(, "hashes": ")" + path("hashes") + R"(", "find": ")" + find +
            "\"}";

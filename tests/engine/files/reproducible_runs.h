@@ -40,7 +40,7 @@ struct TrainedStates : Trained {
   std::vector<std::int64_t> counts;  ///< the microbatches that this rank computed, by step
 };
 
-/// Also compares masters and optimizer states if `a` has them.
+/// Compares the results of two runs, and their masters and optimizer states too if `a` has them.
 inline void expect_same_bits(const TrainedStates& a, const TrainedStates& b, const std::string& what) {
   testing::expect_same_bits(static_cast<const Trained&>(a), static_cast<const Trained&>(b), what);
   if (a.states.empty()) return;

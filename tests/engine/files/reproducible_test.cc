@@ -75,7 +75,8 @@ TEST(Reproducible, AnyNumberOfRanksGivesTheBitsOfOne) {
   EXPECT_GT(runs, 50);
 }
 
-// If the key is not set, another number of ranks adds in another order. Otherwise the test above would prove nothing.
+// If the key is not set, another number of ranks adds in another order, and gives other bits. If the bits were the
+// same, the test above would prove nothing.
 TEST(Reproducible, WithoutTheKeyBitsDependOnRanks) {
   Strategy strategy = tiny_strategy(ShardingStrategy::kFullShard);
   strategy.reproducible = false;

@@ -1,5 +1,5 @@
-// Tests "broadcast_buffers": "microbatch_order": running statistics of batch norms have the bits of one rank that
-// computes all microbatches of a step, whoever computes them.
+// Tests "broadcast_buffers": "microbatch_order": the running statistics of batch norms have the bits of one rank that
+// computes all microbatches of a step, whichever ranks compute them.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -33,8 +33,8 @@ namespace {
 
 constexpr std::int64_t kAll = 8, kRows = 4, kWidth = 6, kStepsOfRun = 3;
 
-/// A model with batch norms that differ in how they count: with a momentum, without one, in a part that is computed
-/// again for backward, twice in each forward, and not in each forward.
+/// A model with different batch norms: with a momentum, without a momentum, in a part that is computed again for
+/// backward, used twice in each forward, and used only in some forwards.
 struct NormedImpl : torch::nn::Module {
   NormedImpl() {
     using torch::nn::BatchNormOptions;
@@ -70,7 +70,7 @@ at::Tensor rows_of(std::int64_t step, std::int64_t microbatch) {
   return at::sin(all.square()).to(at::kFloat).view({kRows, kWidth}) + 0.1 * static_cast<double>(microbatch);
 }
 
-/// A run of the model, or a part of one.
+/// A run of the model, or a part of a run.
 struct NormedRun {
   std::int64_t begin = 0, end = kStepsOfRun;
   std::filesystem::path from = {}, to = {};  ///< checkpoints that are loaded at first, and saved at the end
@@ -133,7 +133,7 @@ std::string of_one_rank() {
   return alone.bytes;
 }
 
-/// Trains on ranks that are threads, and expects the bytes of one rank on each. Returns rank 0's result.
+/// Trains on ranks that are threads, and expects that each rank has the bytes `wanted`. Returns rank 0's result.
 NormedResult expect_bytes(const std::string& wanted, int ranks, const Strategy& strategy, const NormedRun& run = {}) {
   std::vector<NormedResult> each(static_cast<std::size_t>(ranks));
   run_ranks({.ranks = ranks},
@@ -173,8 +173,8 @@ TEST(RunningStatistics, ProcessesThatGlooJoinsGiveTheBitsOfOneRank) {
   }
 }
 
-// Without the value, a rank's statistics have its own microbatches alone. Otherwise the tests above would prove
-// nothing.
+// If "microbatch_order" is not set, a rank's statistics contain only its own microbatches. This test shows that the
+// tests above can fail.
 TEST(RunningStatistics, RanksDifferWithoutTheOrder) {
   std::vector<std::string> each(2);
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {
@@ -204,8 +204,8 @@ TEST(RunningStatistics, ACheckpointGoesOnWithOtherRanksToTheSameBits) {
                  {.begin = 1, .from = folder.path()});
 }
 
-// One step of the Engine counts as eight forwards of plain LibTorch with the same parameters. What the part that is
-// computed again counts a second time, LibTorch alone would count, too.
+// One step of the Engine changes the statistics as eight forwards of plain LibTorch with the same parameters do.
+// Forwards that are computed again for backward do not count.
 TEST(RunningStatistics, OneStepCountsAsPlainForwardsDo) {
   at::set_num_threads(1);
   Normed plain;
@@ -325,7 +325,8 @@ TEST(RunningStatistics, WhatCannotBeKeptIsRefusedByName) {
   EXPECT_NE(alone.find("microbatch_order needs reproducible"), std::string::npos) << alone;
 }
 
-// Code that hides its operators writes the statistics itself. Once, a program may have loaded them.
+// Code that hides its operators writes the statistics itself. A single such write is accepted, since a program may have
+// loaded the statistics.
 TEST(RunningStatistics, WritesThatNoForwardExplainsAreRefused) {
   run_ranks({}, [&](const Mesh& mesh) {
     Normed model;

@@ -61,7 +61,7 @@ void read_ahead(TierCarrier& records, std::int64_t reads) {
 TEST(TierCarrier, ReadAheadStaysAtItsLimit) {
   ScratchFolder folder;
   const auto records = mostly_in_memory(folder);
-  const std::int64_t not_there = 20;  // records on disk; the last ones are in slots until the pass comes
+  const std::int64_t not_there = 20;  // number of records on disk
   ASSERT_EQ(records->counters().writes, not_there);
   records->announce(forward());
   EXPECT_GE(records->counters().reads, kReadAhead);

@@ -38,7 +38,7 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t kSteps = 3, kMostRows = 5;
 
-/// Measures every step alone, and leaves the parameters as they are.
+/// Measures the noise scale of each step by itself, and does not change the parameters.
 Adjust measures(std::int64_t accumulation = 1, GradientSync sync = GradientSync::kEachMicrobatch) {
   return [=](Strategy& s) {
     s.optimizer.type = OptimizerType::kSgd;

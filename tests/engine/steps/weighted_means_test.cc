@@ -183,7 +183,7 @@ TEST(WeightedMeans, UnevenRowsTrainAsTheWholeBatchWhereReplicasOrTiersTakePart) 
   }
 }
 
-// The last rank has no data after the first step: first for one microbatch of each step, and then for whole steps.
+// The last rank runs out of data: it has no batch for the last microbatch of the second step, and none in later steps.
 TEST(WeightedMeans, RankWithoutABatchTakesPartButDoesNotCount) {
   const std::vector<Batch> batches = whole_batches();
   const PlainRun clipped = train_plainly(batches), plain = train_plainly(batches, /*clips=*/false);

@@ -62,8 +62,8 @@ class ScriptView : public ::testing::Test {
 
   static std::optional<TestFolder> scripts_;
   TestFolder folder_;
-  // The JIT first runs a graph unchanged, then profiles it, then differentiates it as a whole. There are enough steps
-  // for all of that.
+  // The JIT first runs a graph unchanged, then profiles the graph, and then differentiates it as a whole. There are
+  // enough steps for all three stages.
   const std::vector<Batch> batches_ = make_batches(8, 4, 5, 19);
 };
 

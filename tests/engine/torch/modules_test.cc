@@ -242,7 +242,8 @@ Problem resnet() {
 }
 
 // Each rank normalises with its own rows and has its own running statistics, as with DDP. Several ranks are therefore
-// not the same as one rank with a larger batch. But all strategies give the same values on each rank, buffers included.
+// not the same as one rank with a larger batch. All strategies nevertheless give the same values on each rank, and the
+// same buffers.
 TEST(BatchNorm, EveryStrategyGivesEachRankTheSameBuffers) {
   for (int ranks : {2, 3}) {
     const std::vector<Trained> replicated = train_on_threads(ranks, resnet(), ShardingStrategy::kNoShard);

@@ -152,9 +152,9 @@ TEST_F(Oracle, LossesAndNormsEqualDdpAndFsdp2InFp32) {
 }
 
 // Both trainings compute in bf16, reduce in fp32 and have fp32 masters. They differ in the last bit of sums and of the
-// optimizer's fp32 formula. If that moves a master across a rounding border, one bf16 weight of the next step differs
-// by 2^-8 of its value. A few such weights among 160 000 change the loss by far less than one bf16 rounding (4e-3).
-// They change the norm, which depends on single large gradients, by slightly more.
+// optimizer's fp32 formula. If this difference moves a master across a rounding border, one bf16 weight of the next
+// step differs by 2^-8 of its value. A few such weights among 160 000 change the loss by far less than one bf16
+// rounding (4e-3). They change the norm, which depends on single large gradients, by slightly more.
 TEST_F(Oracle, LossesAndNormsEqualFsdp2InBf16) {
   const Story wanted = story_of_python("fsdp2", "bf16");
   ASSERT_EQ(wanted.losses.size(), static_cast<std::size_t>(kSteps));

@@ -57,7 +57,7 @@ TEST(Compression, AllRanksGetTheSameSums) {
 // these steps has updated them.
 TEST(Compression, LosslessChangesNoBits) {
   constexpr TinyOptions kLarge{.vocab = 64, .width = 256, .hidden = 3000, .blocks = 2};
-  // number of ranks, and number of ranks on each host
+  // Each pair is a number of ranks, and the number of ranks on each host.
   constexpr std::pair<int, int> kHosts[] = {{2, 1}, {3, 1}, {4, 2}};
   constexpr DType kDTypes[] = {DType::kF32, DType::kBF16};
   constexpr ShardingStrategy kKinds[] = {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,

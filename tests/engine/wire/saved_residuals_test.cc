@@ -80,7 +80,8 @@ TEST(SavedResiduals, SameRanksResumeWithTheSameBits) {
     ASSERT_EQ(runs, 1) << kind.name;
   }
   const TestFolder folder;
-  const auto cases = pairwise_of<1>(kKinds, std::array{false, true});  // saves during training, or not, in turn
+  // The flag of a case says whether training continues while the checkpoint is saved.
+  const auto cases = pairwise_of<1>(kKinds, std::array{false, true});
   for (const std::pair<int, int>& world : kWorlds) {
     on_hosts(world.first, world.second, [&](const Mesh& mesh) {
       for (const auto& each : cases) {
@@ -294,7 +295,7 @@ TEST(SavedResiduals, OptimizersMomentumIsTheMomentumRanksSent) {
   }
 }
 
-// 1-bit Adam: the first moments of the warm-up decay, and the values that ranks sent are added to them.
+// The first moments that 1-bit Adam has after its warm-up decay, and the values that ranks sent are added to them.
 TEST(SavedResiduals, OneBitAdamsFirstMomentsAddWhatRanksSent) {
   constexpr double kBeta = 0.75;
   constexpr std::size_t kPlain = 2, kSteps = 5;

@@ -33,7 +33,7 @@ def train_plain():
                                       d=ADAFACTOR["clip_threshold"], foreach=False)
     for batch in batches():
         optimizer.zero_grad()
-        for part in zip(*(tensor.chunk(tessera.world_size()) for tensor in batch)):  # cut as on ranks, to round alike
+        for part in zip(*(tensor.chunk(tessera.world_size()) for tensor in batch)):  # this rounds sums as on ranks
             (model(*part) / tessera.world_size()).backward()
         optimizer.step()
     return dict(model.named_parameters())

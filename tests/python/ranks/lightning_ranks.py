@@ -2,7 +2,7 @@
 TesseraStrategy before.
 
 Usage: lightning_ranks.py plain FOLDER   on one process; writes the results
-       lightning_ranks.py FOLDER         on every rank; if there is only one rank, it runs the cases that need this
+       lightning_ranks.py FOLDER         on every rank; if there is only one rank, it runs the cases that need one rank
 """
 
 import logging

@@ -145,7 +145,7 @@ def late_hooks_and_parameters(strategy):
     net, spare = model(), Block()
     engine = tessera.Engine(net, strategy)
     train(engine, net, [1])
-    net.blocks.insert(0, spare)  # registers nothing
+    net.blocks.insert(0, spare)  # this registers no new module
     with expected(64, "blocks.0.norm.weight", "after the Engine was made"):
         train(engine, net, [2])
     del net.blocks[0]
@@ -376,7 +376,7 @@ class KeepingMode(TorchDispatchMode):
 
 
 def arrays_that_operators_keep(strategy):
-    """An operator of the program, and a dispatch mode, run code of Python inside an operator. They get copies, or an
+    """An operator of the program, and a dispatch mode, run Python code inside an operator. This code gets copies, or an
     error."""
     net = WithKeeping(("numpy", "attribute"))
     engine = tessera.Engine(net, {"strategy": "FULL_SHARD", **strategy, "units": {"classes": ["ParameterList"]}, "prefetch": 2})
@@ -647,7 +647,7 @@ def files_of_weights(strategy):
 
 
 def pruned_modules(strategy):
-    """Buffers that serve as a parameter's mask may be added after the Engine was made. But a buffer may not have the
+    """Buffers that serve as a parameter's mask may be added after the Engine was made, but a buffer may not have the
     name of a parameter."""
     net = model()
     engine = tessera.Engine(net, strategy)
@@ -917,7 +917,8 @@ def rates_and_groups(strategy):
 
 
 def strategies_of_other_types(strategy):
-    """Numbers of numpy and torch are accepted, and so are paths. Values of other types are an error with their key."""
+    """Numbers of numpy and torch are accepted, and so are paths. A value of another type is an error that names the
+    key."""
     of_numpy = {**strategy, "optimizer": {"lr": np.float32(0.5), "betas": np.array([0.5, 0.75])},
                 "gradient_accumulation": np.int64(2), "gradient_clipping": torch.tensor(0.25)}
     engine = tessera.Engine(model(), of_numpy)
@@ -931,7 +932,7 @@ def strategies_of_other_types(strategy):
 
 
 def arguments_of_other_types(strategy):
-    """An argument of another type is an error that names it, and training goes on after it."""
+    """An argument of another type is an error that names the argument, and training goes on after this error."""
     net = model()
     engine = tessera.Engine(net, strategy)
     for loss, text in ((0.5, "got 0.5"), (None, "got None"), ({"loss": net(*part(1))}, "got a dict")):
@@ -1001,7 +1002,7 @@ RULES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.opti
 TIMMS = {"lion": {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0},
          "lamb": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01},
          "lars": {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False, "trust_coefficient": 1e-3, "eps": 1e-8}}
-# Options of torch.optim that change only how an update is computed, and options that Tessera has only with torch's
+# Options of torch.optim that change only how an update is computed, and options for which Tessera supports only torch's
 # default.
 NOT_SAID = {"foreach", "fused", "capturable", "differentiable", "maximize", "amsgrad", "decoupled_weight_decay",
             "initial_accumulator_value", "ns_coefficients"}

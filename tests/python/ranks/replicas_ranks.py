@@ -1,4 +1,4 @@
-"""rules_test.py runs this program on two ranks and on four, with parameter servers. Two ranks are one replica
+"""rules_test.py runs this program on two ranks and on four ranks, with parameter servers. Two ranks are one replica
 ("sync.replica_ranks"). Each rank gets the same values as a program in plain PyTorch that makes the steps of all
 replicas, one after the other."""
 
@@ -48,7 +48,7 @@ def play(divides_by_age):
             (one, first), (other, second) = (gradients_of(model, step, OF_REPLICA * replica + k) for k in range(OF_REPLICA))
             losses[replica].append((one + other) / 2)
             rounds.append([(a + b) / 2 for a, b in zip(first, second)])
-        for age, gradients in enumerate(rounds):  # each push makes the later ones of the round older by one
+        for age, gradients in enumerate(rounds):  # each push makes the later gradients of the round older by one
             with torch.no_grad():
                 for layer, gradient in zip(model, gradients):
                     layer.weight -= gradient / (1 + age if divides_by_age else 1) * LR

@@ -78,7 +78,7 @@ def train_all(microbatches, names):
 
 
 def replay(find, name):
-    """Makes the recorded steps again. Nothing is dropped for "divergence", and a NaN is planted for "nonfinite"."""
+    """Makes the recorded steps again. For "divergence", dropout is off. For "nonfinite", a NaN is planted."""
     request = {"step": STEPS, "hashes": str(folder / "hashes"), "find": "nonfinite" if find == "nonfinite" else "divergence"}
     os.environ["TESSERA_REPLAY"] = json.dumps(request)
     dropout = 0.0 if find == "divergence" else DROPOUT

@@ -121,7 +121,7 @@ torch.set_num_threads(1)
 for name, (strategy, rule, code, text) in ENDINGS.items():
     codes, output = run_forked(2, functools.partial(train, strategy, rule))
     # The other rank's operator waits for this rank's shard, and ends with LibTorch's RuntimeError (1). The other rank
-    # may first notice over Gloo that the peer is gone (75).
+    # may first notice over Gloo that its peer has ended (75).
     assert codes[1] == code and codes[0] in (code, 1, 75), f"{name} ended with {codes}:\n{output}"
     assert len(re.findall(text, output)) >= 2, f"{name} does not say {text} on both ranks:\n{output}"
     print(name, flush=True)

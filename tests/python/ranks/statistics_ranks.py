@@ -1,7 +1,7 @@
-"""training_test.py runs this program on one rank, and then on two and on four. With "broadcast_buffers":
+"""training_test.py runs this program on one rank, then on two ranks and on four ranks. With "broadcast_buffers":
 "microbatch_order", parameters and running statistics of a small residual network have the bits of one rank.
 
-Usage: statistics_ranks.py FOLDER, where one rank leaves its results.
+Usage: statistics_ranks.py FOLDER. The run on one rank stores its results in FOLDER.
 """
 
 import pathlib

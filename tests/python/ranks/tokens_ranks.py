@@ -59,8 +59,8 @@ def orders():
     assert alone.epoch == 1 and sorted(second) == list(range(10)) and second != ORDER
     straight = tessera.TokenBatches(data, SEQ, batch=5, shuffle=False, rank=0, world_size=1)
     assert samples(straight, 2) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    # If `rank` and `world_size` are not given, each rank gets its share in the job. The microbatches that the ranks
-    # take at the same time are neighbours in the order.
+    # If `rank` and `world_size` are not given, each rank gets its own part of the samples, as a rank of the job. The
+    # microbatches that the ranks take at the same time are neighbours in the order.
     mine = tessera.TokenBatches(data, SEQ, seed=42)
     assert sum(samples(mine, 10 // ranks), []) == ORDER[:10 // ranks * ranks][rank::ranks]
     # The option `tail` determines what happens to the last samples.

@@ -232,7 +232,8 @@ def run_ranks(folder):
         trainer.engine.close()
 
     def stopped_and_trained_again():
-        """If a callback ends a training between two microbatches of a step, the training leaves nothing behind."""
+        """If a callback ends a training between two microbatches of a step, the next training does not use the
+        gradients of this step."""
 
         class Stop(transformers.TrainerCallback):
             def on_substep_end(self, args, state, control, **_):

@@ -1,11 +1,10 @@
 """transformers_test.py runs this program on every rank. It trains small architectures, which begin with random weights,
 and compares the results with those of plain PyTorch.
 
-The arguments are names of architectures.py or of functions in this file. It trains the architectures in SAMPLE if there
-are no arguments, as in CI, and all architectures under every strategy for ten steps if "long" is given. Differences in
-rounding grow over ten steps. Plain PyTorch therefore computes parts of batches as ranks do, and the learning rate is
-low.
-"""
+The arguments are names of architectures.py or of functions in this file. The program trains the architectures in SAMPLE
+if there are no arguments, as in CI, and all architectures under every strategy for ten steps if "long" is given.
+Differences in rounding grow over ten steps. Plain PyTorch therefore computes parts of batches as ranks do, and the
+learning rate is low. """
 
 import sys
 

@@ -20,8 +20,9 @@ constexpr double kReferenceAtRest = 0.06;
 /// Measures the seconds that the reference takes now. Throws std::runtime_error if no process can be started.
 double measure_reference_s();
 
-/// Returns how many times longer things take than on a machine at rest, which is at least 1. It uses the longest
-/// reference that this process has measured. It measures the reference if this process has not done so yet.
+/// Returns how many times longer things take than on a machine at rest, which is at least 1. The function uses the
+/// longest time of the reference that this process has measured. It measures the reference if this process has not done
+/// so yet.
 double slowness();
 
 /// Returns the limit for a piece of work that takes `at_rest` on a machine at rest. Calls that need the limit before
@@ -34,7 +35,7 @@ inline double patient_s(double at_rest_s) { return at_rest_s * slowness(); }
 
 /// A limit that begins when it is made:
 ///     for (Deadline limit(10s); !is_there();) ASSERT_FALSE(limit.passed());
-/// It may be asked by one thread at a time.
+/// Only one thread at a time may use a Deadline.
 class Deadline {
  public:
   explicit Deadline(std::chrono::duration<double> at_rest);

@@ -23,7 +23,7 @@ using CallsOfGroups = std::map<std::string, Calls>;  ///< [use], as in WrapGroup
 /// their whole input, and a broadcast counts the bytes of its data. Other calls count the bytes of one rank's part.
 class CountedCollectives final : public ForwardingCollectives {
  public:
-  /// `in_background`: whether the group says that it reduces in the background; empty: the inner group's answer.
+  /// `in_background` is the result of reduces_in_background. If it is empty, the inner group gives this result.
   CountedCollectives(std::shared_ptr<Collectives> inner, Calls& calls, std::optional<bool> in_background = {})
       : ForwardingCollectives(std::move(inner)), calls_(calls), in_background_(in_background) {}
 

@@ -15,8 +15,8 @@
 
 // Runs the source of CUDA kernels on the host, so that their results are tested where there is no GPU. The threads of a
 // thread block are fibers of one thread. A fiber runs until it reaches a barrier of its warp or its block. Blocks run
-// one after the other. This shows wrong results, and barriers that not all threads reach. It does not show races or
-// speed, or the effects of the device's compiler.
+// one after the other. Such a run shows wrong results, and barriers that not all threads reach. It does not show races
+// or speed, or the effects of the device's compiler.
 
 #undef __shared__
 #define __shared__ static  // all blocks can use the same memory, since one block runs at a time
@@ -94,8 +94,8 @@ class ThreadBlock {
     change(fiber.place, scheduler_);
   }
 
-  /// Exchanges values within this warp: every lane gives `value`. Returns what `take` makes of a function that returns
-  /// the value of a lane.
+  /// Exchanges values within this warp: every lane gives `value`. Returns the result of `take`, which gets a function
+  /// that returns the value of a lane.
   template <class T, class Take>
   T exchange(T value, const Take& take) {
     std::memcpy(fibers_[running_].given, &value, sizeof value);
@@ -158,8 +158,8 @@ class ThreadBlock {
     for (;; current()->stop_at(Stop::kEnd)) current()->body_();
   }
 
-  // These are separate functions into which GCC must not look. Otherwise GCC would conclude that nothing returns to the
-  // place where setjmp was called.
+  // These are separate functions that GCC must not inline or analyse. Otherwise GCC would conclude that nothing returns
+  // to the place where setjmp was called.
   [[gnu::noipa, noreturn]] static void go_to(Place& place) { __builtin_longjmp(place, 1); }
   [[gnu::noipa]] static void change(Place& from, Place& to) {
     if (__builtin_setjmp(from) == 0) go_to(to);

@@ -19,8 +19,8 @@
 namespace tessera::testing {
 
 /// A c10d::Backend that behaves as NCCL's does, without a GPU. Calls are made late, when code waits for them, and a
-/// call that fails reports the failure afterwards. It sends bytes through `group`. Sums are made in fp32, and are then
-/// rounded to the dtype of the wire.
+/// call that fails reports the failure afterwards. The backend sends bytes through `group`. Sums are made in fp32, and
+/// are then rounded to the dtype of the wire.
 class LateBackend : public c10d::Backend {
  public:
   explicit LateBackend(std::shared_ptr<Collectives> group)

@@ -12,10 +12,11 @@
 
 namespace tessera::testing {
 
-/// Wraps a group. `use`: the last word of the group's name: "gather", "reduce", "replicate", "world", "replica".
+/// Wraps a group. `use` is the last word of the group's name: "gather", "reduce", "replicate", "world", "replica".
 using WrapGroup = std::function<std::shared_ptr<Collectives>(const std::string& use, std::shared_ptr<Collectives>)>;
 
-/// Wraps the ranks' factory so that `wrap` wraps each of its groups. ThreadRanks::wrap_groups takes it.
+/// Wraps a rank's factory so that `wrap` wraps each of its groups. Functions for ThreadRanks::wrap_groups call this
+/// function.
 inline std::shared_ptr<GroupFactory> wrapped_groups(std::shared_ptr<GroupFactory> factory, WrapGroup wrap) {
   class Wrapped final : public GroupFactory {
    public:

@@ -32,7 +32,7 @@ namespace tessera::app {
 namespace {
 std::string microseconds(double seconds) { return number_text(seconds * 1e6, "%.2f"); }
 
-// The sections of `tessera bench`, except `buckets` and the sections that are programs of their own.
+// This file has the sections of `tessera bench`, except `buckets` and the sections that are programs of their own.
 //
 // Each `run_bench_...` checks its output files, and starts ranks if it needs several and is alone (bench_ranks.h). Then
 // it measures, writes the samples as JSON, and prints a table. `run_table` does this for sections whose result is a

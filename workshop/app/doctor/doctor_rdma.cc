@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Returns the link of a device's first port: "RoCE" if the kernel names it "Ethernet", or else the kernel's name, such
-/// as "InfiniBand". It is empty if the kernel names no link (EFA).
+/// as "InfiniBand". The text is empty if the kernel names no link (EFA).
 std::string link_of(const fs::path& device) {
   std::ifstream file(device / "ports" / "1" / "link_layer");
   std::string word;

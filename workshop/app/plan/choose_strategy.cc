@@ -41,8 +41,8 @@ Choices choices_of(const Strategy& like, const Topology& topology, std::span<con
   return choices;
 }
 
-/// Sets the codec of gathers. It is kPlain if the strategy does not allow the given codec. If no codec is given and
-/// `packs` is true, it is kLossless. Otherwise it is the given codec.
+/// Sets the codec of gathers. The codec is kPlain if the strategy does not allow the given codec. If no codec is given
+/// and `packs` is true, the codec is kLossless. Otherwise the given codec is used.
 void choose_gathers(Strategy& candidate, bool packs) {
   WireForm& gathers = candidate.compression.gathers;
   if (candidate.strategy == ShardingStrategy::kNoShard || (is_lossy(gathers) && !gathers_by_unit(candidate.strategy))) {

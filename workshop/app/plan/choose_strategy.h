@@ -30,9 +30,9 @@ struct TriedStrategy {
 
 /// Returns all strategies that differ from `like` only in time, memory and bits on the wire. They have each
 /// ShardingStrategy that the other keys allow, several numbers of units gathered ahead, and each number of microbatches
-/// in `accumulations` (empty: the number of `like`). If ranks are on several hosts, they also have gradients in fewer
-/// bits. Strategies that fit into memory come first, in order of time. Throws tessera::Error: 65 if `files` are of
-/// another model; 78 if `like` allows no strategy.
+/// in `accumulations` (empty: the number of `like`). If ranks are on several hosts and `like` does not compress
+/// gradients, strategies that compress gradients are also returned. Strategies that fit into memory come first, in
+/// order of time. Throws tessera::Error: 65 if `files` are of another model; 78 if `like` allows no strategy.
 std::vector<TriedStrategy> try_strategies(const models::ModelConfig& config, const Strategy& like,
                                           const Topology& topology, const TimingFiles& files,
                                           std::span<const std::int64_t> accumulations);

@@ -27,7 +27,7 @@ struct AlikeSteps {
 /// Throws tessera::Error (64) for more ranks than can be simulated.
 AlikeSteps steps_of_alike(const ModeCost& cost, int ranks);
 
-/// Returns a text for readers: the seconds of a rank's step and its parts, and what is not counted.
+/// Returns a text for readers: the seconds of a rank's step and its parts, and the parts that are not counted.
 std::string to_text(const ModeCost& cost, const AlikeSteps& alike);
 nlohmann::ordered_json to_json(const ModeCost& cost, const AlikeSteps& alike);
 

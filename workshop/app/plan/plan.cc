@@ -31,7 +31,7 @@
 namespace tessera::app {
 namespace {
 
-// `tessera plan`: the plan of a world as tables or JSON.
+// `tessera plan` prints the plan of a world as tables or JSON.
 //
 // `run_plan` makes the plan of the model without memory (plan_of_world.h), and prints categories, units and the traffic
 // of a step (step_traffic.h). If measurements are given, it also prints the predicted time of a step (plan_time.h, or

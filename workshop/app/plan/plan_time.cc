@@ -51,7 +51,8 @@ TimingFiles read_timing(const TimingOptions& options) {
   return files;
 }
 
-// Ranks of a shard group are neighbours. Neighbours in a replica group are a whole shard group apart.
+// Ranks of a shard group are neighbours. Two neighbours in a replicate group are as many ranks apart as a shard group
+// has.
 MeshLinks TimingFiles::links_of(const PlannedPlacement& placement, int ranks_per_host) const {
   const int shard = placement.mesh.shard_size, world = placement.mesh.world_size() * placement.replicas;
   const int of_shard_on_host = std::min(shard, ranks_per_host);

@@ -22,7 +22,7 @@
 namespace tessera::app {
 namespace {
 
-// `tessera simulate`: steps of ranks that are not alike.
+// `tessera simulate` simulates steps of ranks that are not alike.
 //
 // `run_simulate` plans the model. Ranks that wait for each other in each step are simulated unit by unit
 // (planner/simulated_world.h). Ranks with clocks of their own, and replicas that meet at outer steps, are simulated by

@@ -35,7 +35,7 @@ absl::StatusOr<SimulatedOrder> SimulatedOrder::make(const MemoryPlan& plan, cons
       const bool is_whole = plan.has_whole_shard(unit.groups[group]);
       const int owners = is_whole && !sync.has_servers() ? 1 : order.parties_.owner_count;
       for (int owner = 0; owner < owners; ++owner) {
-        // A server whose part of a group is empty is asked for no part of it.
+        // If a server's part of a group is empty, ranks exchange nothing of this group with the server.
         if (!sync.has_servers() || is_whole || served_part(numel, owner, servers).numel > 0)
           order.shards_.push_back({unit.name, group, owner});
       }
@@ -49,7 +49,7 @@ absl::Status SimulatedOrder::write_lines(const ModeTimeline& timeline,
   std::vector<std::int64_t> steps(static_cast<std::size_t>(parties_.ranks), 0);
   for (const ModeStep& step : timeline.steps) ++steps[static_cast<std::size_t>(step.rank)];
   TESSERA_RETURN_IF_ERROR(write(first_line_of(parties_, steps)));
-  std::int64_t number = 0, version = 0;  // `version` is that of every shard
+  std::int64_t number = 0, version = 0;  // `version` is the version of every shard
   for (const ModeEvent& event : timeline.events()) {
     for (std::size_t shard = 0; shard < shards_.size(); ++shard)
       TESSERA_RETURN_IF_ERROR(

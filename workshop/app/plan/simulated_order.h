@@ -20,26 +20,27 @@
 
 namespace tessera::app {
 
-/// The order of pushes and pulls of a simulated run, in the form of sync.record_order. Ranks that are given it
-/// (sync.play_order) make the losses that the simulated ranks would make, however long their own steps take.
+/// The order of pushes and pulls of a simulated run, in the form of sync.record_order. Ranks that play this order
+/// (sync.play_order) get the losses that the simulated ranks would get, however long their own steps take.
 ///
-/// The simulation has no shards: a rank pulls, and pushes, all values at one moment (ModeEvent). So the order has the
-/// events of all shards of a pull, or of a push, one after the other. All shards get the same order, and each gradient
-/// has the age of ModeTimeline::ages at every shard. It does not matter in which order a program reads its units.
+/// The simulation has no shards: a rank pulls, and pushes, all values at one moment (ModeEvent). The order therefore
+/// has the events of all shards of a pull, or of a push, one after the other. All shards get the same order, and each
+/// gradient has the age of ModeTimeline::ages at every shard. The order in which a program reads its units has no
+/// effect.
 ///
-/// The first line has the number of steps of each rank, since ranks that differ make different numbers of steps.
-/// `tessera train` makes as many of them.
+/// The first line has the number of steps of each rank, since ranks that differ make different numbers of steps. Each
+/// rank of `tessera train` makes its number of steps.
 class SimulatedOrder {
  public:
-  /// `profile`: its units are those that a step uses. `servers`: the number of parameter servers, if servers own the
-  /// shards. Errors: 78 if the ranks of the plan push no gradients of their own, or if they come and go; 65 if the
-  /// profile is of another model.
+  /// `profile` has the units that a step uses. `servers` is the number of parameter servers, if servers own the shards.
+  /// Errors: 78 if the ranks of the plan do not push gradients by themselves, or if they join and leave during the run;
+  /// 65 if the profile is of another model.
   static absl::StatusOr<SimulatedOrder> make(const MemoryPlan& plan, const StepProfile& profile, int servers);
 
-  /// Gives the lines of the run to `write`, one after the other, and ends with the first error that it returns.
+  /// Passes the lines of the run to `write`, one after the other, and ends with the first error that `write` returns.
   absl::Status write_lines(const ModeTimeline& timeline,
                            const std::function<absl::Status(std::string_view)>& write) const;
-  /// Writes the lines to a file. Errors: those of an output file (OutputFile).
+  /// Writes the lines to a file. Errors are those of an output file (OutputFile).
   absl::Status write_file(const ModeTimeline& timeline, const std::string& path, Existing existing) const;
 
   std::span<const ShardName> shards() const { return shards_; }

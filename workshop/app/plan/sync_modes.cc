@@ -32,7 +32,7 @@ Strategy with_common_parameters(Strategy best, const SyncConfig& sync) {
 }
 
 /// Returns `best` with replicas that meet in outer steps. A mesh that is already divided stays the same. Otherwise each
-/// host is a replica, or each rank of a single host.
+/// host is a replica. If there is only one host, each rank is a replica.
 Strategy with_replicas(Strategy best, const SyncConfig& sync, const Topology& topology) {
   best.sync = sync;
   const std::int64_t world = topology.world_size, shards = best.mesh.shards();

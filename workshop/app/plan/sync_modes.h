@@ -30,14 +30,15 @@ struct TriedMode {
 };
 
 /// Simulates the modes of "sync" for ranks that differ as `options` say: synchronous steps by `best`, which come first,
-/// then backups, asynchronous ranks, and replicas that meet in outer steps. `tessera plan --strategy auto` shows them
-/// beside its choice, and chooses none, since all modes but the first change what is computed.
+/// then backups, asynchronous ranks, hogwild, and replicas that meet in outer steps. `tessera plan --strategy auto`
+/// shows them beside its choice, and chooses none of them, since every mode except the first changes the results of
+/// training.
 ///
-/// `like`: the keys that the user gave. Its compression and its numbers of "sync" for outer steps are used. Its mesh is
-/// used for outer steps, if it divides the ranks; otherwise each host is a replica, or each rank of a single host. If
-/// ranks are on several hosts, or if `files.servers` is above 0, parameter servers own the shards of an asynchronous
-/// mode. Throws tessera::Error: 64 if `options` are out of range, or if the run is too long to simulate; 65 if `files`
-/// are of another model.
+/// `like` has the keys that the user gave. Its compression and its numbers of "sync" for outer steps are used. Its mesh
+/// is used for outer steps, if it divides the ranks; otherwise each host is a replica, or each rank if there is only
+/// one host. If ranks are on several hosts, or if `files.servers` is above 0, parameter servers own the shards of an
+/// asynchronous mode. Throws tessera::Error: 64 if `options` are out of range, or if the run is too long to simulate;
+/// 65 if `files` are of another model.
 std::vector<TriedMode> try_modes(const models::ModelConfig& config, const Strategy& like, const Strategy& best,
                                  const Topology& topology, const TimingFiles& files, const WorldOptions& options);
 

@@ -16,7 +16,7 @@
 namespace tessera::app {
 namespace {
 
-/// Reads two numbers with "=" between them, such as "7=1.5"; nothing if the text is anything else.
+/// Reads two numbers with "=" between them, such as "7=1.5". Returns nothing if the text has another form.
 template <class First>
 std::optional<std::pair<First, double>> pair_of(const std::string& text, const char* format) {
   std::pair<First, double> read{};
@@ -35,7 +35,7 @@ std::pair<int, double> straggler_of(const std::string& text) {
   return {static_cast<int>(read->first), read->second};
 }
 
-/// Reads "0.02=1": share of steps, and seconds.
+/// Reads a text such as "0.02=1": a share of steps, and a number of seconds.
 std::pair<double, double> stall_of(const std::string& text) {
   const auto read = pair_of<double>(text, "%lf=%lf%n");
   if (!read)

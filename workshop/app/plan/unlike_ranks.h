@@ -10,7 +10,7 @@
 
 namespace tessera::app {
 
-/// Reads how ranks differ. Throws tessera::Error (64) if a text is not of its form.
+/// Reads how ranks differ. Throws tessera::Error (64) if a text does not have the form that its option needs.
 WorldOptions options_of(const UnlikeRanks& ranks);
 
 /// Simulates ranks that wait for each other in each step. Throws tessera::Error as simulate_world does.
@@ -25,8 +25,9 @@ struct SimulatedMode {
 
   double seconds() const { return run.seconds / static_cast<double>(steps); }  ///< seconds of a step
 };
-/// Simulates such a run (simulate_mode). Replicas go on to the end of a period of sync.every steps, since the mean of
-/// their steps would miss a part of a meeting otherwise. Throws tessera::Error as mode_cost_of and simulate_mode do.
+/// Simulates such a run (simulate_mode). Replicas train to the end of a period of sync.every steps. Otherwise the mean
+/// time of their steps would not have its whole share of the outer step. Throws tessera::Error as mode_cost_of and
+/// simulate_mode do.
 SimulatedMode simulated_mode(const PlannedWorld& world, const TimingFiles& files, const WorldOptions& of_ranks);
 
 }  // namespace tessera::app

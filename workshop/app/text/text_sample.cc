@@ -33,7 +33,8 @@ std::size_t length_at(const std::string& text, std::size_t i) {
   return length;
 }
 
-/// Replaces every byte that is not part of a character by '?', since a model of bytes does not know characters.
+/// Replaces every byte that is not part of a character by '?', since a model of bytes may draw bytes that form no
+/// character.
 std::string printable(std::string text) {
   for (std::size_t i = 0; i < text.size();) {
     const std::size_t length = length_at(text, i);

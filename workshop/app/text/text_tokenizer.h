@@ -32,8 +32,8 @@ absl::StatusOr<ChosenTokenizer> choose_tokenizer(const std::string& option, cons
 absl::Status check_vocabulary(const Tokenizer& tokenizer, std::int64_t vocab_size);
 
 /// Does the same as open_dataset, but reads text with `tokenizer`, if there is one. The tokens are then in memory, with
-/// 4 bytes per token. Each file gets the special tokens that the tokenizer puts around a text. It fails with error 65
-/// if the text has more than kMostTextBytes, or no tokens.
+/// 4 bytes per token. Each file gets the special tokens that the tokenizer puts around a text. The function fails with
+/// error 65 if the text has more than kMostTextBytes, or no tokens.
 absl::StatusOr<std::shared_ptr<const TokenDataset>> open_tokens(const std::filesystem::path& path,
                                                                 const DatasetOptions& options,
                                                                 const std::shared_ptr<const Tokenizer>& tokenizer);

@@ -21,8 +21,8 @@ constexpr char kVerdict[] = "agreement/verdict";
 std::string answer_key(int rank) { return "agreement/answer/" + std::to_string(rank); }
 std::string read_key(int rank) { return "agreement/read/" + std::to_string(rank); }
 
-/// Returns the answer of a rank: whether the rank failed, or how its values differ. It is sent as JSON text, such as
-/// {"failed": "..."}.
+/// Returns the answer of a rank: whether the rank failed, or how its values differ. The answer is sent as JSON text,
+/// such as {"failed": "..."}.
 nlohmann::json answer_of(const absl::StatusOr<nlohmann::json>& prepared, const nlohmann::json& reference) {
   if (!prepared.ok()) return {{"failed", message_of(prepared.status())}};
   if (reference.is_null()) return nlohmann::json::object();  // rank 0 failed, so there is nothing to compare with
@@ -78,8 +78,8 @@ class Exchange {
     return store_.set(kVerdict, text_of_json(verdict));
   }
 
-  /// This is called before ranks end because they do not agree. The store may be in rank 0's process, so rank 0 leaves
-  /// last. Rank 0 waits at most kFarewell for a rank that is already gone.
+  /// All ranks call this function before they end because they do not agree. The store may be in rank 0's process, so
+  /// rank 0 leaves last. Rank 0 waits at most kFarewell for a rank that is already gone.
   absl::Status part() {
     if (options_.rank != 0) return store_.set(read_key(options_.rank), "1");
     for (int rank = 1; rank < options_.world_size; ++rank) store_.get(read_key(rank), kFarewell).status().IgnoreError();

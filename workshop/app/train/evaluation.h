@@ -34,15 +34,15 @@ struct EvaluationResult {
 };
 
 /// The loss on held-out data. It is always computed over the same samples in the same order, each of them once (with
-/// `most_batches`: only the first samples). It is therefore the same number on any number of ranks. All ranks have the
+/// `most_batches`: only the first samples). The loss is therefore the same on any number of ranks. All ranks have the
 /// same number of batches.
 class Evaluation {
  public:
   /// Opens the data. Errors: 65 if they have no sample; those of open_dataset.
   static absl::StatusOr<Evaluation> open(const EvaluationOptions& options);
 
-  /// It is collective, and is called between two steps: every rank calls it after the same step. Dropout is off
-  /// meanwhile; neither the parameters nor the generator change.
+  /// The call is collective, and comes between two steps: every rank makes it after the same step. Dropout is off
+  /// during the call; neither the parameters nor the generator change.
   EvaluationResult run(models::LanguageModel& model, Engine& engine) const;
 
   std::int64_t batches() const { return batches_; }  ///< number of batches of a rank in an evaluation

@@ -76,7 +76,7 @@ absl::StatusOr<int> convert(const FromCommitsCommand& command) {
   const absl::StatusOr<Topology> topology = resolve_topology();  // run_train reports errors of the topology
   if (!topology.ok() || topology->launcher != "single") return run_train(as_converted(command));
   TESSERA_ASSIGN_OR_RETURN(const CommittedRun run, committed_run(command.commits));
-  // The checkpoint names the processor of the run that committed, which is also the one that these ranks must have.
+  // The checkpoint names the processor of the run that committed, and these ranks must have the same processor.
   keep_threads(run.threads);
   const int committed = std::accumulate(run.hosts.begin(), run.hosts.end(), 0);
   if (!run.hosts.empty() && committed != run.ranks)

@@ -52,8 +52,8 @@ absl::StatusOr<std::optional<LastCommit>> last_commit(const std::string& folder)
   return LastCommit{commits.back().step, ranks_of_hosts(commits.back()), log->has_begun()};
 }
 
-/// Runs this program once more with the arguments `words`, as a job of its own, and returns its exit code. The process
-/// ends with this one.
+/// Runs this program once more with the arguments `words`, as a separate job, and returns its exit code. The new
+/// process ends when this process ends.
 absl::StatusOr<int> run_again(const std::vector<std::string>& words) {
   std::vector<std::string> environment = without_rank(current_environment());
   std::vector<char*> arguments, variables;
@@ -77,7 +77,7 @@ absl::StatusOr<int> run_again(const std::vector<std::string>& words) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/// Makes the checkpoint of the commits of `hosts`, the ranks of each host.
+/// Makes a checkpoint of the commits. `hosts` has the number of ranks of each host that committed.
 absl::Status convert(const TrainCommand& command, const Strategy& strategy, const std::vector<int>& hosts, int ranks) {
   const std::string& folder = strategy.durable.dir;
   const int committed = std::accumulate(hosts.begin(), hosts.end(), 0), there = CommitLog::ranks_in(folder);
@@ -98,7 +98,7 @@ absl::Status convert(const TrainCommand& command, const Strategy& strategy, cons
   words.insert(words.end(), command.command_line.begin() + 1, command.command_line.end());
   TESSERA_ASSIGN_OR_RETURN(const int code, run_again(words));
   if (code == 0) return absl::OkStatus();
-  // The launcher starts the ranks again after some codes and not after others, so the command's code is kept.
+  // Whether the launcher starts the ranks again depends on the exit code, so the command's code is kept.
   const bool is_known = code >= static_cast<int>(ExitCode::kUsage) && code <= static_cast<int>(ExitCode::kConfig);
   return make_error(is_known ? static_cast<ExitCode>(code) : ExitCode::kInternal,
                     "durable.dir " + folder + ": the commits of " + std::to_string(committed) +
@@ -146,7 +146,8 @@ absl::StatusOr<std::string> later_checkpoint(const std::string& path, const std:
 void remove_moved_checkpoint(const Strategy& strategy) {
   std::error_code error;
   const std::string folder = folder_of_moved(strategy);
-  // A folder without `latest` is no checkpoint, so a kill leaves nothing from which a run would go back.
+  // A folder without `latest` is no checkpoint. If this program is killed here, no run therefore goes back to this
+  // checkpoint.
   fs::remove(folder + "/latest", error);
   if (!error) fs::remove_all(folder, error);
   if (error) log_warning("durable: " + folder + " is not needed any more and cannot be removed: " + error.message());
@@ -163,14 +164,15 @@ absl::Status move_commits(const TrainCommand& command, const Strategy& strategy,
   if (!moved.empty() && last) {
     TESSERA_ASSIGN_OR_RETURN(const std::int64_t step, step_of(moved));
     if (last->is_on_all && last->step > step) {
-      remove_moved_checkpoint(strategy);  // the ranks that went on from it have committed since
+      remove_moved_checkpoint(strategy);  // the ranks that continued from it have committed since
       moved.clear();
     }
   }
   if (!moved.empty()) return remove_commits(strategy);
   const std::vector<int> hosts = last ? last->hosts : std::vector<int>();
   const int committed = std::accumulate(hosts.begin(), hosts.end(), 0);
-  // Without "reproducible" another number of ranks would make other bits. The Engine then says what to do.
+  // If "reproducible" is off, another number of ranks would give other bits. The Engine then reports an error with a
+  // hint.
   if (hosts.empty() || committed == topology.world_size || !strategy.reproducible) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(convert(command, strategy, hosts, topology.world_size));
   return remove_commits(strategy);

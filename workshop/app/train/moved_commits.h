@@ -13,17 +13,18 @@
 
 namespace tessera::app {
 
-// A `tessera train` with "reproducible" also goes on from commits ("durable") that another number of ranks has made. A
-// commit has the form in which its ranks keep memory, so rank 0 first makes a checkpoint of it (`tessera checkpoint
-// from-commits`), in the folder `moved-commits` of durable.dir. The old commits are removed when this checkpoint is
-// whole. The checkpoint is removed when the new ranks have committed. A run that is killed at any moment in between
-// goes on from the commits or from the checkpoint: the later one counts, and the checkpoint if they are of the same
-// step.
+// A `tessera train` with "reproducible" can also continue from commits ("durable") that another number of ranks has
+// made. A commit has the form in which its ranks keep memory, so rank 0 first makes a checkpoint of it (`tessera
+// checkpoint from-commits`), in the folder `moved-commits` of durable.dir. The old commits are removed when this
+// checkpoint is whole. The checkpoint is removed when the new ranks have committed. If a run is killed at any moment in
+// between, the next run continues from the commits or from the checkpoint. If both exist, it takes the commits if all
+// ranks have them and if they are of a later step. Otherwise it takes the checkpoint.
 
 /// Makes a checkpoint of the commits if another number of ranks has made them, or completes what a killed run has left.
-/// Rank 0 calls it before ranks meet; other ranks wait for it at most as long as comm.init_timeout_s says. It does
-/// nothing without "durable" and --resume auto, and on other ranks. Errors: 66 if files of other hosts' ranks are
-/// missing; the command's code if no checkpoint could be made, whose reason was printed before; those of CommitLog.
+/// It is called before ranks meet. Only rank 0 does the work; the other ranks wait for rank 0 at most
+/// comm.init_timeout_s. The function does nothing if "durable" is not set, or if --resume is not auto. Errors: 66 if
+/// files of other hosts' ranks are missing; the command's code if no checkpoint could be made (the command has printed
+/// the reason); the errors of CommitLog.
 absl::Status move_commits(const TrainCommand& command, const Strategy& strategy, const Topology& topology);
 
 /// Returns the path of the checkpoint that was made of commits; empty if there is none.
@@ -34,7 +35,7 @@ absl::StatusOr<std::optional<std::int64_t>> moved_step(const Strategy& strategy)
 /// Returns the path of the checkpoint with the larger step; `path` if their steps are equal. Either may be empty.
 absl::StatusOr<std::string> later_checkpoint(const std::string& path, const std::string& other);
 
-/// Removes that checkpoint. Rank 0 calls it when the run has committed.
+/// Removes the checkpoint that was made of commits. Rank 0 calls it when the run has committed.
 void remove_moved_checkpoint(const Strategy& strategy);
 
 }  // namespace tessera::app

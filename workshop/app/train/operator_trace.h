@@ -11,8 +11,8 @@ class OperatorTrace {
   /// Starts the profiler. Throws tessera::Error (69) if this LibTorch was built without Kineto.
   void start();
   bool is_on() const { return is_on_; }
-  /// Ends the trace, and writes a Chrome trace. If it cannot be written, there is only a warning, since the training
-  /// that it shows is done.
+  /// Ends the trace, and writes a Chrome trace. If the file cannot be written, there is only a warning, since the
+  /// traced steps are done.
   void try_to_write(const std::filesystem::path& path);
 
  private:

@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kMostThreads = 256;
 
-/// Returns how many ranks train in this process. If an order has more than kMostThreads, the number is 1, and the
-/// Engine refuses the order.
+/// Returns the number of ranks that train in this process. If an order has more than kMostThreads, the number is 1, and
+/// the Engine refuses the order.
 int ranks_of_process(const Strategy& strategy, const Topology& topology) {
   const AsynchronousConfig& config = strategy.sync.asynchronous;
   if (config.play_order.empty() || config.owners != ShardOwners::kRanks || topology.launcher != "single") return 1;

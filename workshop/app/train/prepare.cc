@@ -29,7 +29,7 @@ namespace tessera::app {
 //
 // `prepare` checks the options, reads the model's file, makes the model without memory, and opens tokenizer, data and
 // held-out data. It finds the checkpoint to go on from, and rank 0 checks the outputs. `with_global_batch` and
-// `with_outputs` bring options of the command line into the strategy. All ranks must have the same `description`.
+// `with_outputs` write options of the command line into the strategy. All ranks must have the same `description`.
 
 namespace {
 

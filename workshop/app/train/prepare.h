@@ -40,7 +40,7 @@ struct Prepared {
 const std::string& model_of(const TrainCommand& command);
 
 /// Returns the strategy with record_hashes.file in the run directory, and with the options for checkpoints. The options
-/// win over the strategy file. A replay writes neither hashes nor checkpoints.
+/// take precedence over the strategy file. A replay writes neither hashes nor checkpoints.
 Strategy with_outputs(Strategy strategy, const TrainCommand& command);
 
 /// Returns the microbatches of a step on all ranks.

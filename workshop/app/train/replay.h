@@ -20,11 +20,12 @@ Strategy without_outputs(Strategy strategy);
 TrainCommand without_outputs(TrainCommand run);
 
 /// Lets this process and those that it starts compute with `threads` threads each, unless the caller has set a number.
-/// LibTorch's operators may give other bits with another number. 0: the number is unknown, and nothing is set.
+/// LibTorch's operators may give other bits with another number. If `threads` is 0, the number is unknown, and nothing
+/// is set.
 void keep_threads(std::int64_t threads);
 
-/// Starts this program once more with the arguments `words`, on the ranks that `launching` says, and returns its exit
-/// code.
+/// Starts this program once more with the arguments `words`, on the ranks that `launching` describes, and returns its
+/// exit code.
 int launch_again(LaunchOptions launching, const std::vector<std::string>& words);
 
 }  // namespace tessera::app

@@ -12,7 +12,7 @@
 
 namespace tessera::app {
 
-// `tessera serve`: a parameter server, which runs until a signal ends it. `tessera launch --servers` starts such
+// `tessera serve` is a parameter server. It runs until a signal ends it. `tessera launch --servers` starts such
 // servers.
 
 int run_serve(const ServeCommand& command) {

@@ -45,7 +45,7 @@ namespace tessera::app {
 namespace {
 
 constexpr std::int64_t kTracedSteps = 3;
-// `tessera train`, on one rank.
+// This file runs `tessera train` on one rank.
 //
 // `run_train` reads the strategy and joins the ranks. `train_on` prepares everything that may fail on one rank
 // (prepare.h: numbers, data, model without memory, outputs, the first checkpoint). All ranks then agree on what was
@@ -103,8 +103,8 @@ struct FinishedStep {
 
 /// Brings `count` batches to the Engine's device. Each batch is brought while the batch before it trains. If
 /// microbatches are dealt, a step's first batch waits until the rank's microbatches are known. If workers come and go,
-/// it waits until the rank's step is known. If ranks also compute microbatches of other ranks, a batch is brought as
-/// soon as it is known which microbatch comes next.
+/// this first batch waits until the rank's step is known. If ranks also compute microbatches of other ranks, a batch is
+/// brought as soon as it is known which microbatch comes next.
 class BatchesAhead {
  public:
   BatchesAhead(TokenBatches& batches, Engine& engine, std::int64_t count)
@@ -199,10 +199,10 @@ void print_sample(models::LanguageModel& model, const Prepared& run, const TextS
   if (print) std::printf("--- sample\n%s\n---\n", text.c_str());
 }
 
-/// Seconds of a step; 0 if there are no measurements for them.
+/// Seconds of a step. A value is 0 if there are no measurements from which it follows.
 struct StepSeconds {
   double predicted = 0;
-  double alone = 0;  ///< seconds of one rank that makes the microbatches of a rank, or their mean where they differ
+  double alone = 0;  ///< seconds in which a single rank makes as many microbatches as a rank here on average
 };
 
 /// Returns the seconds that follow from the files of --predict-links and --predict-profile.
@@ -237,7 +237,7 @@ std::vector<Metric> about(const TrainCommand& command, const Prepared& run, cons
   return metrics;
 }
 
-/// Returns whether an evaluation is due: every --eval-every steps, and at the end. `before`: the number of steps that
+/// Returns whether an evaluation is due: every --eval-every steps, and at the end. `before` is the number of steps that
 /// were done before the last result.
 bool evaluation_is_due(const TrainCommand& command, const Prepared& run, std::int64_t before, std::int64_t steps_done) {
   return run.evaluation && (passes(before, steps_done, command.evaluation.every) || steps_done == command.steps);
@@ -308,7 +308,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
   };
   BatchesAhead batches(*run.batches, engine,
                        std::max<std::int64_t>(0, command.steps - done) * engine.strategy().gradient_accumulation);
-  std::optional<FinishedStep> unknown;  // a GPU's step; its result is read when the next one is under way
+  std::optional<FinishedStep> unknown;  // a GPU's step; its result is read when the next step is under way
   const std::string trace = run.outputs.trace;
   OperatorTrace operators;
   const bool traces_operators = speaks && !run.outputs.operators.empty();
@@ -324,7 +324,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
     if (elastic) {
       const std::optional<std::int64_t> taken = engine.take_step(command.steps, batches.data_order());
       if (!taken) break;
-      // This run has no results while it has steps to make, so files that are there are another run's.
+      // This run has no results while it has steps to make, so files that are there belong to another run.
       if (speaks && !std::exchange(makes_steps, true)) throw_if_error(check_outputs(command, run.outputs));
       step = *taken;
       batches.go_to_step(step);

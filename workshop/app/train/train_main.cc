@@ -372,7 +372,7 @@ std::pair<CLI::Option*, CLI::Option*> add_timing(CLI::App& command, TimingOption
   return {links, profile};
 }
 
-/// Adds the options that say how ranks differ. `when`: the beginning of their help.
+/// Adds the options that say how ranks differ. The help of each option begins with `when`.
 void add_unlike_ranks(CLI::App& command, UnlikeRanks& ranks, const std::string& when) {
   command.add_option("--jitter", ranks.jitter, when + "relative standard deviation of what ranks compute")
       ->check(number_from(0, 10))

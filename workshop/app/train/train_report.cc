@@ -17,8 +17,8 @@ namespace tessera::app {
 // This file turns the results of steps into status lines and metrics.
 //
 // The functions at the top make the parts of a status line. `add` has an overload for each kind of result. It prints a
-// line, if one is due, and gives `write` a row in the form of each kind of file. A file that cannot be written is given
-// up with a warning, and training goes on. `finish` returns the first such error.
+// line, if one is due, and gives `write` a row in the form of each kind of file. If a file cannot be written, there is
+// a warning, nothing more is written to the file, and training goes on. `finish` returns the first such error.
 
 std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& planned) {
   if (allocated == planned) return format_bytes(allocated.total()) + " = plan";

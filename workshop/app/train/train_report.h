@@ -27,12 +27,12 @@ inline bool passes(std::int64_t before, std::int64_t after, std::int64_t every) 
 /// The report of a run on rank 0. It prints a line on stdout every `log_every` steps, and writes an object to the
 /// metrics file for every step.
 ///
-///     step   20/300  loss 3.1042  epoch 0.13  norm 1.21  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
+///     step   20/300  loss 3.1042  epoch 0.13  norm 1.210  lr 5.00e-04  1830 tok/s  step p50 1.120 s, p95 1.200 s
 ///       left 5 min 14 s  44.10 MiB = plan                                              (one line)
 ///
 /// ", predicted 1.100 s" follows p95 if a step was predicted. The texts of share_text, data_text, flops_text and
-/// straggler_text follow after it, if they were asked for. A line's loss is the mean of the steps since the previous
-/// line, and p50 and p95 are quantiles of the last 100 steps. The other values are those of the line's own step. If
+/// straggler_text come next, if they were asked for. A line's loss is the mean of the steps since the previous line,
+/// and p50 and p95 are quantiles of the last 100 steps. The other values are those of the line's own step. If
 /// "noise_scale" was measured since the previous line, a line of batch_advice follows.
 ///
 /// The metrics file holds a header, then an object for each step and for each evaluation. All carry the run's id:
@@ -70,9 +70,9 @@ class TrainReport {
   /// Creates the metrics files, with a header of run id, start and `about`. Errors: 73 if a file cannot be created, or
   /// is another table (csv_form); 77 if permission is missing; 74 if the header cannot be written.
   absl::Status open(const std::vector<Metric>& about);
-  /// Adds a step. `epoch`: the epoch of its last microbatch. `traffic`: the engine's counts after the step.
+  /// Adds a step. `epoch` is the epoch of its last microbatch. `traffic` has the engine's counts after the step.
   void add(const StepResult& result, std::int64_t epoch, const TrafficCounts& traffic);
-  /// Adds an evaluation. `traffic`: the engine's counts after the evaluation, since its gathers belong to no step.
+  /// Adds an evaluation. `traffic` has the engine's counts after the evaluation, since its gathers belong to no step.
   void add(const EvaluationResult& result, std::int64_t after_step, const TrafficCounts& traffic);
   /// Adds latencies: the result of Engine::latencies after the step.
   void add(std::span<const CallLatency> latencies, std::int64_t after_step);

@@ -105,7 +105,7 @@ TrainingCheckpoints::TrainingCheckpoints(Engine& engine, const CheckpointOptions
   if (config_.dir.empty()) return;
   signals_.emplace();
   ranks_ = value_or_throw(groups_of(mesh).world("training_checkpoints"));
-  EngineCheckpoints(engine_).finish_by_hand();  // else a step would throw a save's error, and lose its result
+  EngineCheckpoints(engine_).finish_by_hand();  // otherwise a step would throw a save's error and return no result
 }
 
 TrainingCheckpoints::~TrainingCheckpoints() = default;
@@ -131,7 +131,7 @@ std::int64_t TrainingCheckpoints::resume(const std::string& path, const std::opt
   return loaded.step;
 }
 
-/// Takes the least loss from a checkpoint. A checkpoint of a program that did not measure it has no such item.
+/// Takes the least loss from a checkpoint. A checkpoint has no such item if its program did not measure this loss.
 void TrainingCheckpoints::take_best(const CheckpointItems& items) {
   const auto item = items.json.find(kLeastLoss);
   if (item == items.json.end()) return;

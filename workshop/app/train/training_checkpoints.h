@@ -33,12 +33,12 @@ namespace tessera::app {
 /// | PATH     | this checkpoint, or the latest checkpoint of this folder                    |
 ///
 /// Errors: those of find_checkpoint (66, 65) if PATH is no checkpoint, or if the folder has checkpoints but `latest` is
-/// damaged; 64 if an option needs a folder and there is none; 73 if the folder is a file. `config`: the strategy's
-/// settings, changed by the options.
+/// damaged; 65 if the folder has only damaged checkpoints; 64 if an option needs a folder and there is none; 73 if the
+/// folder is a file. `config` has the strategy's settings, changed by the options.
 absl::StatusOr<std::string> checkpoint_to_resume(const CheckpointOptions& options, const CheckpointConfig& config);
 
-/// While such an object exists, SIGTERM and SIGUSR1 ask for an end after the current step. A second signal ends the
-/// process at once.
+/// While such an object exists, SIGTERM and SIGUSR1 ask for an end after the current step. If the same signal arrives
+/// again, it ends the process at once.
 class StopSignals {
  public:
   StopSignals();
@@ -49,29 +49,29 @@ class StopSignals {
   static int received();
 };
 
-/// The checkpoints of a training run. It decides when they are made, lets all ranks agree on that, and handles
-/// failures.
+/// Makes the checkpoints of a training run. It decides when they are made, makes all ranks agree on this decision, and
+/// handles failures.
 ///
 /// A checkpoint is made every checkpoint.every_steps steps, every checkpoint.every_minutes minutes by rank 0's clock,
 /// when a signal asks for the end, and after the last step. If --keep-best is given, a checkpoint is also made when the
 /// loss on held-out data is the least so far. Up to checkpoint.failures saves in a row may fail, with a warning each.
 /// The last checkpoint of a run must succeed. Ranks agree with an all-gather of one byte in each step. If "sync" is
 /// backups, no rank waits for the slowest rank in a step. Ranks then agree only every kStepsBetweenMeetings steps, at
-/// steps where a checkpoint is due, and after a measurement on held-out data. If there is no folder, nothing happens,
-/// and signals keep their usual effect.
+/// steps where a checkpoint is due, after a measurement on held-out data, and after the last step. If there is no
+/// folder, nothing happens, and signals keep their usual effect.
 class TrainingCheckpoints {
  public:
-  /// Makes the checkpoints of a training run with `engine`. The engine's strategy says when. It is collective if there
-  /// is a folder. Throws tessera::Error.
+  /// Makes the checkpoints of a training run with `engine`. The engine's strategy says when they are made. The call is
+  /// collective if there is a folder. Throws tessera::Error.
   TrainingCheckpoints(Engine& engine, const CheckpointOptions& options, const models::ModelConfig& model,
                       const Mesh& mesh);
   ~TrainingCheckpoints();
 
   /// Loads `path`, unless it is empty or no later than the commit `committed`. `batches` then continues after the
-  /// checkpoint. Returns the number of steps that are done. It is collective.
+  /// checkpoint. Returns the number of steps that are done. The call is collective.
   std::int64_t resume(const std::string& path, const std::optional<LoadedCheckpoint>& committed, TokenBatches& batches);
 
-  /// Returns the content of a checkpoint or a commit that is not training state. `data`: the cursor after the last
+  /// Returns the content of a checkpoint or a commit that is not training state. `data` is the cursor after the last
   /// microbatch.
   CheckpointItems items(const SamplerCursor& data) const;
 
@@ -80,15 +80,15 @@ class TrainingCheckpoints {
   struct Place {
     std::int64_t before = 0, step = 0, steps = 0;
   };
-  /// This is called after each step, and saves a checkpoint if one is due. `data`: the cursor after the step's last
-  /// microbatch. `held_out`: the loss on held-out data after this step, the same on every rank, if it was measured.
-  /// Returns true if training ends here because of a signal. It is collective. Throws tessera::Error if a checkpoint
-  /// cannot be written and training must therefore end.
+  /// This is called after each step, and saves a checkpoint if one is due. `data` is the cursor after the step's last
+  /// microbatch. `held_out` is the loss on held-out data after this step, the same on every rank, if it was measured.
+  /// Returns true if training ends here because of a signal. The call is collective. Throws tessera::Error if a
+  /// checkpoint cannot be written and training must therefore end.
   bool after_step(const Place& at, const SamplerCursor& data, std::optional<double> held_out);
 
  private:
   enum class Failure : std::uint8_t { kIsWarned, kEndsTraining };
-  /// Saves a checkpoint. Returns false if it failed and training continues.
+  /// Saves a checkpoint. Returns false if the save failed and training continues.
   bool save(std::int64_t step, const SamplerCursor& data, bool is_best, Failure failure);
   /// Runs `body`, which saves the checkpoint of `step` or ends its save. Returns false if that failed.
   template <class Body>
@@ -110,7 +110,7 @@ class TrainingCheckpoints {
     double next_report_s = 0;  ///< time of the next report of progress, in seconds after last_save_
     bool is_best = false;
   };
-  /// Prints on rank 0 how far the save is, once per second.
+  /// Prints the progress of the save on rank 0, at most once per second.
   void report_progress();
   /// Waits for the save that is under way, if there is one.
   void end_save(Failure failure);

@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<ImageDataset>> open_cifar10(const std::filesystem
 /// ranks. Different ranges of i are different images of the same classes. Classes alternate: image i has label i mod
 /// 10.
 ///
-/// `first`: the number of this data set's image 0. Held-out images have numbers after those of the training images.
+/// `first` is the number of this data set's image 0. Held-out images have numbers after those of the training images.
 std::unique_ptr<ImageDataset> generate_images(std::uint64_t seed, std::int64_t first, std::int64_t num_images);
 
 }  // namespace tessera

@@ -44,15 +44,15 @@ std::string judged(double gain) {
   return times(gain) + " (goal " + times(kBucketGoal) + (gain >= kBucketGoal ? ": reached)" : ": not reached)");
 }
 
-/// Returns a text that says which bucket wins and by how much.
+/// Returns a text that says which bucket size is fastest, and by how much.
 std::string verdict_of(const BucketModelReport& model) {
   const BucketTiming& best = model.best();
   return "the best bucket is " + label_of(best) + ": over one parameter a bucket, a step is " +
          judged(model.step_gain(best)) + ", its communication alone " + judged(model.communication_gain(best)) + "\n";
 }
 
-/// Returns a text that says why the best bucket wins. The fit gives the time that fewer starts of reductions save. The
-/// measurement gives the communication time that the best bucket saves.
+/// Returns a text that says why the best bucket is fastest. The fit gives the time that fewer starts of reductions
+/// save. The measurement gives the communication time that the best bucket saves.
 std::string reason_of(const BucketModelReport& model) {
   const BucketTiming &tensors = model.per_tensor, &best = model.best();
   const AlphaBeta& fit = model.fit;

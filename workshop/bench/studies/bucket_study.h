@@ -38,8 +38,8 @@ struct BucketTiming {
   Samples communication;
 };
 
-/// All-reduces of `bytes` of fp32, in place in the group's memory. Each uses another part of that memory, so that no
-/// reduction finds its bytes in a cache (as in a step).
+/// All-reduces of `bytes` of fp32, in place in the group's memory. Each reduction uses another part of that memory, so
+/// that no reduction finds its bytes in a cache (as in a step).
 struct ReductionTiming {
   std::int64_t bytes = 0;
   Samples call;  ///< time on the slowest rank
@@ -81,15 +81,15 @@ struct BucketReport {
 };
 
 /// Checks that a step gives the same bits under every bucket. Then trains each model under all buckets, one after
-/// another, and times the steps. It is collective; every rank returns the same report. Throws tessera::Error (70) if
-/// bits differ.
+/// another, and times the steps. The call is collective; every rank returns the same report. Throws tessera::Error (70)
+/// if bits differ.
 BucketReport study_buckets(const Mesh& mesh, const BucketStudyOptions& options);
 
 /// The speed-up that the best bucket should reach over one parameter a bucket (issue "Sharding for free", 5).
 inline constexpr double kBucketGoal = 1.2;
 
-/// Returns a text for readers: a table of the buckets, which one wins, by how much and why, single reductions beside
-/// their fit, and inference.
+/// Returns a text for readers: a table of the buckets, which bucket is fastest, by how much and why, single reductions
+/// beside their fit, and inference.
 std::string to_text(const BucketReport& report);
 
 /// Returns a line for each model and bucket: model, bucket_mib (0: one parameter a bucket), collectives, samples, the

@@ -43,13 +43,13 @@ struct ImageSource {
   std::uint64_t seed = 1;
 };
 
-/// Returns a ResNet-18 for 32 x 32 images, 4 images a rank; `small`: an eighth of its width. Throws tessera::Error if
-/// files cannot be used.
+/// Returns a ResNet-18 for 32 x 32 images, with 4 images on each rank. If `small` is true, the model has an eighth of
+/// the width. Throws tessera::Error if files cannot be used.
 BucketWorkload resnet_workload(const Mesh& mesh, const ImageSource& source, bool small);
 
 /// Returns a GPT of 10.6 million parameters, with 64 tokens on each rank. The tokens come from a Markov chain that can
 /// be learnt. Each of 64 tokens is followed by one fixed token seven times in eight, and by any of the 64 tokens
-/// otherwise. `small`: a GPT of 0.2 million parameters.
+/// otherwise. If `small` is true, the GPT has 0.2 million parameters, and each rank has 32 tokens.
 BucketWorkload gpt_workload(const Mesh& mesh, std::uint64_t seed, bool small);
 
 /// Images [B, 3, 32, 32] fp32, normalised, and labels [B] int64.
@@ -60,7 +60,7 @@ struct ImageBatch {
 /// Deals a dataset of images out to the ranks as tensors, epoch after epoch, each epoch in another order.
 class ImageBatches {
  public:
-  /// Fills in `sampling.num_samples` itself. It fails with error 65 if the images do not fill one step.
+  /// Fills in `sampling.num_samples` itself. The function fails with error 65 if the images do not fill one step.
   static absl::StatusOr<ImageBatches> create(std::shared_ptr<const ImageDataset> dataset, SamplerOptions sampling);
 
   /// Returns the next microbatch of this rank.

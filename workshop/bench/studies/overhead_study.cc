@@ -80,7 +80,7 @@ class OverheadStudy {
     rows_.push_back({name, std::move(each), 0});
   }
 
-  /// Times whole steps of a module of `units` units, whose parameters a step adds up. `plain_row`: the row with which
+  /// Times whole steps of a module of `units` units, whose parameters a step adds up. `plain_row` is the row with which
   /// the new row is compared. The plain row is compared with itself.
   void time_steps(const std::string& name, int units, const std::optional<Strategy>& strategy, int rounds,
                   std::size_t plain_row) {
@@ -107,7 +107,7 @@ class OverheadStudy {
   }
 
   /// Times steps of a small GPT, and the part of a step in which the Engine checks the program's calls (the trace's
-  /// spans "checks"). It makes two rows: one for the step, and one for the checks.
+  /// spans "checks"). The function makes two rows: one for the step, and one for the checks.
   void time_checks(const models::GPTConfig& config, int rounds) {
     at::manual_seed(3);
     models::GPT model = deferred_init([&] { return models::GPT(config); });
@@ -133,7 +133,7 @@ class OverheadStudy {
   }
 
   /// Times the updates in steps of a small GPT, alternately with all parameters in one group and with each parameter in
-  /// its own group. The wait for other ranks' updates is not counted. It makes two rows.
+  /// its own group. The wait for other ranks' updates is not counted. The function makes two rows.
   void time_groups(const models::GPTConfig& config, int rounds) {
     struct Session {
       Session(const models::GPTConfig& config, const Mesh& mesh, bool has_groups)

@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The computation of a unit. It returns its input after a while; backward takes twice as long as forward.
+/// The computation of a unit. The computation returns its input after a while; backward takes twice as long as forward.
 struct Sleep : torch::autograd::Function<Sleep> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, double seconds) {
     context->saved_data["seconds"] = seconds;

@@ -21,7 +21,7 @@ inline std::int64_t nanoseconds_since(SampleClock::time_point begin) {
   return nanoseconds_between(begin, SampleClock::now());
 }
 
-/// Replaces every sample by the sample that `choose` takes among all ranks' samples with the same number. It is
+/// Replaces every sample by the sample that `choose` takes among all ranks' samples with the same number. The call is
 /// collective; all ranks have equally many samples.
 template <class Choose>
 void agree_on_samples(Collectives& group, Samples& samples, Choose choose) {

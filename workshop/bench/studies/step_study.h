@@ -15,8 +15,8 @@ namespace tessera::app {
 /// is a GPT of 10.6 million parameters, or of 0.2 million if `small`.
 models::GPTConfig studied_gpt(bool small);
 
-/// A contender's name, and the strategy under which it trains. `alone`: each rank trains by itself, all ranks at the
-/// same time.
+/// A contender's name, and the strategy under which it trains. If `alone` is true, each rank trains by itself, all
+/// ranks at the same time.
 struct Contender {
   std::string name;
   Strategy strategy;
@@ -41,14 +41,14 @@ struct StepTiming {
   Samples communication;              ///< rank 0's time in collectives within these parts, with waits
 };
 
-/// Trains under every contender, one after another. It is collective; `step` is the same on every rank. All strategies
-/// must give the same losses, bit for bit; otherwise it throws tessera::Error (70).
+/// Trains under every contender, one after another. The call is collective; `step` is the same on every rank. All
+/// strategies must give the same losses, bit for bit; otherwise the function throws tessera::Error (70).
 std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options);
 
 /// Returns three kinds of figures. The first are the median, p10 and p90 of the step, and the medians of its parts. The
 /// second are exposed communication (the step minus the step without communication) and its fraction of the step. The
-/// third is Gustafson's scaled efficiency: the step without communication divided by the step. It fits here, since
-/// every rank brings its own batch, so N ranks do N times the work.
+/// third is Gustafson's scaled efficiency: the step without communication divided by the step. Gustafson's law applies
+/// here: every rank has its own batch, so N ranks do N times the work.
 BenchTable to_table(const std::vector<StepTiming>& timings);
 
 }  // namespace tessera::app

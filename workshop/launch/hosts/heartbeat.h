@@ -11,7 +11,8 @@
 namespace tessera {
 
 /// Tells the agents on other hosts that the launcher is alive. A separate thread writes to all agents. The launcher's
-/// own thread waits when nobody reads its output (`| less`), and must not seem dead then.
+/// own thread waits while nobody reads its output (`| less`). The agents must not conclude that the launcher is dead in
+/// this case.
 ///
 /// A heartbeat is a frame so small that a pipe takes it whole or not at all. So it never lies inside another frame.
 class Heartbeat {

@@ -78,7 +78,7 @@ absl::Status take_name(const List& list, Piece& piece, std::string& name) {
   return absl::OkStatus();
 }
 
-/// Reads a text such as "a:2" or "a" and adds the host. `counted`: whether the text gave a number of slots.
+/// Reads a text such as "a:2" or "a" and adds the host. `counted` is set to whether the text gave a number of slots.
 absl::Status add_host(List& list, Piece piece, bool& counted) {
   HostSlots host;
   const std::size_t column = piece.column;

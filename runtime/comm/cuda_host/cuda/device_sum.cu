@@ -81,7 +81,7 @@ bool aligned(const SumInputs& inputs, const float* output) {
   return all;
 }
 
-/// Sums runs of four if everything is aligned, and the remaining elements one by one.
+/// Sums runs of four elements if all pointers are aligned, and the remaining elements one by one.
 template <class T, int kCount>
 cudaError_t sum_of(const SumInputs& inputs, float* output, std::size_t numel, cudaStream_t stream) {
   const std::size_t runs = aligned<T>(inputs, output) ? numel / kWide : 0;

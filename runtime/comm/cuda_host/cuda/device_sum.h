@@ -15,9 +15,9 @@ struct SumInputs {
   int count = 0;
 };
 
-/// pairwise_sum (pairwise_sum.h) on the GPU, with the same bits: `output[i]` is the sum in fp32 of the inputs' i-th
-/// elements of `dtype` (fp32, bf16 or fp16), neighbours first. It reads each input once and writes the output once. All
-/// pointers are device memory. Returns the error that CUDA gives for the launch.
+/// Does the same as pairwise_sum (pairwise_sum.h) on the GPU, with the same bits: `output[i]` is the sum in fp32 of the
+/// inputs' i-th elements of `dtype` (fp32, bf16 or fp16), neighbours first. It reads each input once and writes the
+/// output once. All pointers are device memory. Returns the error that CUDA gives for the launch.
 cudaError_t device_sum(const SumInputs& inputs, DType dtype, float* output, std::size_t numel, cudaStream_t stream);
 
 }  // namespace tessera::cuda

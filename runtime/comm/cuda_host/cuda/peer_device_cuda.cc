@@ -21,7 +21,7 @@ static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(PeerDevice::Handle));
 static_assert(sizeof(cudaIpcEventHandle_t) == sizeof(PeerDevice::Handle));
 static_assert(cuda::SumInputs::kMost == static_cast<int>(PeerDevice::kMostInputs));
 
-/// Returns a hint for an error, if there is more to say than CUDA's own text, as for errors of memory.
+/// Returns a hint for an error of memory allocation, or "" for other errors, for which CUDA's own text suffices.
 std::string hint_of(cudaError_t error) {
   return error == cudaErrorMemoryAllocation
              ? ". [T0450] hint: shard over more GPUs, or give \"offload\" a tier below memory"
@@ -48,8 +48,8 @@ T handle_of(const PeerDevice::Handle& bytes) {
   return handle;
 }
 
-/// Calls the driver's cuMemGetAddressRange, which is found at run time. Nothing is linked to the driver, since a
-/// machine without a GPU has none.
+/// Calls the driver's cuMemGetAddressRange, which is found at run time. The program is not linked to the driver, since
+/// a machine without a GPU has no driver.
 absl::StatusOr<std::byte*> allocation_of(const void* memory) {
   using GetAddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
   static void* const function = [] {

@@ -83,7 +83,7 @@ std::size_t most_unproven() {
   constexpr std::size_t kMost = 4096;
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kMost;
-  return std::min<std::size_t>(kMost, limit.rlim_cur / 8);
+  return std::min<std::size_t>(kMost, limit.rlim_cur / 16);
 }
 
 /// Makes the kernel drop requests for new connections to a listening socket, or accept them again. A client whose

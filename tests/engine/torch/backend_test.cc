@@ -220,10 +220,12 @@ TEST(Backend, ExceptionOfItsMakerIsReported) {
     join_as(rank, 2, port);
     const Mesh mesh = init(
         {}, [](const BackendRequest&) -> c10::intrusive_ptr<c10d::Backend> { throw std::runtime_error("no cable"); });
-    // Rank 0 serves the rendezvous store, so it stays until the other rank has joined.
-    if (rank == 0) TESSERA_RETURN_IF_ERROR(tessera::told(told, "joined").status());
-    if (rank == 1) TESSERA_RETURN_IF_ERROR(told.set("joined", "yes"));
-    return groups_of(mesh).axes(1, 2).status();
+    const absl::Status made = groups_of(mesh).axes(1, 2).status();
+    // Rank 0 serves the rendezvous store, in which the ranks meet before they call their makers. So rank 0 stays until
+    // the other rank's maker has ended.
+    if (rank == 0) TESSERA_RETURN_IF_ERROR(tessera::told(told, "made").status());
+    if (rank == 1) TESSERA_RETURN_IF_ERROR(told.set("made", "yes"));
+    return made;
   });
   for (const RankEnd& end : ends) {
     EXPECT_EQ(end.exit_code, ExitCode::kPeerLost);

@@ -11,30 +11,47 @@
 namespace tessera {
 namespace {
 
-/// The recorded norms of the process, by their running means. Ranks that are threads share the list.
-class RecordedNorms {
+/// The norms of the process that are converted or recorded, by the tensor by which an operator's call knows them. Ranks
+/// that are threads share the list.
+class KnownNorms {
  public:
-  static RecordedNorms& all() {
-    static RecordedNorms* const norms = new RecordedNorms;  // never destroyed: forwards may run until the exit
+  static KnownNorms& all() {
+    static KnownNorms* const norms = new KnownNorms;  // never destroyed: forwards may run until the exit
     return *norms;
   }
 
-  void add(const std::shared_ptr<RecordedNorm>& norm) {
+  /// Calls `change(entry)` for the entry of `known_by`, which is made if there is none.
+  template <class Change>
+  void set(const at::Tensor& known_by, const Change& change) {
     const MutexLock lock(mutex_);
-    std::erase_if(entries_, [](const auto& entry) { return entry.second.expired(); });
-    entries_.insert_or_assign(norm->mean.unsafeGetTensorImpl(), norm);
+    std::erase_if(entries_, [](const auto& item) {
+      return item.second.converted.module.expired() && item.second.recorded.expired();
+    });
+    const auto at = entries_.try_emplace(known_by.unsafeGetTensorImpl(), known_by).first;
+    change(at->second);
   }
 
-  /// A living norm keeps its tensor alive, so the address belongs to no other tensor.
-  std::shared_ptr<RecordedNorm> find(const at::TensorImpl* mean) {
+  KnownNorm find(const at::Tensor& known_by) {
     const MutexLock lock(mutex_);
-    const auto found = entries_.find(mean);
-    return found == entries_.end() ? nullptr : found->second.lock();
+    const auto found = entries_.find(known_by.unsafeGetTensorImpl());
+    if (found == entries_.end()) return {};
+    const Entry& entry = found->second;
+    KnownNorm norm{entry.converted.module.lock(), {}, nullptr, entry.recorded.lock()};
+    if (norm.module) norm.batches = entry.converted.batches, norm.group = entry.converted.group;
+    return norm;
   }
 
  private:
+  struct Entry {
+    explicit Entry(const at::Tensor& known_by) : alive(known_by.getIntrusivePtr()) {}
+
+    /// Keeps the tensor's address from being used again, but does not keep the tensor alive.
+    c10::weak_intrusive_ptr<at::TensorImpl> alive;
+    ConvertedNorm converted;
+    std::weak_ptr<RecordedNorm> recorded;
+  };
   Mutex mutex_;
-  std::unordered_map<const at::TensorImpl*, std::weak_ptr<RecordedNorm>> entries_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<const at::TensorImpl*, Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
 template <class Norm>
@@ -64,11 +81,18 @@ RecordedNorm::Target RecordedNorm::begin_forward(double momentum) {
   return {change.mean, change.variance, momentum};
 }
 
-void record_norm(const std::shared_ptr<RecordedNorm>& norm) { RecordedNorms::all().add(norm); }
+void record_norm(const std::shared_ptr<RecordedNorm>& norm) {
+  KnownNorms::all().set(norm->mean, [&](auto& entry) { entry.recorded = norm; });
+}
 
-std::shared_ptr<RecordedNorm> recorded_norm(const std::optional<at::Tensor>& running_mean) {
-  if (!running_mean || !running_mean->defined()) return nullptr;
-  return RecordedNorms::all().find(running_mean->unsafeGetTensorImpl());
+void add_converted(const at::Tensor& known_by, const ConvertedNorm& norm) {
+  KnownNorms::all().set(known_by, [&](auto& entry) { entry.converted = norm; });
+}
+
+KnownNorm known_norm(const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& weight) {
+  if (running_mean && running_mean->defined()) return KnownNorms::all().find(*running_mean);
+  if (weight && weight->defined()) return KnownNorms::all().find(*weight);
+  return {};
 }
 
 }  // namespace tessera

@@ -12,6 +12,8 @@
 
 namespace tessera {
 
+class Collectives;
+
 /// The C++ object for a BatchNorm of Python, whose forward is Python code.
 class NormView final : public ModuleView {
  public:
@@ -66,7 +68,26 @@ struct RecordedNorm {
 /// Such a forward is recognised by the tensor `mean`. Any thread may call this function.
 void record_norm(const std::shared_ptr<RecordedNorm>& norm);
 
-/// Returns the recorded norm whose running mean is this tensor; null if there is none. Any thread may call it.
-std::shared_ptr<RecordedNorm> recorded_norm(const std::optional<at::Tensor>& running_mean);
+/// A BatchNorm that convert_sync_batchnorm has converted.
+struct ConvertedNorm {
+  std::weak_ptr<torch::nn::Module> module;
+  at::Tensor batches;                  ///< the module's num_batches_tracked, or undefined
+  std::shared_ptr<Collectives> group;  ///< the ranks over whose batches it normalises
+};
+
+/// From now on, known_norm finds the module by `known_by`: its running mean, else its weight. Any thread may call it.
+void add_converted(const at::Tensor& known_by, const ConvertedNorm& norm);
+
+/// What is known about the norm that calls aten::batch_norm.
+struct KnownNorm {
+  std::shared_ptr<torch::nn::Module> module;  ///< the converted module; null if the norm is not converted
+  at::Tensor batches;                         ///< ConvertedNorm::batches
+  std::shared_ptr<Collectives> group;         ///< ConvertedNorm::group
+  std::shared_ptr<RecordedNorm> recorded;     ///< null if the norm is not recorded
+};
+
+/// Returns what is known about the norm with these tensors. One look-up serves both kinds, since each forward in
+/// training mode makes it. Any thread may call it.
+KnownNorm known_norm(const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& weight);
 
 }  // namespace tessera

@@ -6,14 +6,11 @@
 
 #include <optional>
 #include <ostream>
-#include <unordered_map>
-#include <utility>
 
 #include "engine/loop/batch_statistics.h"
 #include "engine/loop/recomputing.h"
 #include "engine/loop/recorded_norms.h"
 #include "engine/loop/same_call.h"
-#include "runtime/base/mutex.h"
 #include "runtime/base/text.h"
 #include "runtime/border/expect.h"
 #include "runtime/border/throw.h"
@@ -26,53 +23,6 @@ using NormGroup = std::shared_ptr<Collectives>;
 
 NormGroup norm_group_of(const Mesh& mesh) { return value_or_throw(groups_of(mesh).shared_world("sync_batch_norm")); }
 
-/// A BatchNorm that was converted.
-struct Converted {
-  std::weak_ptr<torch::nn::Module> module;
-  at::Tensor batches;  ///< the module's num_batches_tracked, or undefined
-  NormGroup group;
-};
-
-/// The converted modules, found by a tensor that they give to aten::batch_norm: their running mean, else their weight.
-/// The process has one such list; ranks that are threads share it.
-class ConvertedModules {
- public:
-  static ConvertedModules& all() {
-    static ConvertedModules* const modules = new ConvertedModules;  // never destroyed: forwards may run until the exit
-    return *modules;
-  }
-
-  void add(const at::Tensor& known_by, Converted converted) {
-    const MutexLock lock(mutex_);
-    std::erase_if(entries_, [](const auto& entry) { return entry.second.converted.module.expired(); });
-    at::TensorImpl* const key = known_by.unsafeGetTensorImpl();
-    entries_.insert_or_assign(
-        key, Entry{c10::weak_intrusive_ptr<at::TensorImpl>(known_by.getIntrusivePtr()), std::move(converted)});
-  }
-
-  /// Returns the converted module to which these tensors belong, or nothing.
-  std::optional<Converted> find(const std::optional<at::Tensor>& running_mean,
-                                const std::optional<at::Tensor>& weight) {
-    const at::Tensor* const known_by = running_mean && running_mean->defined() ? &*running_mean
-                                       : weight && weight->defined()           ? &*weight
-                                                                               : nullptr;
-    if (!known_by) return std::nullopt;
-    const MutexLock lock(mutex_);
-    const auto found = entries_.find(known_by->unsafeGetTensorImpl());
-    if (found == entries_.end() || found->second.converted.module.expired()) return std::nullopt;
-    return found->second.converted;
-  }
-
- private:
-  /// `alive` keeps the tensor's address from being used again, but does not keep the tensor alive.
-  struct Entry {
-    c10::weak_intrusive_ptr<at::TensorImpl> alive;
-    Converted converted;
-  };
-  Mutex mutex_;
-  std::unordered_map<at::TensorImpl*, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-};
-
 at::Tensor value_or_undefined(const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); }
 
 /// Replaces aten::batch_norm under autograd: calls LibTorch's batch_norm, except for converted modules in training
@@ -81,12 +31,10 @@ at::Tensor batch_norm_of_ranks(const at::Tensor& input, const std::optional<at::
                                const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
                                const std::optional<at::Tensor>& running_var, bool training, double momentum, double eps,
                                bool cudnn_enabled) {
-  std::optional<Converted> converted;
-  if (training) converted = ConvertedModules::all().find(running_mean, weight);
-  const auto module = converted ? converted->module.lock() : nullptr;
-  if (!module || !module->is_training()) {
-    if (const auto norm = training ? recorded_norm(running_mean) : nullptr) {
-      const RecordedNorm::Target target = norm->begin_forward(momentum);
+  const KnownNorm known = training ? known_norm(running_mean, weight) : KnownNorm();
+  if (!known.module || !known.module->is_training()) {
+    if (known.recorded) {
+      const RecordedNorm::Target target = known.recorded->begin_forward(momentum);
       return at::native::batch_norm(input, weight, bias, target.mean, target.variance, training, target.momentum, eps,
                                     cudnn_enabled);
     }
@@ -94,9 +42,9 @@ at::Tensor batch_norm_of_ranks(const at::Tensor& input, const std::optional<at::
                                   cudnn_enabled);
   }
   // The module has just counted this batch for the second time, so the count is lowered by one.
-  if (Recomputing::now() && converted->batches.defined()) converted->batches.sub_(1);
+  if (Recomputing::now() && known.batches.defined()) known.batches.sub_(1);
   const BatchNormState norm{value_or_undefined(running_mean), value_or_undefined(running_var), momentum, eps};
-  return batch_norm_over_ranks(input, value_or_undefined(weight), value_or_undefined(bias), norm, converted->group);
+  return batch_norm_over_ranks(input, value_or_undefined(weight), value_or_undefined(bias), norm, known.group);
 }
 
 // The kernel is registered for each device separately. LibTorch's kernel is a composite, which would take precedence
@@ -114,7 +62,7 @@ bool convert(const std::string& name, const std::shared_ptr<torch::nn::Module>& 
   expect(known_by.defined(), "module ", name,
          " is a BatchNorm with neither parameters nor running statistics, so it cannot be converted. [T0203] hint: "
          "write it as tessera::SyncBatchNorm");
-  ConvertedModules::all().add(known_by, {module, norm->num_batches_tracked, group});
+  add_converted(known_by, {module, norm->num_batches_tracked, group});
   return true;
 }
 
@@ -122,7 +70,7 @@ bool convert(const std::string& name, const std::shared_ptr<torch::nn::Module>& 
 template <class Norm>
 bool is_converted(const torch::nn::Module& module) {
   const auto* const norm = module.as<Norm>();
-  return norm && ConvertedModules::all().find(norm->running_mean, norm->weight).has_value();
+  return norm && known_norm(norm->running_mean, norm->weight).module;
 }
 
 }  // namespace

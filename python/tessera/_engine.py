@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler
 from tessera import _native
 from tessera._data import RankSampler, SamplerCursor
 from tessera._error import Error
-from tessera._job import closing, expect_one_truth, join, plain_values, rank, read_strategy
+from tessera._job import closing, engines, expect_one_truth, join, plain_values, rank, read_strategy
 from tessera._lent_arrays import copy_lent_arrays
 from tessera._lists import let_lists_be_read
 from tessera._loop import SyncBatchNorm
@@ -107,6 +107,7 @@ class Engine:
         self._parameters = set(model.parameters())
         self._note_members()
         closing.add(self)
+        engines.add(self)
 
     def backward(self, loss: torch.Tensor, *, tokens: int = 0, samples: int = 0, retain_graph: bool = False,
                  weight: float | torch.Tensor = 1.0) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 from tessera import _native, _outside, _truths
 from tessera._error import Error
 
-# All Engines and DataParallels. They are closed before the interpreter removes its modules, and get a call after each
-# fork.
+# All Engines and DataParallels. They are closed before the interpreter removes its modules.
 closing: "weakref.WeakSet[Any]" = weakref.WeakSet()
+# All Engines. Their enter_forked_process is called in a process that was forked from this process.
+engines: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 _EXCEPTION_OF_THE_PROGRAM = 70
 _SECONDS_TO_MEET = 300.0
@@ -199,7 +200,7 @@ def _forget_told() -> None:
 
 
 def _after_fork() -> None:
-    for engine in list(closing):
+    for engine in list(engines):
         engine.enter_forked_process()
 
 

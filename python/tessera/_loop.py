@@ -184,10 +184,6 @@ class DataParallel:
         """Ends the averaging of gradients in backward."""
         self._native = self._mirror = None
 
-    def enter_forked_process(self) -> None:
-        """Does nothing. The package calls this function of each Engine and DataParallel in a process that was forked
-        from this process."""
-
     def _live(self) -> _native.DataParallel:
         if self._native is None:
             raise Error("this DataParallel was closed. [T0765] hint: make another one of the module")

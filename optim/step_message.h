@@ -8,31 +8,18 @@
 #include "optim/arithmetic/norm_tree.h"
 #include "optim/arithmetic/step_arguments.h"
 #include "optim/arithmetic/step_decision.h"
+#include "optim/arithmetic/step_messages.h"
 #include "optim/rules/rules.h"
 
 namespace tessera {
 
 // This file defines the data of a step on a GPU. The host does not wait for the device's decision. At the end of
-// backward each rank writes a message in device memory. The ranks gather all messages. The device makes the decision
-// from them, and makes the update. All types in this file are plain data that the host and the kernels (optim/cuda)
-// share.
+// backward each rank writes a message (StepMessages) in device memory. The ranks gather all messages. The device makes
+// the decision from them, and makes the update. All types in this file are plain data that the host and the kernels
+// (optim/cuda) share.
 
 /// The largest number of steps whose outcome the host has not received yet.
 constexpr int kMostStepsInFlight = 4;
-
-/// The header of a message. A flag for each parameter follows (did this rank give it a gradient?), and under
-/// "reproducible" the losses of this rank's microbatches (StepMessages::losses_offset). The norm's sums over this
-/// rank's parts begin at StepMessages::sums_offset.
-struct StepMessageHeader {
-  double loss = 0.0;         ///< LocalStep::loss; the device writes this field and the next field, and the host writes
-                             ///< all others
-  double own_squares = 0.0;  ///< LocalStep::own; zero in steps that do not measure noise
-  double weight = 0.0;       ///< sum of the weights of this rank's microbatches
-  std::int64_t tokens = 0, samples = 0;
-  std::uint64_t gathers = 0;  ///< digest of the order in which units were gathered
-  std::uint64_t numbers = 0;  ///< digest of rates and options (digest_of_numbers)
-  double own_weights = 0.0, own_weight_squares = 0.0;
-};
 
 /// Returns whether the step that is being applied is the run's first (average_start).
 TESSERA_ALWAYS_INLINE bool is_first_of_run(const StepDecision& decision, bool updates_in_backward) {
@@ -80,13 +67,6 @@ struct GroupNumbers {
   double lr = 0.0;               ///< the group's own rate, which was set by hand; NaN if there is none
   RuleNumbers of_matrices = {};  ///< StepRequest::of_matrices
   bool adapts_layers = true;     ///< lamb and lars only: whether rates are multiplied by trust ratios
-};
-
-/// The place of a step's messages, and the offsets of the parts of each message, in bytes.
-struct StepMessages {
-  const std::byte* of_all = nullptr;  ///< device memory, `bytes` for each rank; written for each step
-  std::size_t bytes = 0, sums_offset = 0;
-  std::size_t losses_offset = 0;  ///< offset of the MicrobatchLoss, if StepTables::rounds is not 0
 };
 
 /// The squared norms of gradients, and the data with which they are added up from messages (NormTotals). All pointers

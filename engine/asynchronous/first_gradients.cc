@@ -199,10 +199,7 @@ const AgreedStep& FirstGradients::sum(const LocalStep& own) {
 
 void FirstGradients::read(int rank) {
   const Entry& from = entry(rank);
-  agreed_.loss += from.loss / static_cast<double>(needed_);
-  agreed_.weight += from.weight;
-  agreed_.tokens += from.tokens;
-  agreed_.samples += from.samples;
+  add_rank(agreed_, from, static_cast<int>(needed_));
   agreed_.finite = agreed_.finite && from.finite != 0;
   const std::span<const char> used = used_of(rank);
   for (std::size_t i = 0; i < used.size(); ++i) agreed_.used[i] |= used[i];

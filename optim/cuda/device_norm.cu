@@ -125,8 +125,7 @@ __global__ void add_up(StepTables t) {
     const std::uint32_t first = n.first_link[i];
     n.squares[i] =
         add_up_nodes(n.links + first, n.first_link[i + 1] - first, n.link_scratch + first, [&](const NormLink& link) {
-          const auto rank = static_cast<std::size_t>(n.part_ranks[link.part]);
-          return reinterpret_cast<const double*>(m.of_all + m.bytes * rank + m.sums_offset)[link.slot];
+          return part_of_message<double>(m, n.part_ranks[link.part], m.sums_offset)[link.slot];
         });
   }
   __syncthreads();

@@ -36,15 +36,6 @@ constexpr int kMostRounds = 40;
 // more blocks reads ahead, and its set-up costs less for each block.
 constexpr int kLeastTurns = 8;
 
-__device__ const StepMessageHeader& header_of(const StepTables& t, int rank) {
-  return *reinterpret_cast<const StepMessageHeader*>(t.messages.of_all +
-                                                     t.messages.bytes * static_cast<std::size_t>(rank));
-}
-
-__device__ const std::uint8_t* flags_of(const StepTables& t, int rank) {
-  return reinterpret_cast<const std::uint8_t*>(&header_of(t, rank) + 1);
-}
-
 /// Writes the loss and the weight of the step: sums over all microbatches in the pairwise tree (SumCounter), as
 /// sum_of_losses computes them on the CPU. Sums are kept on a stack. Two sums over the same number of microbatches are
 /// added to one sum.
@@ -59,8 +50,8 @@ __device__ void add_up_losses(const StepTables& t, StepDecision& d) {
   };
   const std::int64_t all = std::int64_t{t.ranks} * t.rounds;
   for (std::int64_t i = 0; i < all; ++i) {
-    const std::byte* const message = t.messages.of_all + t.messages.bytes * static_cast<std::size_t>(i / t.rounds);
-    sums[waiting++] = reinterpret_cast<const MicrobatchLoss*>(message + t.messages.losses_offset)[i % t.rounds];
+    const int rank = static_cast<int>(i / t.rounds);
+    sums[waiting++] = part_of_message<MicrobatchLoss>(t.messages, rank, t.messages.losses_offset)[i % t.rounds];
     for (std::int64_t made = i + 1; made % 2 == 0; made /= 2) join();
   }
   while (waiting > 1) join();
@@ -71,25 +62,21 @@ __device__ void add_up_losses(const StepTables& t, StepDecision& d) {
 /// One thread block runs this kernel.
 __global__ void read(StepTables t) {
   for (unsigned p = threadIdx.x; p < static_cast<unsigned>(t.parameters); p += blockDim.x) {
-    unsigned used = 0;
-    for (int rank = 0; rank < t.ranks; ++rank) used |= flags_of(t, rank)[p];
-    t.used[p] = static_cast<std::uint8_t>(used);
+    t.used[p] = is_used_by_any(t.messages, t.ranks, p) ? 1 : 0;
   }
   if (threadIdx.x > 0) return;
   StepDecision& d = *t.decision;
   AgreedSums sums;
-  d.own.squares = d.own.weights = d.own.weight_squares = 0.0;
+  OwnGradients own;
   if (!t.updates_in_backward) d.gathers_differ = d.numbers_differ = 0;
   for (int rank = 0; rank < t.ranks; ++rank) {
-    const StepMessageHeader& header = header_of(t, rank);
-    add_rank(sums, header, t.ranks);
-    d.own.squares += header.own_squares;
-    d.own.weights += header.own_weights;
-    d.own.weight_squares += header.own_weight_squares;
-    if (header.gathers != header_of(t, rank - rank % t.shard_size).gathers) d.gathers_differ = 1;
-    if (header.numbers != header_of(t, 0).numbers && d.numbers_differ == 0) d.numbers_differ = rank;
+    add_message(t.messages, rank, t.ranks, sums, own);
+    const StepMessageHeader& header = header_of_message(t.messages, rank);
+    if (header.gathers != header_of_message(t.messages, rank - rank % t.shard_size).gathers) d.gathers_differ = 1;
+    if (header.numbers != header_of_message(t.messages, 0).numbers && d.numbers_differ == 0) d.numbers_differ = rank;
   }
   static_cast<AgreedSums&>(d) = sums;
+  d.own = own;
   if (t.rounds > 0) add_up_losses(t, d);
 }
 

@@ -19,21 +19,6 @@
 namespace tessera {
 namespace {
 
-struct Header {
-  double loss = 0.0, weight = 0.0;
-  std::int64_t tokens = 0, samples = 0;
-  std::int64_t finite = 1;
-  std::uint64_t gathers = 0;
-  std::uint64_t numbers = 0;  ///< digest_of_numbers
-  double busy_seconds = 0.0;
-};
-
-Header header_of(const std::byte* message) {
-  Header header;
-  std::memcpy(&header, message, sizeof header);
-  return header;
-}
-
 /// Returns the name of a rate or option, for messages. `place`: index in the list of all rates, followed by all
 /// options.
 std::string words_of(const OptimizerConfig& optimizer, std::size_t place) {
@@ -52,6 +37,24 @@ bool is_same(double a, double b) { return a == b || (std::isnan(a) && std::isnan
 
 std::uint64_t digest_of_numbers(std::span<const double> rates, std::span<const double> options) {
   return XXH3_64bits_withSeed(options.data(), options.size_bytes(), XXH3_64bits(rates.data(), rates.size_bytes()));
+}
+
+void write_numbers(const LocalStep& local, const StepMessages& layout, std::byte* message) {
+  const StepMessageHeader header{.loss = local.loss,
+                                 .weight = local.weight,
+                                 .tokens = local.tokens,
+                                 .samples = local.samples,
+                                 .finite = 1,
+                                 .gathers = digest_of_gathers(local.gathered),
+                                 .numbers = digest_of_numbers(local.rates, local.options),
+                                 .busy_seconds = local.busy_seconds};
+  std::memcpy(message, &header, sizeof header);
+  if (layout.own_offset > 0) std::memcpy(message + layout.own_offset, &local.own, sizeof local.own);
+}
+
+std::byte* write_flags(const FlatGroup& group, const Reducer& reducer, std::byte* flag) {
+  for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = std::byte{reducer.used(group, i)};
+  return flag;
 }
 
 std::vector<int> owners_of_parts(const AxisPlacement& placement, const MeshAxes& axes) {
@@ -82,19 +85,15 @@ StepAgreement::StepAgreement(const StepContext& context, GradientNorm& norm)
       ranks_with_parts_(owners_of_parts(context.plan.placement().gradients, axes_)),
       totals_(norm_totals(units_, ranks_with_parts_.size())),
       order_(microbatch_order(context.strategy, axes_.world->size())),
-      has_own_(context.strategy.noise_scale.every > 0),
       first_rank_(context.first_rank) {
   std::size_t flags = 0;
   for_each_trainable(units_, [&](const FlatGroup& group) { flags += group.parameters.size(); });
-  losses_offset_ = (sizeof(Header) + flags + 7) / 8 * 8;
   const std::int64_t losses = context.strategy.reproducible ? order_.most_rounds() : 0;
-  own_offset_ = losses_offset_ + static_cast<std::size_t>(losses) * sizeof(MicrobatchLoss);
-  sums_offset_ = own_offset_ + (has_own_ ? sizeof(OwnGradients) : 0);
-  message_.resize(sums_offset_ + totals_.most_sums() * sizeof(double));
+  layout_.lay_out(flags, static_cast<std::size_t>(losses), context.strategy.noise_scale.every > 0, totals_.most_sums());
+  message_.resize(layout_.bytes);
   messages_.resize(message_.size() * static_cast<std::size_t>(axes_.world->size()));
-  for (const int rank : ranks_with_parts_) {
-    sums_.push_back(reinterpret_cast<const double*>(message_of(rank) + sums_offset_));
-  }
+  layout_.of_all = messages_.data();
+  for (const int rank : ranks_with_parts_) sums_.push_back(part_of_message<double>(layout_, rank, layout_.sums_offset));
   agreed_.used.resize(flags);
   agreed_.squares.resize(totals_.tensors());
   agreed_.busy_seconds.resize(static_cast<std::size_t>(axes_.world->size()));
@@ -106,14 +105,11 @@ const AgreedStep& StepAgreement::agree(const LocalStep& local, std::span<const M
   static_cast<AgreedSums&>(agreed_) = {};
   agreed_.finite = true;
   agreed_.own = {};
-  std::fill(agreed_.used.begin(), agreed_.used.end(), 0);
   const int ranks = axes_.world->size();
   const int heard = seeded_fault(SeededFault::kLastRankUnheard) ? std::max(1, ranks - 1) : ranks;
-  for (int rank = 0; rank < heard; ++rank) read_message(rank);
+  read_messages(heard);
   if (!losses.empty()) {
-    const auto of = [&](int rank) {
-      return reinterpret_cast<const MicrobatchLoss*>(message_of(rank) + losses_offset_);
-    };
+    const auto of = [&](int rank) { return part_of_message<MicrobatchLoss>(layout_, rank, layout_.losses_offset); };
     const MicrobatchLoss sum = sum_of_losses(order_, of, 0, order_.all());
     agreed_.loss = sum.loss / static_cast<double>(order_.all());
     agreed_.weight = sum.weight;
@@ -125,28 +121,21 @@ const AgreedStep& StepAgreement::agree(const LocalStep& local, std::span<const M
 }
 
 void StepAgreement::write_message(const LocalStep& local, std::span<const MicrobatchLoss> losses) {
-  Header header{.loss = local.loss,
-                .weight = local.weight,
-                .tokens = local.tokens,
-                .samples = local.samples,
-                .finite = 1,
-                .gathers = digest_of_gathers(local.gathered),
-                .numbers = digest_of_numbers(local.rates, local.options),
-                .busy_seconds = local.busy_seconds};
-  std::byte* flag = message_.data() + sizeof(Header);
-  if (!losses.empty()) std::memcpy(message_.data() + losses_offset_, losses.data(), losses.size_bytes());
-  if (has_own_) std::memcpy(message_.data() + own_offset_, &local.own, sizeof local.own);
-  std::byte* place = message_.data() + sums_offset_;
+  write_numbers(local, layout_, message_.data());
+  if (!losses.empty()) std::memcpy(message_.data() + layout_.losses_offset, losses.data(), losses.size_bytes());
+  std::int64_t finite = 1;
+  std::byte* flag = message_.data() + sizeof(StepMessageHeader);
+  std::byte* place = message_.data() + layout_.sums_offset;
   for_each_trainable(units_, [&](const FlatGroup& group) {
-    for (std::size_t i = 0; i < group.parameters.size(); ++i) *flag++ = std::byte{reducer_.used(group, i)};
+    flag = write_flags(group, reducer_, flag);
     const NormSums& norm = norm_.sums_of(group);
-    if (!norm.finite()) header.finite = 0;
+    if (!norm.finite()) finite = 0;
     const auto sums = std::as_bytes(norm.sums());
     // A rank may hold no part of a group: then there is nothing to copy, and no address to copy from.
     if (!sums.empty()) std::memcpy(place, sums.data(), sums.size());
     place += sums.size();
   });
-  std::memcpy(message_.data(), &header, sizeof header);
+  std::memcpy(message_.data() + offsetof(StepMessageHeader, finite), &finite, sizeof finite);
 }
 
 void StepAgreement::exchange() {
@@ -154,25 +143,20 @@ void StepAgreement::exchange() {
   throw_if_error(axes_.world->all_gather("step", message_.data(), messages_.data(), message_.size()).wait());
 }
 
-void StepAgreement::read_message(int rank) {
-  const std::byte* message = message_of(rank);
-  const Header header = header_of(message);
-  add_rank(agreed_, header, axes_.world->size());
-  agreed_.busy_seconds[static_cast<std::size_t>(rank)] = header.busy_seconds;
-  agreed_.finite = agreed_.finite && header.finite != 0;
-  if (has_own_) {
-    OwnGradients own;
-    std::memcpy(&own, message + own_offset_, sizeof own);
-    agreed_.own.add(own);
+void StepAgreement::read_messages(int heard) {
+  for (int rank = 0; rank < heard; ++rank) {
+    add_message(layout_, rank, axes_.world->size(), agreed_, agreed_.own);
+    const StepMessageHeader& header = header_of_message(layout_, rank);
+    agreed_.busy_seconds[static_cast<std::size_t>(rank)] = header.busy_seconds;
+    agreed_.finite = agreed_.finite && header.finite != 0;
   }
-  const std::byte* flags = message + sizeof(Header);
-  for (std::size_t i = 0; i < agreed_.used.size(); ++i) agreed_.used[i] |= static_cast<char>(flags[i]);
+  for (std::size_t i = 0; i < agreed_.used.size(); ++i) agreed_.used[i] = is_used_by_any(layout_, heard, i) ? 1 : 0;
 }
 
 /// Compares the ranks inside each shard group, since they gather together. Another group may have gathered in another
 /// order.
 void StepAgreement::check_gathers(std::span<const int> own) const {
-  const auto gathers_of = [&](int rank) { return header_of(message_of(rank)).gathers; };
+  const auto gathers_of = [&](int rank) { return header_of_message(layout_, rank).gathers; };
   for (int rank = 0; rank < axes_.world->size(); ++rank) {
     if (gathers_of(rank) != gathers_of(rank - rank % axes_.shard_size)) throw_first_difference(own, axes_, units_);
   }
@@ -183,7 +167,7 @@ void StepAgreement::check_numbers(const LocalStep& own) const {
   const int ranks = axes_.world->size();
   const std::uint64_t digest = digest_of_numbers(own.rates, own.options);
   int other = 0;
-  while (other < ranks && header_of(message_of(other)).numbers == digest) ++other;
+  while (other < ranks && header_of_message(layout_, other).numbers == digest) ++other;
   if (other == ranks) return;
   std::vector<double> mine(own.rates.begin(), own.rates.end());
   mine.insert(mine.end(), own.options.begin(), own.options.end());

@@ -13,6 +13,7 @@
 #include "engine/step/agree/step_context.h"
 #include "optim/arithmetic/noise_rule.h"
 #include "optim/arithmetic/step_decision.h"
+#include "optim/arithmetic/step_messages.h"
 #include "runtime/comm/mesh_groups.h"
 #include "sharding/layout/plan/microbatch_order.h"
 #include "sharding/reduce/reducer.h"
@@ -67,14 +68,18 @@ struct AgreedStep : AgreedSums {
   OwnGradients own;                  ///< sum of LocalStep::own over ranks, in rank order
 };
 
+/// Writes this rank's numbers into its message: the header, and OwnGradients if messages have it.
+void write_numbers(const LocalStep& local, const StepMessages& layout, std::byte* message);
+
+/// Writes which parameters of a group got a gradient, from `flag` on. Returns the place of the next group's flags.
+std::byte* write_flags(const FlatGroup& group, const Reducer& reducer, std::byte* flag);
+
 /// Makes every rank agree, with one small all-gather a step. CpuStep calls it; QueuedStep does the same on a GPU. The
 /// norm is a tree over each parameter's own blocks, and a sum over parameters in order of registration. So it has the
 /// same bits however parameters are put into units and gradients are sharded (optim/grad_norm.h).
 ///
-/// A rank's message is a header, a flag for each trainable parameter, and the norm's sums over this rank's parts. If
-/// "reproducible" is set, the message also has the losses of the rank's microbatches. If "noise_scale" is set, it has
-/// the rank's OwnGradients. All messages are as long as the longest. The size is fixed, so everything is allocated
-/// once.
+/// StepMessages (optim/arithmetic/step_messages.h) describes a rank's message. All messages are as long as the longest.
+/// The size is fixed, so everything is allocated once.
 class StepAgreement {
  public:
   StepAgreement(const StepContext& context, GradientNorm& norm);
@@ -95,12 +100,10 @@ class StepAgreement {
  private:
   void write_message(const LocalStep& local, std::span<const MicrobatchLoss> losses);
   void exchange();
-  void read_message(int rank);
+  /// Reads the messages of the first `heard` ranks.
+  void read_messages(int heard);
   void check_gathers(std::span<const int> own) const;
   void check_numbers(const LocalStep& own) const;
-  const std::byte* message_of(int rank) const {
-    return messages_.data() + message_.size() * static_cast<std::size_t>(rank);
-  }
 
   const std::vector<std::unique_ptr<Unit>>& units_;
   const MeshAxes& axes_;
@@ -110,9 +113,8 @@ class StepAgreement {
   std::vector<int> ranks_with_parts_;  ///< ranks whose parts together make up all gradients, each part once
   NormTotals totals_;
   MicrobatchOrder order_;
-  const bool has_own_;                                                ///< messages have OwnGradients
-  const int first_rank_;                                              ///< StepContext::first_rank
-  std::size_t losses_offset_ = 0, own_offset_ = 0, sums_offset_ = 0;  ///< offsets in a message, bytes
+  const int first_rank_;  ///< StepContext::first_rank
+  StepMessages layout_;
   std::vector<std::byte> message_, messages_;
   std::vector<const double*> sums_;  ///< [part]: the part's sums in the message of its rank
   AgreedStep agreed_;

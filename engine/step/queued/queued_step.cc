@@ -85,10 +85,8 @@ QueuedStep::QueuedStep(const StepContext& context, const Optimizer& optimizer, A
 }
 
 void QueuedStep::plan_message() {
-  StepMessages& m = tables_.messages;
-  m.losses_offset = (sizeof(StepMessageHeader) + update_.parameters() + 7) / 8 * 8;
-  m.sums_offset = m.losses_offset + static_cast<std::size_t>(tables_.rounds) * sizeof(MicrobatchLoss);
-  m.bytes = m.sums_offset + totals_.most_sums() * sizeof(double);
+  tables_.messages.lay_out(update_.parameters(), static_cast<std::size_t>(tables_.rounds),
+                           strategy_.noise_scale.every > 0, totals_.most_sums());
 }
 
 void QueuedStep::allocate(const LossScalerState& scaler) {
@@ -101,8 +99,9 @@ void QueuedStep::allocate(const LossScalerState& scaler) {
   tables_.decision = memory_.put<StepDecision>({&first, 1});
   const auto options = at::TensorOptions().device(device_.device);
   views_.loss = at::from_blob(message_.own + offsetof(StepMessageHeader, loss), {1}, options.dtype(at::kDouble));
-  views_.own_squares =
-      at::from_blob(message_.own + offsetof(StepMessageHeader, own_squares), {1}, options.dtype(at::kDouble));
+  if (tables_.messages.own_offset > 0)
+    views_.own_squares = at::from_blob(message_.own + tables_.messages.own_offset + offsetof(OwnGradients, squares),
+                                       {1}, options.dtype(at::kDouble));
   if (tables_.rounds > 0)
     views_.losses =
         at::from_blob(message_.own + tables_.messages.losses_offset, {tables_.rounds, 2}, options.dtype(at::kDouble));
@@ -259,29 +258,27 @@ QueuedStep::InFlight& QueuedStep::take_slot() {
   return slot;
 }
 
-/// Copies the host's part of this rank's message to the device, while backward is still computed. This part has counts,
-/// digests, and a flag for each parameter that says whether the parameter got a gradient. It lies behind the first
-/// numbers of the header, which the device itself adds up. The numbers of groups are sent too (send_numbers), unless
-/// units are updated in backward.
+/// Copies the host's part of this rank's message to the device, while backward is still computed. The device itself
+/// adds up the loss and OwnGradients::squares, which are the first fields of their parts, and writes losses and sums.
+/// The numbers of groups are sent too (send_numbers), unless units are updated in backward.
 void QueuedStep::send_host_part(InFlight& slot, const LocalStep& local) {
-  StepMessageHeader header;
-  header.weight = local.weight;
-  header.tokens = local.tokens;
-  header.samples = local.samples;
-  header.gathers = digest_of_gathers(local.gathered);
-  header.numbers = digest_of_numbers(numbers_.rates.all(), numbers_.options.all());
-  header.own_weights = local.own.weights;
-  header.own_weight_squares = local.own.weight_squares;
+  LocalStep told = local;
+  told.rates = numbers_.rates.all();
+  told.options = numbers_.options.all();
+  const StepMessages& layout = tables_.messages;
   std::byte* const message = slot.message.get();
-  std::memcpy(message, &header, sizeof header);
-  std::byte* flag = message + sizeof header;
-  for (const DeviceUpdate::Group& g : update_.groups()) {
-    for (std::size_t i = 0; i < g.group->parameters.size(); ++i) *flag++ = std::byte{reducer_.used(*g.group, i)};
-  }
-  constexpr std::size_t kBehind = offsetof(StepMessageHeader, weight);
-  const DeviceKernels::UploadPiece piece{message_.own + kBehind, message + kBehind,
-                                         tables_.messages.losses_offset - kBehind};
-  marks_.uploaded = kernels_.upload({&piece, 1}, marks_.messages_read.get());
+  write_numbers(told, layout, message);
+  std::byte* flag = message + sizeof(StepMessageHeader);
+  for (const DeviceUpdate::Group& g : update_.groups()) flag = write_flags(*g.group, reducer_, flag);
+  constexpr std::size_t kCounted = sizeof(double);
+  static_assert(offsetof(StepMessageHeader, weight) == kCounted && offsetof(OwnGradients, weights) == kCounted);
+  const auto piece = [&](std::size_t begin, std::size_t end) {
+    return DeviceKernels::UploadPiece{message_.own + begin + kCounted, message + begin + kCounted,
+                                      end - begin - kCounted};
+  };
+  const std::size_t own = layout.own_offset, end = layout.losses_offset;
+  const DeviceKernels::UploadPiece pieces[] = {piece(0, own > 0 ? own : end), piece(own, end)};
+  marks_.uploaded = kernels_.upload(std::span(pieces).first(own > 0 ? 2 : 1), marks_.messages_read.get());
   if (!updates_in_backward()) send_numbers(slot);
 }
 

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <utility>
 
 #include "checkpoint/files/damage.h"
 #include "offload/files/fault_environment.h"
@@ -48,28 +47,10 @@ absl::StatusOr<RegularFile> RegularFile::open(const std::string& path, const std
       who + ": " + path + " is no regular file. [T0079] hint: name a regular file, or put one in its place");
 }
 
-RegularFile::RegularFile(RegularFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      who_(std::move(other.who_)),
-      fd_(std::exchange(other.fd_, -1)),
-      bytes_(other.bytes_) {}
-
-RegularFile& RegularFile::operator=(RegularFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(who_, other.who_);
-  std::swap(fd_, other.fd_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-
-RegularFile::~RegularFile() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 absl::Status RegularFile::read(std::int64_t offset, std::span<std::byte> bytes) const {
   std::size_t done = 0;
   for (int fruitless = 0; done < bytes.size();) {
-    const ssize_t got = file_calls::pread(fd_, path_, bytes.data() + done, bytes.size() - done,
+    const ssize_t got = file_calls::pread(fd_.get(), path_, bytes.data() + done, bytes.size() - done,
                                           static_cast<off_t>(offset) + static_cast<off_t>(done));
     if (got > 0) {
       done += static_cast<std::size_t>(got);
@@ -87,7 +68,7 @@ absl::Status RegularFile::read(std::int64_t offset, std::span<std::byte> bytes) 
   return absl::OkStatus();
 }
 
-void RegularFile::read_in_order() const { (void)::posix_fadvise(fd_, 0, 0, POSIX_FADV_SEQUENTIAL); }
+void RegularFile::read_in_order() const { (void)::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_SEQUENTIAL); }
 
 absl::StatusOr<std::string> read_regular_text(const std::string& path, std::int64_t most_bytes, const std::string& who,
                                               int parts) {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "offload/files/file_place.h"
+#include "runtime/base/process/owned_fd.h"
 
 namespace tessera {
 
@@ -24,9 +25,6 @@ class RegularFile {
   /// Opens the file. `who` is the prefix of messages: "rank 0". `parts`: the number of parts at the end of `path` that
   /// must not be links, 1 or more.
   static absl::StatusOr<RegularFile> open(const std::string& path, const std::string& who, int parts = 1);
-  RegularFile(RegularFile&& other) noexcept;
-  RegularFile& operator=(RegularFile&& other) noexcept;
-  ~RegularFile();
 
   /// Returns the size that the file had when it was opened.
   std::int64_t bytes() const { return bytes_; }
@@ -41,7 +39,7 @@ class RegularFile {
       : path_(std::move(path)), who_(std::move(who)), fd_(fd), bytes_(bytes) {}
 
   std::string path_, who_;
-  int fd_ = -1;
+  OwnedFd fd_;
   std::int64_t bytes_ = 0;
 };
 

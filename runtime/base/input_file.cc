@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <utility>
 
 #include "runtime/base/bytes.h"
 #include "runtime/base/errno_hint.h"
@@ -93,22 +92,13 @@ absl::StatusOr<InputFile> InputFile::open(const std::filesystem::path& path, con
   return file;
 }
 
-InputFile::InputFile(InputFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
-
-InputFile::~InputFile() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 namespace {
 
 absl::StatusOr<std::string> read_text(const std::filesystem::path& path, const std::string& kind,
                                       std::size_t most_bytes, ExitCode too_large, int more_flags) {
   struct stat info {};
   TESSERA_ASSIGN_OR_RETURN(const int fd, open_any(path, kind, info, more_flags));
-  const struct Closer {
-    int fd;
-    ~Closer() { ::close(fd); }
-  } closer{fd};
+  const OwnedFd closer(fd);
   const bool is_pipe = S_ISFIFO(info.st_mode);
   if (!is_pipe && !S_ISREG(info.st_mode)) return refuse(path, kind, info.st_mode);
   const auto refuse_as_too_large = [&] {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <string>
 
+#include "runtime/base/process/owned_fd.h"
 #include "tessera/exit_code.h"
 
 namespace tessera {
@@ -26,16 +27,12 @@ class InputFile {
   /// open, 64 if the path is empty, 74 for everything else.
   static absl::StatusOr<InputFile> open(const std::filesystem::path& path, const std::string& kind);
 
-  InputFile(InputFile&& other) noexcept;
-  InputFile& operator=(InputFile&&) = delete;
-  ~InputFile();
-
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   std::size_t size() const { return size_; }
 
  private:
   InputFile(int fd, std::size_t size) : fd_(fd), size_(size) {}
-  int fd_;
+  OwnedFd fd_;
   std::size_t size_;
 };
 

@@ -21,17 +21,6 @@
 
 namespace tessera {
 
-void OwnedFd::reset() {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-}
-
-int OwnedFd::release() { return std::exchange(fd_, -1); }
-
-OwnedFd& OwnedFd::operator=(OwnedFd&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
 void read_some(OwnedFd& from, const std::function<void(std::string_view)>& take) {
   std::array<char, 64 << 10> buffer;
   for (int round = 0; round < 4 && from.is_open(); ++round) {

@@ -11,26 +11,9 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/base/process/owned_fd.h"
+
 namespace tessera {
-
-/// A file descriptor with an owner.
-class OwnedFd {
- public:
-  explicit OwnedFd(int fd = -1) : fd_(fd) {}
-  OwnedFd(OwnedFd&& other) noexcept : fd_(other.release()) {}
-  OwnedFd& operator=(OwnedFd&& other) noexcept;
-  ~OwnedFd() { reset(); }
-
-  int get() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-  /// Closes the descriptor.
-  void reset();
-  /// Gives the descriptor away. The object has none afterwards.
-  int release();
-
- private:
-  int fd_;
-};
 
 /// Hands the content of a non-blocking pipe to `take`, at most a few buffers in each call. So a writer that never stops
 /// cannot keep the caller from other pipes. Closes `from` when the pipe ends.

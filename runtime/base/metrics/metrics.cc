@@ -115,40 +115,24 @@ absl::StatusOr<MetricsWriter> MetricsWriter::open(const std::filesystem::path& p
 
 /// Reads the existing content of a file to which metrics are appended.
 absl::Status MetricsWriter::go_on_with_content() {
-  const FileLock lock(fd_);
-  const off_t end = end_of(fd_).value_or(0);
-  const off_t whole = end_of_whole_lines(fd_, end);
+  const FileLock lock(fd_.get());
+  const off_t end = end_of(fd_.get()).value_or(0);
+  const off_t whole = end_of_whole_lines(fd_.get(), end);
   torn_ = whole < end && !form_->drops_halves();
-  if (whole < end && form_->drops_halves() && ::ftruncate(fd_, whole) != 0) {
+  if (whole < end && form_->drops_halves() && ::ftruncate(fd_.get(), whole) != 0) {
     return os_error(ExitCode::kCannotCreate, path_, "half a line at its end cannot be cut off", errno);
   }
   begun_ = whole > 0;
   if (!begun_) return absl::OkStatus();
-  const absl::Status status = form_->go_on_after(first_line_of(fd_));
+  const absl::Status status = form_->go_on_after(first_line_of(fd_.get()));
   return status.ok()
              ? status
              : make_error(exit_code_of(status), fmt::format("metrics file {}: {}", path_.string(), message_of(status)));
 }
 
-MetricsWriter::MetricsWriter(MetricsWriter&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)),
-      path_(std::move(other.path_)),
-      form_(std::move(other.form_)),
-      torn_(other.torn_),
-      begun_(other.begun_) {}
-
-MetricsWriter& MetricsWriter::operator=(MetricsWriter&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(path_, other.path_);
-  std::swap(form_, other.form_);
-  std::swap(torn_, other.torn_);
-  std::swap(begun_, other.begun_);
-  return *this;
-}
-
-MetricsWriter::~MetricsWriter() {
-  if (fd_ >= 0) ::close(fd_);
-}
+MetricsWriter::MetricsWriter(MetricsWriter&&) noexcept = default;
+MetricsWriter& MetricsWriter::operator=(MetricsWriter&&) noexcept = default;
+MetricsWriter::~MetricsWriter() = default;
 
 absl::Status MetricsWriter::write(const std::vector<Metric>& metrics) {
   if (!form_) return make_error(ExitCode::kInternal, "a metrics file was written after it had been moved");
@@ -171,16 +155,16 @@ absl::Status MetricsWriter::write(const std::vector<Metric>& metrics) {
 }
 
 absl::Status MetricsWriter::write_all(const std::string& given) {
-  const FileLock lock(fd_);
-  const std::optional<off_t> end = end_of(fd_);
+  const FileLock lock(fd_.get());
+  const std::optional<off_t> end = end_of(fd_.get());
   const std::string bytes = (torn_ ? "\n" : "") + (begun_ ? "" : form_->beginning()) + given;
   std::size_t done = 0;
   while (done < bytes.size()) {
-    const ssize_t wrote = ::write(fd_, bytes.data() + done, bytes.size() - done);
+    const ssize_t wrote = ::write(fd_.get(), bytes.data() + done, bytes.size() - done);
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) {
       const int error = wrote < 0 ? errno : EIO;
-      const bool cut_off = form_->drops_halves() && end && ::ftruncate(fd_, *end) == 0;
+      const bool cut_off = form_->drops_halves() && end && ::ftruncate(fd_.get(), *end) == 0;
       if (done > 0 && !cut_off) torn_ = bytes[done - 1] != '\n';
       return os_error(ExitCode::kIo, path_, "a line was not written", error);
     }
@@ -192,7 +176,7 @@ absl::Status MetricsWriter::write_all(const std::string& given) {
 }
 
 absl::Status MetricsWriter::close() {
-  const int fd = std::exchange(fd_, -1);
+  const int fd = fd_.release();
   if (fd >= 0 && ::close(fd) != 0) return os_error(ExitCode::kIo, path_, "cannot be closed", errno);
   return absl::OkStatus();
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/base/metrics/metrics_form.h"
+#include "runtime/base/process/owned_fd.h"
 #include "tessera/metric.h"
 
 namespace tessera {
@@ -71,7 +72,7 @@ class MetricsWriter {
   absl::Status go_on_with_content();
   absl::Status write_all(const std::string& bytes);
 
-  int fd_ = -1;
+  OwnedFd fd_;
   std::filesystem::path path_;
   std::unique_ptr<MetricsForm> form_;
   bool torn_ = false;   ///< the file ends in an incomplete line of JSON

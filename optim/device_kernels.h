@@ -3,7 +3,6 @@
 // See docs/glossary.md: unit.
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <span>
 

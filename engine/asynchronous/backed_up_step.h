@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "engine/asynchronous/first_gradients.h"
 #include "engine/asynchronous/lone_step.h"

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <new>
 #include <utility>
 
 #include "engine/memory/state_views.h"

@@ -4,7 +4,6 @@
 
 #include <absl/status/status.h>
 
-#include <cstdint>
 #include <string>
 
 #include "checkpoint/saved_checkpoint.h"

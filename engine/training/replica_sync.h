@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "engine/asynchronous/asynchronous_step.h"

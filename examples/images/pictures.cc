@@ -8,7 +8,6 @@
 #include <cctype>
 #include <charconv>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <numeric>
 #include <random>

@@ -2,7 +2,6 @@
 
 #include <absl/status/statusor.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>

@@ -1,7 +1,6 @@
 #include "offload/io/path_speed.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <memory>

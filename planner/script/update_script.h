@@ -2,7 +2,6 @@
 
 // See docs/glossary.md: agreement, publication, unit.
 
-#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <vector>

@@ -2,8 +2,6 @@
 
 #include <absl/strings/cord.h>
 
-#include <utility>
-
 namespace tessera {
 namespace {
 

@@ -4,10 +4,8 @@
 
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "runtime/base/metrics/latency_histogram.h"

@@ -3,7 +3,6 @@
 // See docs/glossary.md: advice, residency, slot, unit.
 
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <span>
 #include <vector>

@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <thread>
 
 #include "runtime/base/status.h"
 #include "runtime/comm/meet_in_store.h"

@@ -2,7 +2,6 @@
 
 #include "workshop/tokenizer/tokenizer.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "tests/fuzz/fuzz.h"

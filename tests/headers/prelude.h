@@ -6,8 +6,6 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
-#include <iostream>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>

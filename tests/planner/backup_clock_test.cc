@@ -9,7 +9,6 @@
 #include <optional>
 #include <random>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "sharding/layout/plan/microbatch_deal.h"

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <random>
 #include <span>

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "runtime/base/status.h"
 #include "workshop/bench/pass_timing.h"

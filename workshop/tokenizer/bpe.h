@@ -5,7 +5,6 @@
 #include <absl/status/statusor.h>
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
-#include <utility>
 
 #include "engine/step/rules/tensor_rule.h"
 #include "runtime/base/status.h"

@@ -3,10 +3,8 @@
 // See docs/glossary.md: agreement, unit.
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "engine/memory/state_views.h"
 #include "engine/step/agree/step_context.h"

@@ -4,7 +4,6 @@
 #include <absl/status/statusor.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <memory>

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
-#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>

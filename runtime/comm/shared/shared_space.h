@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <string>
 
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/shared/control_block.h"

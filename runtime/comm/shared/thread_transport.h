@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "runtime/base/mutex.h"
 #include "runtime/comm/group.h"

@@ -6,8 +6,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <random>
 
 #include "tests/comm/reference.h"
 

@@ -12,10 +12,8 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "engine/asynchronous/servers/parameter_server.h"

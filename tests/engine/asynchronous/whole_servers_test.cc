@@ -14,7 +14,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "engine/asynchronous/servers/parameter_server.h"

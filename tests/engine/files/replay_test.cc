@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include <array>
 #include <cmath>
 #include <limits>
 #include <string>

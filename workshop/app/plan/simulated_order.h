@@ -5,7 +5,6 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
-#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>

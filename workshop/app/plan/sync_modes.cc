@@ -1,6 +1,5 @@
 #include "workshop/app/plan/sync_modes.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "runtime/base/bytes.h"

@@ -33,7 +33,7 @@ TABLE = "runtime/comm/job/process_mesh.cc"
 MOST_FILES = {"A method of compression": 3, "An update rule": 3, "An update rule with norms": 3,
               "An update rule of matrices": 4, "A transport": 4}
 # Folders whose sources include LibTorch, and a target that has the flags for them.
-TARGETS = {"runtime/comm/c10d/": "tessera_comm_c10d", "runtime/comm/job/": "tessera_comm_torch", "engine/step/rules/": "tessera_step"}
+TARGETS = {"runtime/comm/c10d/": "tessera_comm_c10d", "runtime/comm/job/": "tessera_comm_torch", "engine/step/rules/": "tessera_step_rules"}
 
 
 def sections():

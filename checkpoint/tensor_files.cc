@@ -13,6 +13,7 @@
 
 #include "checkpoint/files/damage.h"
 #include "checkpoint/files/json_fields.h"
+#include "offload/files/file_place.h"
 #include "runtime/base/status.h"
 #include "runtime/base/text.h"
 
@@ -38,11 +39,6 @@ bool is_pickle(std::string_view head) { return head.starts_with("PK\x03\x04") ||
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name.size() <= kMostFileName && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
-}
-
-std::string folder_of(const std::string& path) {
-  const std::string folder = fs::path(path).parent_path().string();
-  return folder.empty() ? "." : folder;
 }
 
 absl::Status pickle_refused(const std::string& name) {
@@ -76,7 +72,7 @@ absl::StatusOr<TensorFiles> TensorFiles::open(const std::string& path, const std
   TensorFiles files(who);
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    TESSERA_RETURN_IF_ERROR(path.ends_with(kIndexSuffix) ? files.add_indexed(folder_of(path), path)
+    TESSERA_RETURN_IF_ERROR(path.ends_with(kIndexSuffix) ? files.add_indexed(folder_of_file(path), path)
                                                          : files.add_file(path));
     return files;
   }

@@ -25,17 +25,12 @@ namespace {
 
 constexpr int kMostNames = 100;
 
-std::string folder_of(const std::string& path) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  return folder.empty() ? std::filesystem::path(".").string() : folder.string();
-}
-
 /// The temporary file, until it is renamed. The destructor closes and removes it, so that it is removed wherever the
 /// function returns.
 class TemporaryFile {
  public:
   TemporaryFile(const FilePlace& file, const std::string& who)
-      : target_(file), temporary_(file), who_(who), folder_(folder_of(file.path())) {}
+      : target_(file), temporary_(file), who_(who), folder_(folder_of_file(file.path())) {}
   ~TemporaryFile() {
     if (fd_ >= 0) ::close(fd_);
     if (!exists_) return;
@@ -149,7 +144,7 @@ absl::Status make_folders(const std::string& folder, const std::string& who) {
   for (const std::string& each : made) {
     const char* operation = "fsync";
     if (const int got = file_calls::sync_folder_of(each, operation); got < 0)
-      return failed(operation, folder_of(each), -got);
+      return failed(operation, folder_of_file(each), -got);
   }
   return absl::OkStatus();
 }

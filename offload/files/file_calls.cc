@@ -254,8 +254,7 @@ int fsync_folder(int fd, const std::string& folder) {
 }
 
 int sync_folder_of(const FilePlace& file, const char*& operation) {
-  const std::string above = fs::path(file.path()).parent_path().string();
-  const FilePlace folder(above.empty() ? "." : above, std::max(file.parts() - 1, 0));
+  const FilePlace folder(folder_of_file(file.path()), std::max(file.parts() - 1, 0));
   operation = "open of the folder";
   const int fd = retried([&] { return open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
   if (fd < 0) return fd;

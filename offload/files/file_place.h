@@ -1,10 +1,17 @@
 #pragma once
 
 #include <concepts>
+#include <filesystem>
 #include <string>
 #include <utility>
 
 namespace tessera {
+
+/// Returns the folder of a file; "." for a name alone.
+inline std::string folder_of_file(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
 
 /// The path of a file or folder below a folder that a user named. The user's folder may be a link, or its path may
 /// contain links. None of the last `parts` names of the path may be a link, since a stranger may have put it there,

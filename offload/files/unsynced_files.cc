@@ -4,17 +4,10 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
+
+#include "offload/files/file_place.h"
 
 namespace tessera {
-namespace {
-
-std::string folder_of(const std::string& path) {
-  const std::string folder = std::filesystem::path(path).parent_path().string();
-  return folder.empty() ? "." : folder;
-}
-
-}  // namespace
 
 void UnsyncedFiles::wrote(const std::string& path) {
   const MutexLock lock(mutex_);
@@ -29,7 +22,7 @@ void UnsyncedFiles::synced_file(const std::string& path) {
 void UnsyncedFiles::synced_folder(const std::string& folder) {
   const MutexLock lock(mutex_);
   std::erase_if(renames_, [&](const Rename& rename) {
-    if (folder_of(rename.to) != folder) return false;
+    if (folder_of_file(rename.to) != folder) return false;
     if (!rename.before.empty()) ::unlink(rename.before.c_str());
     return true;
   });

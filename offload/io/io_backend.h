@@ -2,6 +2,7 @@
 
 #include <absl/status/statusor.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,9 @@
 namespace tessera {
 
 class BlockFile;
+
+/// The pause before a transfer that the system refuses for now is tried again.
+inline constexpr std::chrono::milliseconds kRetryPause{1};
 
 /// The direction of a transfer: from the file to memory, or from memory to the file.
 enum class IoKind { kRead, kWrite };

@@ -26,7 +26,6 @@ namespace {
 
 constexpr int kMostFruitless = 100;
 constexpr int kPatientFruitless = 10;  // after this many transfers in a row without bytes, retries come after a pause
-constexpr auto kRetryPause = std::chrono::milliseconds(1);
 // One call of the kernel transfers at most 2^31 bytes minus a page. kMostTransferBytes is the largest power of two
 // below this limit, so that all parts of a transfer begin at a multiple of a sector.
 constexpr std::size_t kMostTransferBytes = std::size_t{1} << 30;

@@ -22,7 +22,6 @@ namespace {
 constexpr std::size_t kMostBufferBytes = std::size_t{1} << 30;  // the kernel's limit for the size of a registered
                                                                 // buffer
 constexpr int kMostRetries = 1000;
-constexpr auto kRetryPause = std::chrono::milliseconds(1);
 
 // A combination of flags for creating an io_uring. In kSetups the best combination is first; older kernels return
 // EINVAL for it.

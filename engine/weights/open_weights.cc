@@ -95,9 +95,6 @@ class SeveralSources : public TensorSource {
                                ", and it is not. [T0306] hint: take index and files from one source"));
   }
 
-  const std::map<std::string, StoredTensor>& tensors() const override { return tensors_; }
-  const std::vector<std::pair<std::string, std::string>>& others() const override { return others_; }
-  const std::vector<std::string>& unused() const override { return unused_; }
   absl::StatusOr<at::Tensor> read(const std::string& name, std::int64_t first, std::int64_t numel) override {
     return sources_[places_.at(name)]->read(name, first, numel);
   }
@@ -106,9 +103,6 @@ class SeveralSources : public TensorSource {
   std::vector<OpenSource> sources_;
   std::vector<std::string> files_;
   std::map<std::string, std::size_t> places_;
-  std::map<std::string, StoredTensor> tensors_;
-  std::vector<std::pair<std::string, std::string>> others_;
-  std::vector<std::string> unused_;
 };
 
 absl::StatusOr<OpenSource> open_index(const fs::path& path, const WeightsRequest& request) {

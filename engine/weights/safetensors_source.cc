@@ -21,10 +21,6 @@ class SafetensorsSource : public TensorSource {
     }
   }
 
-  const std::map<std::string, StoredTensor>& tensors() const override { return tensors_; }
-  const std::vector<std::pair<std::string, std::string>>& others() const override { return others_; }
-  const std::vector<std::string>& unused() const override { return unused_; }
-
   absl::StatusOr<at::Tensor> read(const std::string& name, std::int64_t first, std::int64_t numel) override {
     const c10::ScalarType type = *tensors_.at(name).scalar_type;
     at::Tensor values = at::empty({numel}, at::TensorOptions(type));
@@ -36,9 +32,6 @@ class SafetensorsSource : public TensorSource {
  private:
   TensorFiles files_;
   std::map<std::string, const TensorFiles::Place*> places_;
-  std::map<std::string, StoredTensor> tensors_;
-  std::vector<std::pair<std::string, std::string>> others_;
-  std::vector<std::string> unused_;
 };
 
 }  // namespace

@@ -30,16 +30,21 @@ class TensorSource {
   TensorSource(const TensorSource&) = delete;
   TensorSource& operator=(const TensorSource&) = delete;
 
-  virtual const std::map<std::string, StoredTensor>& tensors() const = 0;
+  const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
   /// Returns the entries that are not tensors, each with a description: {"epoch", "a number"}.
-  virtual const std::vector<std::pair<std::string, std::string>>& others() const = 0;
+  const std::vector<std::pair<std::string, std::string>>& others() const { return others_; }
   /// Returns the keys in the files that do not belong to the chosen part, such as "optimizer".
-  virtual const std::vector<std::string>& unused() const = 0;
+  const std::vector<std::string>& unused() const { return unused_; }
 
   /// Reads elements [first, first + numel) of a tensor, counted row by row. The result is on the CPU, and has the shape
   /// [numel] and the file's type. It may share memory with other tensors, so it must not be written. Errors: 65 if the
   /// file is damaged; 71 if memory runs out; 74 if a read fails. REQUIRES: the tensor exists and has these elements.
   virtual absl::StatusOr<at::Tensor> read(const std::string& name, std::int64_t first, std::int64_t numel) = 0;
+
+ protected:
+  std::map<std::string, StoredTensor> tensors_;
+  std::vector<std::pair<std::string, std::string>> others_;
+  std::vector<std::string> unused_;
 };
 
 }  // namespace tessera

@@ -147,9 +147,11 @@ class ArchiveSource : public TensorSource {
           "is a TorchScript program, as torch.jit.save writes it. [T0316] hint: in Python, "
           "torch.save(torch.jit.load(path).state_dict(), "
           "new_path) writes its weights; a C++ program trains the script itself by ModuleView::of");
-    TESSERA_ASSIGN_OR_RETURN(part_, choose_part(pickled_.root, request));
+    TESSERA_ASSIGN_OR_RETURN(WeightsPart part, choose_part(pickled_.root, request));
+    others_ = std::move(part.others);
+    unused_ = std::move(part.unused);
     // Every tensor is compared before the first value is read.
-    for (const auto& [name, number] : part_.tensors) {
+    for (const auto& [name, number] : part.tensors) {
       const PickledTensor& tensor = pickled_.tensors[number];
       TESSERA_RETURN_IF_ERROR(compare(name, tensor));
       tensors_.emplace(name, StoredTensor{tensor.type, type_of(tensor.type), tensor.sizes});
@@ -157,10 +159,6 @@ class ArchiveSource : public TensorSource {
     }
     return compare_sum();
   }
-
-  const std::map<std::string, StoredTensor>& tensors() const override { return tensors_; }
-  const std::vector<std::pair<std::string, std::string>>& others() const override { return part_.others; }
-  const std::vector<std::string>& unused() const override { return part_.unused; }
 
   absl::StatusOr<at::Tensor> read(const std::string& name, std::int64_t first, std::int64_t numel) override {
     return without_exceptions<at::Tensor>(
@@ -255,8 +253,6 @@ class ArchiveSource : public TensorSource {
   const std::size_t bytes_;
   caffe2::serialize::PyTorchStreamReader archive_;
   PickledWeights pickled_;
-  WeightsPart part_;
-  std::map<std::string, StoredTensor> tensors_;
   std::map<std::string, const PickledTensor*> pickled_by_name_;
   std::set<std::string> records_;
   std::size_t bytes_of_records_ = 0;

@@ -3,17 +3,12 @@
 #include <cmath>
 #include <numbers>
 
+#include "runtime/base/noise.h"
+
 namespace tessera {
 namespace {
 
 constexpr std::uint64_t kStride = 0x9e3779b97f4a7c15u;  // 2^64 divided by the golden ratio
-
-/// Mixes bits: a bijection in which every input bit influences every output bit.
-std::uint64_t mix_bits(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 /// Returns a number above 0 and below 1.
 double uniform(std::uint64_t bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53; }

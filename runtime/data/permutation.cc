@@ -2,12 +2,14 @@
 
 #include <utility>
 
+#include "runtime/base/noise.h"
+
 namespace tessera {
 
 Permutation::Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t stream) : n_(n) {
   while (half_bits_ < 31 && (std::uint64_t{1} << (2 * half_bits_)) < n) ++half_bits_;
-  const std::uint64_t base = mix64(mix64(seed) + stream);
-  for (std::size_t j = 0; j < keys_.size(); ++j) keys_[j] = mix64(base + j);
+  const std::uint64_t base = mix_bits(mix_bits(seed) + stream);
+  for (std::size_t j = 0; j < keys_.size(); ++j) keys_[j] = mix_bits(base + j);
 }
 
 std::uint64_t Permutation::operator()(std::uint64_t i) const {
@@ -15,7 +17,7 @@ std::uint64_t Permutation::operator()(std::uint64_t i) const {
   do {
     std::uint64_t left = i >> half_bits_, right = i & mask;
     for (const std::uint64_t key : keys_) {
-      left ^= mix64(right + key) & mask;
+      left ^= mix_bits(right + key) & mask;
       std::swap(left, right);
     }
     i = left << half_bits_ | right;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "runtime/base/noise.h"
 #include "runtime/base/seeded_fault.h"
 #include "runtime/base/status.h"
 #include "runtime/data/dataset_stats.h"
@@ -184,8 +185,8 @@ std::int64_t DistributedSampler::data_order(std::int64_t tokens, std::int64_t se
   for (const std::int64_t part :
        {tokens, seq_len, options_.num_samples, options_.global_batch(), static_cast<std::int64_t>(options_.shuffle),
         static_cast<std::int64_t>(options_.tail)})
-    order = mix64(order + 1) + static_cast<std::uint64_t>(part);
-  return static_cast<std::int64_t>(mix64(order) >> 1);
+    order = mix_bits(order + 1) + static_cast<std::uint64_t>(part);
+  return static_cast<std::int64_t>(mix_bits(order) >> 1);
 }
 
 std::int64_t DistributedSampler::steps_per_epoch() const {

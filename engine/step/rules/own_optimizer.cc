@@ -11,6 +11,7 @@
 
 #include "checkpoint/saved_checkpoint.h"
 #include "optim/master_assigner.h"
+#include "runtime/border/expect.h"
 #include "runtime/border/phrase.h"
 #include "runtime/config/optimizer_rows.h"
 #include "sharding/unrecorded.h"
@@ -20,12 +21,6 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kWholeVectors = 32;  // a multiple of the number of elements that LibTorch computes at a time
-
-/// Throws an Error with ExitCode::kUsage unless `good` is true.
-template <class... Text>
-void require(bool good, const Text&... text) {
-  if (!good) throw Error(ExitCode::kUsage, c10::str(text...));
-}
 
 float* state_of(const OptimizerSlice& slice, std::size_t state) {
   return reinterpret_cast<float*>(slice.states[state].data.data());
@@ -37,10 +32,10 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config, const E
                                           const OwnRules& own_rules) {
   const auto expect_rule = [&](OptimizerType type, bool has_rule, const Phrase& bring) {
     const bool wants = config.type == type;
-    require(!wants || has_rule, "optimizer.type is ", name_of(type),
-            ", and the program brings no rule. [T0288] hint: ", bring, ", or name a type that is there");
-    require(wants || !has_rule, "the program brings a rule of its own, and optimizer.type is ", name_of(config.type),
-            ". [T0289] hint: set \"optimizer\": {\"type\": \"", name_of(type), "\"}");
+    expect(!wants || has_rule, "optimizer.type is ", name_of(type),
+           ", and the program brings no rule. [T0288] hint: ", bring, ", or name a type that is there");
+    expect(wants || !has_rule, "the program brings a rule of its own, and optimizer.type is ", name_of(config.type),
+           ". [T0289] hint: set \"optimizer\": {\"type\": \"", name_of(type), "\"}");
   };
   expect_rule(OptimizerType::kOwn, own_rules.elements != nullptr, phrases::kBringElements);
   expect_rule(OptimizerType::kOwnMatrix, own_rules.matrices != nullptr, phrases::kBringMatrices);
@@ -57,15 +52,15 @@ OwnOptimizer::OwnOptimizer(std::shared_ptr<const ElementwiseOptimizer> rule, con
       loops_(step_loops(best_instruction_set())) {
   std::set<std::string> names;
   for (const std::string& name : rule_->states()) {
-    require(is_name_of_state(name) && names.insert(name).second, "ElementwiseOptimizer::states: \"", name,
-            "\" is no name for a state. [T0290] hint: give each a name of its own, without '|' and '.', and none that "
-            "checkpoints use: ema, master, value, buffer, item, generator, gpu_generator, factors, outer_momentum");
+    expect(is_name_of_state(name) && names.insert(name).second, "ElementwiseOptimizer::states: \"", name,
+           "\" is no name for a state. [T0290] hint: give each a name of its own, without '|' and '.', and none that "
+           "checkpoints use: ema, master, value, buffer, item, generator, gpu_generator, factors, outer_momentum");
     states_.push_back({name, StateDType::kF32});
   }
   own_states_ = states_.size();
-  require(own_states_ <= ElementwiseOptimizer::kMostStates, "ElementwiseOptimizer::states: at most ",
-          ElementwiseOptimizer::kMostStates, " states, got ", own_states_,
-          ". [T0291] hint: join states that change together into one");
+  expect(own_states_ <= ElementwiseOptimizer::kMostStates, "ElementwiseOptimizer::states: at most ",
+         ElementwiseOptimizer::kMostStates, " states, got ", own_states_,
+         ". [T0291] hint: join states that change together into one");
   for (const StateInfo& average : bare_.states()) states_.push_back(average);
 }
 
@@ -131,16 +126,16 @@ at::Tensor OwnOptimizer::updated(const StepScalars& scalars, const OptimizerSlic
     return tensor.defined() && tensor.dim() == 1 && tensor.numel() == numel && tensor.scalar_type() == at::kFloat &&
            tensor.device() == parameters.device();
   };
-  require(is_as_it_was(e.parameters), "ElementwiseOptimizer::update: wanted parameters of [", numel, "] fp32 on ",
-          parameters.device(), ", got ",
-          e.parameters.defined()
-              ? c10::str(e.parameters.scalar_type(), " ", e.parameters.sizes(), " on ", e.parameters.device())
-              : "nothing",
-          ". [T0292] hint: change e.parameters in place, or give it a tensor of its shape");
+  expect(is_as_it_was(e.parameters), "ElementwiseOptimizer::update: wanted parameters of [", numel, "] fp32 on ",
+         parameters.device(), ", got ",
+         e.parameters.defined()
+             ? c10::str(e.parameters.scalar_type(), " ", e.parameters.sizes(), " on ", e.parameters.device())
+             : "nothing",
+         ". [T0292] hint: change e.parameters in place, or give it a tensor of its shape");
   for (std::size_t i = 0; i < own_states_; ++i) {
     const bool is_same = i < e.states.size() && e.states[i].is_same(states[i]);
-    require(is_same, "ElementwiseOptimizer::update: state \"", states_[i].name,
-            "\" is another tensor now. [T0293] hint: update states in place, such as e.states[", i, "].mul_(0.9)");
+    expect(is_same, "ElementwiseOptimizer::update: state \"", states_[i].name,
+           "\" is another tensor now. [T0293] hint: update states in place, such as e.states[", i, "].mul_(0.9)");
     if (numel != own) view_of(state_of(slice, i) + begin).copy_(states[i].narrow(0, 0, own));
   }
   return e.parameters.contiguous();

@@ -5,7 +5,7 @@
 #include <numbers>
 #include <vector>
 
-#include "runtime/data/permutation.h"
+#include "runtime/base/noise.h"
 #include "workshop/bench/images/image_dataset.h"
 
 namespace tessera {
@@ -19,8 +19,8 @@ const float kPatternDeviation = std::sqrt(1.0f / 3), kNoiseDeviation = std::sqrt
 /// Random words of one stream. Each word is a function of (seed, stream, number).
 class Words {
  public:
-  Words(std::uint64_t seed, std::uint64_t stream) : key_(mix64(mix64(seed) + stream)) {}
-  std::uint64_t next() { return mix64(key_ + ++count_ * 0x9e3779b97f4a7c15u); }
+  Words(std::uint64_t seed, std::uint64_t stream) : key_(mix_bits(mix_bits(seed) + stream)) {}
+  std::uint64_t next() { return mix_bits(key_ + ++count_ * 0x9e3779b97f4a7c15u); }
   /// Returns a number in [0, 1).
   float uniform() { return static_cast<float>(next() >> 40) * 0x1p-24f; }
   /// Returns a number with mean 0 and variance 1: the sum of four uniform numbers from one word, nearly normal.

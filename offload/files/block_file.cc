@@ -147,12 +147,12 @@ int BlockFile::try_direct(bool may_write) {
   return 0;
 }
 
+// A failed sync is never repeated, not even after EINTR: the kernel reports a lost write only once.
 absl::Status BlockFile::sync(const std::string& who) const {
   const auto failed = [&](const char* operation, int got) {
     return file_error({.who = who, .operation = operation, .file = name_, .folder = directory_, .error = -got});
   };
-  if (const int got = retried([&] { return file_calls::fsync(buffered_fd_, name_); }); got < 0)
-    return failed("fsync", got);
+  if (const int got = file_calls::fsync(buffered_fd_, name_); got < 0) return failed("fsync", got);
   if (!is_kept_) return absl::OkStatus();
   const char* operation = "fsync";
   if (const int got = file_calls::sync_folder_of(name_, operation); got < 0) return failed(operation, got);

@@ -130,6 +130,15 @@ TEST(BlockFile, ShortAndInterruptedWritesOfZerosAreContinued) {
   }
 }
 
+TEST(BlockFile, FailedSyncIsNotTriedAgain) {
+  ScratchFolder folder;
+  const auto file = BlockFile::create({.directory = folder.path(), .bytes = kBytes, .who = "rank 0"});
+  ASSERT_TRUE(file.ok()) << file.status();
+  ScopedFaults faults({{.site = FaultSite::kFsync, .nth = 1, .action = FaultAction::kErrno, .number = EINTR}});
+  EXPECT_EQ(exit_code_of((*file)->sync("rank 0")), ExitCode::kIo);
+  EXPECT_EQ(faults.plan().operations(FaultSite::kFsync), 1);
+}
+
 // Fault F43 (docs/faults.md): O_DIRECT is missing. Either the open or the first write shows this.
 TEST(BlockFile, WithoutDirectTransfersThePageCacheIsUsed) {
   ScratchFolder folder;

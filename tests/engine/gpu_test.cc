@@ -32,6 +32,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/comm_hook.h"
 #include "tessera/durable.h"
+#include "tests/engine/files/normed_runs.h"
 #include "tests/engine/wire/gradient_methods.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/free_port.h"
@@ -551,6 +552,25 @@ TEST_F(Gpu, TwoRanksGiveTheBitsOfOneThatAccumulates) {
     const std::string wrong = difference(of_two, train_on(alone, strategy, options_of(5)), "one rank") +
                               difference(tree_of_two, tree_of_one, "six microbatches in a tree");
     return wrong.empty() ? absl::OkStatus() : make_error(ExitCode::kInternal, wrong);
+  });
+  for (const RankEnd& end : ends) EXPECT_TRUE(end.exit_code == ExitCode::kOk && end.signal == 0) << end.message;
+}
+
+/// Batch norms of two ranks have the running statistics of one rank that computes all microbatches of a step.
+TEST_F(Gpu, RunningStatisticsOfTwoRanksHaveTheBitsOfOne) {
+  const int port = free_port();
+  const std::vector<RankEnd> ends = fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
+    be_reproducible();
+    const auto trained_on = [&](int ranks) {
+      Strategy strategy =
+          reproducible_test::in_order(ShardingStrategy::kFullShard, GradientSync::kLastMicrobatch, ranks);
+      strategy.comm.transport = TransportChoice::kCudaHost;
+      return reproducible_test::train_normed(mesh_of(rank, ranks, port, TransportChoice::kCudaHost), strategy,
+                                             {.has_gpu = true});
+    };
+    const std::string of_two = trained_on(2).bytes;
+    if (rank == 1 || of_two == trained_on(1).bytes) return absl::OkStatus();
+    return make_error(ExitCode::kInternal, "two ranks have other bits than one");
   });
   for (const RankEnd& end : ends) EXPECT_TRUE(end.exit_code == ExitCode::kOk && end.signal == 0) << end.message;
 }

@@ -320,4 +320,15 @@ absl::Status remove_pruned(const std::vector<std::string>& paths, const std::str
   return status;
 }
 
+absl::Status remove_checkpoints(const FilePlace& folder, const std::string& who) {
+  if (!is_there(folder.path())) return absl::OkStatus();
+  const FilePlace latest = folder / kLatest;
+  if (const int got = retried([&] { return file_calls::unlink(latest); }); got < 0 && got != -ENOENT)
+    return failed(who, "removal", latest.path(), -got);
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(folder, who));
+  for (const std::string& name : names) TESSERA_RETURN_IF_ERROR(remove_tree(folder / name, who));
+  const int got = retried([&] { return file_calls::remove_folder(folder); });
+  return got < 0 ? failed(who, "removal", folder.path(), -got) : absl::OkStatus();
+}
+
 }  // namespace tessera

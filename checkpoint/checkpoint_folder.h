@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/files/folder_lock.h"
+#include "offload/files/file_place.h"
 
 namespace tessera {
 
@@ -100,5 +101,10 @@ class UnfinishedCheckpoint {
 /// meanwhile. It may take a while if the file system tells the disk about each free block. It tries to remove all
 /// paths, and reports the first failure.
 absl::Status remove_pruned(const std::vector<std::string>& paths, const std::string& who);
+
+/// Removes a folder of checkpoints with all that is in it; it does nothing if there is no such folder. `latest` is
+/// removed first, so if the program is killed meanwhile, nobody finds a checkpoint there. REQUIRES: nobody saves there
+/// or reads there. Errors: 77 without permission; 74 if the removal fails for another reason.
+absl::Status remove_checkpoints(const FilePlace& folder, const std::string& who);
 
 }  // namespace tessera

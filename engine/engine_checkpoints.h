@@ -38,6 +38,11 @@ class EngineCheckpoints {
   /// Returns the step of an earlier run's commit, if this run has not resumed from it.
   std::optional<std::int64_t> commit_to_resume() const;
   std::optional<LoadedCheckpoint> resume_durable();
+  /// Returns whether the Engine has commits of another number of ranks to continue from (MovedCommits).
+  bool has_moved() const { return saving_.moved.has_value(); }
+  /// Continues from these commits. It loads their checkpoint, so what `load` says about other EngineCheckpoints holds
+  /// here too. REQUIRES: has_moved().
+  static LoadedCheckpoint resume_moved(Engine& engine);
 
  private:
   void expect_durable(const char* call) const;

@@ -4,11 +4,13 @@
 #include <absl/status/statusor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "engine/job/job.h"
 #include "engine/memory/durable_files.h"
+#include "engine/moved_commits.h"
 #include "tessera/checkpoint.h"
 
 namespace tessera {
@@ -54,6 +56,7 @@ struct Saving {
   bool ends_in_step = true;                 ///< whether a step that sees the end of a save throws the save's error
   LastCheckpoint last_checkpoint;
   std::unique_ptr<DurableFiles> durable;  ///< null without "durable"
+  std::optional<MovedCommits> moved;      ///< commits of other ranks, until the program continues from them
   absl::Status commit_failure;            ///< failure of the latest commit, until the program gets it
   bool commit_ended_job = false;          ///< whether the job failed because of `commit_failure`, so that the program
                                           ///< has this error already

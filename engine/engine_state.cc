@@ -55,6 +55,7 @@ void Engine::State::set_up(bool continues) {
   if (strategy.checkpoint.async) saving.group = value_or_throw(groups_of(job.mesh).world("checkpoint"));
   training.make_plan(continues);
   if (strategy.durable.every > 0) {
+    if (!continues) saving.moved = move_commits(job);
     saving.durable = open_durable(strategy.durable, training.plan,
                                   durable_layout(training.plan, training.units, *job.module, strategy),
                                   job.mesh.topology(), *training.axes.control);

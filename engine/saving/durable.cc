@@ -20,6 +20,7 @@
 #include "engine/job/outcomes.h"
 #include "engine/job/processor.h"
 #include "engine/job/run_scope.h"
+#include "engine/moved_commits.h"
 #include "engine/step/agree/update_options.h"
 #include "runtime/base/log.h"
 #include "runtime/base/noise.h"
@@ -204,7 +205,7 @@ class Resume {
     });
     training_.step->resume(progress);
     training_.times.attempts = step_;
-    training_.take_seed();
+    training_.take_seed(state_in(kOwnGenerator));
     training_.seed_microbatch();
     training_.frozen_states = std::move(frozen_);
     training_.accept_new_values();
@@ -216,11 +217,14 @@ class Resume {
   }
 
  private:
-  void read_generator(const char* part, c10::Device device) {
+  void read_generator(const char* part, c10::Device device) { set_generator(device, state_in(part)); }
+
+  /// Returns the state of a generator that the commit holds in `part`.
+  at::Tensor state_in(const char* part) {
     const std::string& text = parts_[part];
     const at::Tensor state = at::empty({static_cast<std::int64_t>(text.size())}, at::TensorOptions(at::kByte));
     fill(state, text);
-    set_generator(device, state);
+    return state;
   }
 
   /// Adds `inexact`, if there is such a text, to LoadedCheckpoint::inexact.
@@ -364,6 +368,7 @@ void EngineCheckpoints::expect_durable(const char* call) const {
 }
 
 std::optional<std::int64_t> EngineCheckpoints::commit_to_resume() const {
+  if (saving_.moved) return saving_.moved->step;
   const DurableFiles* const files = saving_.durable.get();
   if (!files || !files->last() || files->is_resumed()) return std::nullopt;
   return files->last()->step;
@@ -372,8 +377,8 @@ std::optional<std::int64_t> EngineCheckpoints::commit_to_resume() const {
 bool EngineCheckpoints::commit(const CheckpointItems& items) {
   expect_durable("commit_durable");
   DurableFiles& files = *saving_.durable;
-  expect(files.is_resumed(), "commit_durable: durable.dir ", files.folder(), " holds step ",
-         files.last() ? files.last()->step : 0,
+  const std::int64_t step = commit_to_resume().value_or(0);
+  expect(step == 0, "commit_durable: durable.dir ", files.folder(), " holds step ", step,
          " of an earlier run, from which this run did not go on. [T0107] hint: call resume_durable before the first "
          "step; or remove the folder on every host");
   expect(!training_.values.half_loaded,
@@ -383,13 +388,28 @@ bool EngineCheckpoints::commit(const CheckpointItems& items) {
   const std::int64_t attempts = training_.times.attempts;
   if (attempts == 0 || attempts % job_.strategy.durable.every != 0) return false;
   const Span span("commit");
+  const bool is_first = !files.last();
   throw_if_error(with_step(job_.or_abort("commit_durable",
                                          [&] {
                                            training_.expect_parameters();
                                            return begin_commit(training_, files, items);
                                          }),
                            attempts));
+  // The first commit is on the disks of all ranks now (begin_commit), so the state that the run went on from is not
+  // needed any more.
+  if (is_first && job_.mesh.rank() == 0) remove_moved_checkpoint(files.folder());
   return true;
+}
+
+LoadedCheckpoint EngineCheckpoints::resume_moved(Engine& engine) {
+  EngineCheckpoints(engine).expect_durable("resume_durable");
+  const MovedCommits moved = *engine.state_->saving.moved;
+  LoadedCheckpoint loaded = load(engine, moved.path);
+  Saving& saving = engine.state_->saving;
+  saving.last_checkpoint = {};  // the first commit removes the checkpoint, so no spike may go back to it
+  saving.moved.reset();
+  loaded.inexact.insert(loaded.inexact.begin(), moved.inexact.begin(), moved.inexact.end());
+  return loaded;
 }
 
 std::optional<LoadedCheckpoint> EngineCheckpoints::resume_durable() {
@@ -423,6 +443,10 @@ bool commit_durable(Engine& engine, const CheckpointItems& items) { return Engin
 
 void finish_commit(Engine& engine) { EngineCheckpoints(engine).finish_commit(); }
 
-std::optional<LoadedCheckpoint> resume_durable(Engine& engine) { return EngineCheckpoints(engine).resume_durable(); }
+std::optional<LoadedCheckpoint> resume_durable(Engine& engine) {
+  EngineCheckpoints checkpoints(engine);
+  if (checkpoints.has_moved()) return EngineCheckpoints::resume_moved(engine);
+  return checkpoints.resume_durable();
+}
 
 }  // namespace tessera

@@ -61,6 +61,13 @@ void Training::take_seed() {
   window.seed = folded(generator.current_seed());
 }
 
+void Training::take_seed(const at::Tensor& state) {
+  if (!job.strategy.reproducible) return;
+  at::Generator generator = at::detail::createCPUGenerator();
+  generator.set_state(state);
+  window.seed = folded(generator.current_seed());
+}
+
 void Training::seed_microbatch() const {
   if (!job.strategy.reproducible || step_is_due()) return;
   const auto step = static_cast<std::uint64_t>(times.attempts) + 1, index = static_cast<std::uint64_t>(microbatch());

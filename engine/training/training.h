@@ -191,6 +191,10 @@ struct Training {
   /// Takes the seed from LibTorch's generator. After a load, the generator of each rank has the state that the
   /// checkpoint keeps (generator_to_keep), so all ranks take the same seed.
   void take_seed();
+  /// Takes the seed from `state`, a state of LibTorch's generator that a commit keeps (generator_to_keep). Ranks that
+  /// are threads of one process have one generator, which each of them sets for its microbatches, so they cannot take
+  /// the seed from there.
+  void take_seed(const at::Tensor& state);
   /// Sets LibTorch's generator for the microbatch that comes next.
   void seed_microbatch() const;
   /// Returns the state of LibTorch's generator for checkpoints and commits. Under "reproducible" this state follows

@@ -25,9 +25,15 @@ class Engine;
 /// place is not overwritten until the next commit, since the state has a second place on the disk. State in memory is
 /// written to D. A commit holds the same things as a checkpoint (save_checkpoint), in the form in which training has
 /// them. It can therefore be used only with the same model, strategy and number of ranks, on the same hosts. A
-/// checkpoint can be loaded anywhere. `tessera checkpoint from-commits` turns the commits of `tessera train` into a
-/// checkpoint. With "reproducible", `tessera train` does so by itself if it starts with another number of ranks. A
-/// program turns its commits into a checkpoint by resume_durable and then save_checkpoint.
+/// checkpoint can be loaded anywhere.
+///
+/// With "reproducible", a run on CPUs also continues from the commits of another number of ranks, with the same bits.
+/// When the Engine is made, rank 0 makes a checkpoint of these commits in D/moved-commits, and removes the commits.
+/// resume_durable loads the checkpoint, and the first commit of the new ranks removes it. If the run is killed at any
+/// moment, the next run loses no step. Rank 0's D must hold the commits of all ranks, and every rank must see D; rank
+/// 0's host needs the memory of all old ranks for a while. Otherwise, `tessera checkpoint from-commits` turns the
+/// commits of `tessera train` into a checkpoint, and a program does so by resume_durable and then save_checkpoint, on
+/// the old number of ranks.
 ///
 /// Some keys of the strategy may change from run to run. Learning rate, schedule, weight decay, clipping and similar
 /// keys come from the new strategy, as with a checkpoint. Rates and options set by hand, and a dynamic loss scale, come
@@ -58,8 +64,10 @@ void finish_commit(Engine& engine);
 
 /// Continues from the last commit in D. It restores parameters, optimizer states, step counts, the loss scale, rates
 /// and options set by hand, buffers, LibTorch's generator (also that of the GPU), and the items. LoadedCheckpoint::path
-/// is D. Returns nothing if D never held a commit. If all commits of D are damaged or lost, the Engine's constructor
-/// throws Error (65) instead.
+/// is D, or the path of the checkpoint that was made of another number of ranks' commits. Returns nothing if D never
+/// held a commit. If all commits of D are damaged or lost, the Engine's constructor throws Error (65) instead. It also
+/// throws if commits of another number of ranks cannot be used: 65 without "reproducible", or for another model; 66 if
+/// commits of some ranks are missing; 78 on a GPU, or for another processor.
 ///
 /// The call is collective and is made before this run's first commit. Throws tessera::Error, the same on every rank: 64
 /// if it is called too late, or without `"durable"`; 65 if a file is damaged; 74 if a file cannot be read; 78 for

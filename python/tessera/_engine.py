@@ -472,7 +472,8 @@ class Engine:
 
         The strategy needs `"durable": {"every": K, "dir": D}`. A commit writes to the disk of each host everything that
         is needed to continue training. A run that was ended at any moment continues from the last commit
-        (`resume_durable`), bit for bit, with the same model, strategy and ranks. The commit is written during the next
+        (`resume_durable`), bit for bit, with the same model, strategy and ranks. With `"reproducible"`, and without a
+        GPU, it may also have another number of ranks. The commit is written during the next
         forward and backward. All ranks wait for it before the next update. `tensors`, `json` and `data` have the
         meaning that they have for `save_checkpoint`. If the commit fails, the next call raises its Error.
         """
@@ -489,7 +490,8 @@ class Engine:
 
     def resume_durable(self) -> "LoadedCheckpoint | None":
         """Continues from the last commit in the folder "durable.dir"; returns None if there is none. Call it in every
-        run, before the run's first step. It is collective.
+        run, before the run's first step. It is collective. With `"reproducible"`, another number of ranks may have made
+        the commit: the Engine has made a checkpoint of it, which is loaded here.
         """
         engine = self._live()
         self._mirror.refresh_for_checkpoint()

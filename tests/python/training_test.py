@@ -29,6 +29,14 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(code, 0, output)
         self.assertEqual(output.count("statistics of one rank"), 7, output)
 
+    def test_commits_go_on_with_other_ranks_to_the_same_bits(self):
+        with tempfile.TemporaryDirectory() as folder:
+            parts = [(1, 0, 4), (2, 0, 2), (1, 2, 3), (4, 3, 4)]  # ranks, and the steps that they make
+            runs = [(ranks, "moved_ranks.py", pathlib.Path(folder), begin, end) for ranks, begin, end in parts]
+            code, output = run_forked_files(["tessera"], *runs, at_rest=300)
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("are right"), 8, output)
+
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// Options of run_ranks, which runs ranks as threads of this process, for tests and small studies.
+/// Options of run_ranks, which runs ranks as threads of this process: for tests, for small studies, and for ranks that
+/// only read their commits (engine/moved_commits.h).
 struct ThreadRanks {
   int ranks = 1;
   int hosts = 1;  ///< number of pretended hosts (Topology::host, local_rank); groups across hosts are hierarchical

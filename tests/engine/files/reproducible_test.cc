@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -169,6 +170,7 @@ struct Part {
   std::filesystem::path from = {}, to = {};  ///< a checkpoint's folder to continue from; where checkpoint or values go
   bool saves = false;                        ///< the run saves a checkpoint, and not values
   std::uint64_t seed = 7;
+  std::filesystem::path commits = {};  ///< durable.dir, if the run continues from commits and commits its steps
 };
 
 void train_dropping(const Mesh& mesh, const Part& part, GradientSync sync) {
@@ -180,7 +182,13 @@ void train_dropping(const Mesh& mesh, const Part& part, GradientSync sync) {
   strategy.gradient_sync = sync;
   strategy.gradient_accumulation = kAll / mesh.world_size();
   strategy.optimizer.lr = 0.05;
+  const bool commits = !part.commits.empty();
+  if (commits) strategy.durable = {.every = 1, .dir = part.commits.string()};
   Engine engine(model, strategy, mesh);
+  if (commits) {
+    const std::optional<LoadedCheckpoint> resumed = resume_durable(engine);
+    require((resumed ? resumed->step : 0) == part.begin, "the run did not go on from its last commit");
+  }
   if (!part.from.empty()) {
     const LoadedCheckpoint loaded = load_checkpoint(engine, part.from);
     require(loaded.inexact.empty() && loaded.step == part.begin, "the checkpoint was not read exactly");
@@ -194,7 +202,9 @@ void train_dropping(const Mesh& mesh, const Part& part, GradientSync sync) {
       engine.backward((model->forward(rows) - rows.narrow(1, 0, 3)).square().mean());
     }
     losses.push_back(engine.step().loss);
+    if (commits) commit_durable(engine);
   }
+  if (commits) finish_commit(engine);
   if (part.saves) {
     save_checkpoint(engine, part.to);
     return;
@@ -256,6 +266,19 @@ TEST(ReproducibleProcesses, ACheckpointGoesOnWithOtherRanksToTheSameBits) {
     const Part rest{.begin = 3, .from = folder.path() / "saved", .seed = 99};
     for (const int ranks : {1, 4})
       EXPECT_TRUE(dropped(ranks, 1, sync, rest) == alone) << "went on with " << ranks << " ranks";
+  }
+}
+
+// Two ranks commit. Then one rank goes on, and then four ranks do. They first have another seed.
+TEST(ReproducibleProcesses, CommitsGoOnWithOtherRanksToTheSameBits) {
+  at::set_num_threads(1);
+  const std::string alone = dropped(1, 1, GradientSync::kEachMicrobatch, {});
+  for (const GradientSync sync : kBothSyncs) {
+    const TestFolder folder;
+    const std::filesystem::path commits = folder / "commits";
+    dropped(2, 1, sync, {.end = 2, .commits = commits});
+    dropped(1, 1, sync, {.begin = 2, .end = 4, .seed = 99, .commits = commits});
+    EXPECT_TRUE(dropped(4, 1, sync, {.begin = 4, .seed = 98, .commits = commits}) == alone);
   }
 }
 

@@ -5,23 +5,23 @@
 
 #include "checkpoint/commit_log.h"
 #include "engine/engine_checkpoints.h"
-#include "runtime/border/throw.h"
 #include "tessera/durable.h"
 #include "tessera/error.h"
-#include "workshop/app/train/moved_commits.h"
 
 namespace tessera::app {
 
 bool goes_on_durably(const Strategy& strategy, const CheckpointOptions& options, int rank) {
-  return strategy.durable.every > 0 && options.resume == "auto" && CommitLog::was_opened(strategy.durable.dir, rank);
+  if (strategy.durable.every == 0 || options.resume != "auto") return false;
+  const std::string& dir = strategy.durable.dir;
+  // A run with more ranks than before has ranks that never had the folder open.
+  return CommitLog::was_opened(dir, rank) || CommitLog::was_opened(dir, 0);
 }
 
 std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& options, Engine& engine,
                                                      TokenBatches& batches, bool speaks) {
   if (engine.strategy().durable.every == 0) return std::nullopt;
   if (options.resume != "auto") {
-    std::optional<std::int64_t> step = EngineCheckpoints(engine).commit_to_resume();
-    if (!step) step = value_or_throw(moved_step(engine.strategy()));
+    const std::optional<std::int64_t> step = EngineCheckpoints(engine).commit_to_resume();
     if (!step) return std::nullopt;
     throw Error(ExitCode::kUsage, "train: --resume " + options.resume + ", but durable.dir " +
                                       engine.strategy().durable.dir + " holds step " + std::to_string(*step) +
@@ -45,11 +45,9 @@ std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& op
   return resumed;
 }
 
-void commit_durable_step(Engine& engine, const CheckpointItems& items, bool is_last, bool speaks) {
-  const Strategy& strategy = engine.strategy();
-  if (strategy.durable.every == 0) return;
-  const bool commits = commit_durable(engine, items);  // when it returns, the folder has a whole commit of this run
-  if (commits && speaks) remove_moved_checkpoint(strategy);
+void commit_durable_step(Engine& engine, const CheckpointItems& items, bool is_last) {
+  if (engine.strategy().durable.every == 0) return;
+  commit_durable(engine, items);
   if (is_last) finish_commit(engine);
 }
 

@@ -20,7 +20,7 @@ std::optional<LoadedCheckpoint> resume_durable_steps(const CheckpointOptions& op
                                                      TokenBatches& batches, bool speaks);
 
 /// This is called after each step. `items.data`: the cursor after the step's last microbatch. `is_last`: this run makes
-/// no more steps. `speaks`: whether this is rank 0. It is collective. Throws tessera::Error.
-void commit_durable_step(Engine& engine, const CheckpointItems& items, bool is_last, bool speaks);
+/// no more steps. It is collective. Throws tessera::Error.
+void commit_durable_step(Engine& engine, const CheckpointItems& items, bool is_last);
 
 }  // namespace tessera::app

@@ -17,7 +17,6 @@
 #include "tessera/tessera.h"
 #include "workshop/app/text/text_sample.h"
 #include "workshop/app/train/durable_steps.h"
-#include "workshop/app/train/moved_commits.h"
 #include "workshop/app/train/played_order.h"
 #include "workshop/app/train/replay.h"
 #include "workshop/app/train/training_checkpoints.h"
@@ -235,10 +234,6 @@ absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& st
   }
   if (command.commits.empty()) {
     TESSERA_ASSIGN_OR_RETURN(run.resumes, checkpoint_to_resume(command.checkpoints, strategy.checkpoint));
-    if (strategy.durable.every > 0 && command.checkpoints.resume == "auto") {
-      TESSERA_ASSIGN_OR_RETURN(const std::string moved, moved_checkpoint(strategy));
-      TESSERA_ASSIGN_OR_RETURN(run.resumes, later_checkpoint(run.resumes, moved));
-    }
   }
   if (!command.outputs.export_hf.empty()) TESSERA_RETURN_IF_ERROR(models::to_hf_config(run.config, "float32").status());
   const bool goes_on = !run.resumes.empty() || goes_on_durably(strategy, command.checkpoints, mesh.rank());

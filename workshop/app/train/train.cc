@@ -14,7 +14,6 @@
 #include "runtime/base/text.h"
 #include "runtime/border/throw.h"
 #include "runtime/comm/mesh_groups.h"
-#include "runtime/comm/resolve_topology.h"
 #include "runtime/config/placement_rows.h"
 #include "runtime/data/dataset_stats.h"
 #include "tessera/tessera.h"
@@ -30,7 +29,6 @@
 #include "workshop/app/train/agreement.h"
 #include "workshop/app/train/durable_steps.h"
 #include "workshop/app/train/evaluation.h"
-#include "workshop/app/train/moved_commits.h"
 #include "workshop/app/train/operator_trace.h"
 #include "workshop/app/train/played_order.h"
 #include "workshop/app/train/prepare.h"
@@ -351,7 +349,7 @@ int train(const TrainCommand& command, const Mesh& mesh, Prepared& run, Engine& 
       if (speaks) report.add(result, step, engine.traffic());
     }
     const bool ends = checkpoints.after_step({before, step, command.steps}, batches.cursor(), held_out);
-    commit_durable_step(engine, checkpoints.items(batches.cursor()), ends || step == command.steps, speaks);
+    commit_durable_step(engine, checkpoints.items(batches.cursor()), ends || step == command.steps);
     // There was a signal. The run that continues later writes the outputs at the end of training.
     if (ends) {
       report_latencies(step);
@@ -403,8 +401,6 @@ int run_train(const TrainCommand& command) {
   if (command.checkpoints.allows_other_processor) ::setenv("TESSERA_ALLOW_OTHER_PROCESSOR", "1", /*overwrite=*/1);
   const int failed = run([&] {
     const Strategy strategy = with_outputs(Strategy::from_file(command.strategy), command);
-    if (const auto topology = resolve_topology(); topology.ok())
-      throw_if_error(move_commits(command, strategy, *topology));
     const Mesh of_process = init(strategy);
     code = on_ranks_of_this_process(strategy, of_process, [&](const Mesh& mesh) {
       const Strategy complete = with_global_batch(strategy, command, mesh.world_size());

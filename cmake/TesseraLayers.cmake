@@ -50,7 +50,7 @@ function(tessera_layer name)
 endfunction()
 
 # tessera_test(<name> SOURCES <file>... LINK <target>... [LABELS ...] [TIMEOUT s] [CLOCK filter] [FAST] [WHOLE]
-#              [TORCH] [ALONE] [IN <program>])
+#              [SHARDS n] [TORCH] [ALONE] [IN <program>])
 #
 # This makes one GoogleTest executable. It is registered as one ctest entry for each test case, or with WHOLE as one
 # entry for all. TORCH: the test includes LibTorch's headers. ALONE: no other test runs at the same time as its cases of
@@ -59,13 +59,14 @@ endfunction()
 # machine, after which an entry is ended. A loaded or slow machine gets more time (tests/support/limits/patience.h).
 # CLOCK: a filter, as --gtest_filter takes it, for the cases that depend on limits, kills or orders. These cases have
 # the label `clock` (docs/testing.md). In a WHOLE program they are a separate entry, <name>_clock, and "*" stands for
-# all cases.
+# all cases. SHARDS: the cases of CLOCK in a WHOLE program are n entries, <name>_clock_1 to <name>_clock_n, since cases
+# that wait for limits may wait at the same time.
 #
 # IN: the test shares a program with others, and its ctest entries are still its own. Most of a test's
 # compilation is headers, and files of one program are compiled many at a time (TESSERA_BATCHES). So names of a file lie
 # in a namespace of the file's name.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "FAST;WHOLE;TORCH;ALONE" "TIMEOUT;CLOCK;IN" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "FAST;WHOLE;TORCH;ALONE" "TIMEOUT;CLOCK;SHARDS;IN" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -115,7 +116,16 @@ function(tessera_test name)
   elseif(ARG_CLOCK STREQUAL "*")
     tessera_test_entries(${name} "*" ${ARG_LABELS} clock)
   else()
-    tessera_test_entries(${name}_clock "${ARG_CLOCK}" ${ARG_LABELS} clock)
+    if(ARG_SHARDS)
+      foreach(shard RANGE 1 ${ARG_SHARDS})
+        math(EXPR index "${shard} - 1")
+        tessera_test_entries(${name}_clock_${shard} "${ARG_CLOCK}" ${ARG_LABELS} clock)
+        set_tests_properties(${name}_clock_${shard} PROPERTIES
+          ENVIRONMENT "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=${index}")
+      endforeach()
+    else()
+      tessera_test_entries(${name}_clock "${ARG_CLOCK}" ${ARG_LABELS} clock)
+    endif()
     set(alone OFF)
     tessera_test_entries(${name} "-${ARG_CLOCK}" ${ARG_LABELS})
   endif()

@@ -147,11 +147,11 @@ TEST(LaunchHosts, NothingOutlivesAKilledLauncherOnAnyHost) {
 
 TEST(LaunchHosts, SilentLauncherEndsTheRanksOfOtherHosts) {
   auto options = on_hosts(2, "echo pid$RANK=$$; echo ready; exec sleep 1000");
-  options.times.silence_s = 1;
+  options.times.silence_s = patient_s(1);
   Launcher launcher(options);
   for (int rank = 0; rank < 4; ++rank) launcher.wait_for("[rank " + std::to_string(rank) + "] ready");
   const pid_t there = numbers_after(launcher.out, "pid3=").at(0), here = numbers_after(launcher.out, "pid0=").at(0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  std::this_thread::sleep_for(std::chrono::duration<double>(2.5 * options.times.silence_s));
   EXPECT_TRUE(is_running(there));  // the launcher was silent for longer than silence_s, but it lives
   launcher.send(SIGSTOP);
   EXPECT_TRUE(becomes_true([&] { return !is_running(there); }));

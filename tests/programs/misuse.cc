@@ -16,7 +16,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr double kSoon = 1;  // seconds that a rank waits for a missing rank, on a machine at rest
+// Seconds on a machine at rest: the limit of a call in which a rank waits for a missing rank, and the limit for the end
+// of all ranks.
+constexpr double kLimitOfACall = 0.25, kLimitOfAll = 4;
 
 // ---- calls in the wrong order ------------------------------------------------------------------------------------
 
@@ -136,11 +138,11 @@ void expect_all_end(const std::function<void(Scene&)>& body, Where where = Where
       [&](Scene& scene) {
         if (scene.mesh().world_size() == 1 || (where != Where::kSeveralRanks && !scene.is_sharded())) return;
         if (where == Where::kFullShard && scene.strategy().strategy != ShardingStrategy::kFullShard) return;
-        Deadline soon(std::chrono::duration<double>(4 * kSoon));
+        Deadline soon{std::chrono::duration<double>(kLimitOfAll)};
         scene.refused([&] { body(scene); }, {{"rank"}, std::nullopt});
         EXPECT_FALSE(soon.passed());
       },
-      {.adjust = linear_units, .timeout_s = patient_s(kSoon)});
+      {.adjust = linear_units, .timeout_s = patient_s(kLimitOfACall)});
 }
 
 // Only FULL_SHARD is tested. Under SHARD_GRAD_OP, gathered units stay gathered until the step, so the next forward of

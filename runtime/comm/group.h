@@ -42,7 +42,9 @@ struct Group {
   }
 };
 
-/// Returns a key in the job's store that exists once the rank's program has ended well.
+/// Returns a key in the job's store that exists once the rank's program has ended well. kEndedRanks is the store's list
+/// of such ranks.
 inline std::string key_of_ended_rank(int world_rank) { return "ended/" + std::to_string(world_rank); }
+inline constexpr const char* kEndedRanks = "ended";
 
 }  // namespace tessera

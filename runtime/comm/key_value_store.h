@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace tessera {
 
@@ -24,6 +25,16 @@ class KeyValueStore {
   virtual absl::StatusOr<bool> has(const std::string& key) = 0;
   /// Adds to a counter and returns its new value. A counter that does not exist counts as 0.
   virtual absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) = 0;
+
+  /// Adds a text without line breaks to a list. A list is a key that exists once it has a text. Only this function and
+  /// `listed` use its value. Ranks report to all others through a list: a rank that reads it makes as many requests for
+  /// 1000 reports as for two, if the store is a c10d::TCPStore. Other stores need requests for each text.
+  virtual absl::Status append(const std::string& list, const std::string& text);
+  /// Returns the texts of a list in the order in which they were added. There are none if the list does not exist. A
+  /// text that is just being added may be missing.
+  virtual absl::StatusOr<std::vector<std::string>> listed(const std::string& list);
+  /// Returns the values of keys, with one request if the store is a c10d::TCPStore. REQUIRES: all keys exist.
+  virtual absl::StatusOr<std::vector<std::string>> get_all(const std::vector<std::string>& keys);
 
   /// Returns the same store over another connection, if a connection answers only one request at a time. A caller that
   /// waits on the new connection then blocks no other caller here. Null means that a new connection would be no better,

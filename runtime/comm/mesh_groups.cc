@@ -250,8 +250,9 @@ void MeshGroups::tell_others(const absl::Status& reason) const {
 void MeshGroups::leave() {
   if (topology_.world_size == 1) return;
   // If a call of another rank fails, and that rank finds no other cause, the store tells it that this rank has ended.
-  ask_in_time(store_,
-              [key = key_of_ended_rank(topology_.rank)](KeyValueStore& store) { store.set(key, "").IgnoreError(); });
+  ask_in_time(store_, [rank = topology_.rank](KeyValueStore& store) {
+    if (store.set(key_of_ended_rank(rank), "").ok()) store.append(kEndedRanks, std::to_string(rank)).IgnoreError();
+  });
   std::vector<std::shared_ptr<Collectives>> groups;
   {
     const MutexLock lock(mutex_);

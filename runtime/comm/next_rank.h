@@ -107,8 +107,8 @@ class NextRank {
   std::vector<Watcher> watchers_ ABSL_GUARDED_BY(mutex_);  ///< the oldest first
 };
 
-/// Returns the key that the store gets after the process of rank `world_rank` was seen to be gone. kAnyGoneRank is the
-/// key that the store gets after the process of any rank was seen to be gone.
+/// kAnyGoneRank is the store's list of ranks whose processes were seen to be gone. RankWatch::has_key reads it for a
+/// question about kAnyGoneRank, and then answers questions about key_of_gone_rank without the store.
 std::string key_of_gone_rank(int world_rank);
 inline constexpr const char* kAnyGoneRank = "gone";
 

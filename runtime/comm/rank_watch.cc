@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 namespace tessera {
 namespace {
@@ -55,10 +56,8 @@ void RankWatch::look_after_next() {
   // If a host has vanished, this rank does not wait for the other ranks of that host.
   if (rank.is_connected() && since < (rank.is_silent() ? silence_ : std::chrono::milliseconds(kForLastCalls))) return;
   host_has_vanished_ = rank.is_silent();
-  const bool is_told = store_.ask([key = key_of_gone_rank(rank.rank())](KeyValueStore& store) {
-    store.set(key, "").IgnoreError();
-    store.set(kAnyGoneRank, "").IgnoreError();
-  });
+  const bool is_told = store_.ask(
+      [gone = rank.rank()](KeyValueStore& store) { store.append(kAnyGoneRank, std::to_string(gone)).IgnoreError(); });
   if (!is_told) return;
   next_.is_done = !host_has_vanished_ || !rank.go_on();
   next_.ended.reset();
@@ -123,14 +122,25 @@ bool RankWatch::has_first_vanished() {
 }
 
 absl::StatusOr<bool> RankWatch::has_key(const std::string& key) {
+  if (key.starts_with(std::string(kAnyGoneRank) + "/")) {
+    const auto gone = gone_since_.find(key);
+    return gone != gone_since_.end() && Clock::now() - gone->second >= kToReturn;
+  }
   const auto found = std::make_shared<absl::StatusOr<bool>>(false);
-  const auto question = [key, found](KeyValueStore& store) { *found = store.has(key); };
+  const auto gone = std::make_shared<std::vector<std::string>>();
+  const auto question = [key, found, gone](KeyValueStore& store) {
+    if (key != kAnyGoneRank) {
+      *found = store.has(key);
+      return;
+    }
+    absl::StatusOr<std::vector<std::string>> listed = store.listed(key);
+    *found = listed.ok() ? absl::StatusOr<bool>(!listed->empty()) : listed.status();
+    if (listed.ok()) *gone = *std::move(listed);
+  };
   // The groups' own connection may be in use by the call in which the program waits.
   if (!store_.ask(question)) return has_host_vanished();
-  if (found->ok()) {
-    if (!**found || !key.starts_with(std::string(kAnyGoneRank) + "/")) return *found;
-    return Clock::now() - gone_since_.try_emplace(key, Clock::now()).first->second >= kToReturn;
-  }
+  for (const std::string& rank : *gone) gone_since_.try_emplace(std::string(kAnyGoneRank) + "/" + rank, Clock::now());
+  if (found->ok()) return *found;
   if (store_.fall_back()) return false;      // that connection has ended, but the store may still answer
   if (has_first_ended_well()) return false;  // rank 0 has done its part of the calls that other ranks are still in
   if (!store_ended_) store_ended_ = Clock::now();

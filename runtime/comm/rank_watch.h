@@ -49,7 +49,8 @@ class RankWatch {
   bool has_host_vanished();
   /// Asks the store whether it has `key`, over the watch's connection (Collectives::HasKey). If the store does not
   /// answer and a host has vanished (has_host_vanished), every key counts as existing, since this rank then waits for
-  /// that host.
+  /// that host. For kAnyGoneRank, it reads which ranks are gone. It answers for key_of_gone_rank from what it has read
+  /// so: each rank may ask about each other rank, and these would be too many requests for the store.
   absl::StatusOr<bool> has_key(const std::string& key);
 
   /// Notes that the program no longer waits long. An end of the store that was seen during this wait does not shorten

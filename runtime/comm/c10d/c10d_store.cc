@@ -1,5 +1,6 @@
 #include "runtime/comm/c10d/c10d_store.h"
 
+#include <absl/strings/str_split.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -63,6 +64,40 @@ absl::StatusOr<std::string> C10dStore::get(const std::string& key, std::chrono::
 
 absl::StatusOr<std::int64_t> C10dStore::add(const std::string& key, std::int64_t amount) {
   return guarded<absl::StatusOr<std::int64_t>>("add to", key, [&] { return store_->add(key, amount); });
+}
+
+// A store with c10d's extended interface appends to a value in one request. The list is then one value with a line for
+// each text.
+absl::Status C10dStore::append(const std::string& list, const std::string& text) {
+  if (!store_->hasExtendedApi()) return KeyValueStore::append(list, text);
+  return guarded<absl::Status>("append to", list, [&] {
+    std::vector<std::uint8_t> line(text.begin(), text.end());
+    line.push_back('\n');
+    store_->append(list, line);
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<std::vector<std::string>> C10dStore::listed(const std::string& list) {
+  if (!store_->hasExtendedApi()) return KeyValueStore::listed(list);
+  TESSERA_ASSIGN_OR_RETURN(const bool is_there, has(list));
+  if (!is_there) return std::vector<std::string>();
+  return guarded<absl::StatusOr<std::vector<std::string>>>("get", list, [&] {
+    const std::vector<std::uint8_t> value = store_->get(list);
+    const std::string lines(value.begin(), value.end());
+    std::vector<std::string> texts = absl::StrSplit(lines, '\n', absl::SkipEmpty());
+    return texts;
+  });
+}
+
+absl::StatusOr<std::vector<std::string>> C10dStore::get_all(const std::vector<std::string>& keys) {
+  if (keys.empty() || !store_->hasExtendedApi()) return KeyValueStore::get_all(keys);
+  return guarded<absl::StatusOr<std::vector<std::string>>>("get", keys.front(), [&] {
+    std::vector<std::string> values;
+    for (const std::vector<std::uint8_t>& value : store_->multiGet(keys))
+      values.emplace_back(value.begin(), value.end());
+    return values;
+  });
 }
 
 /// Returns the port of a TCPStore, with prefixes or without; 0 for another kind of store.

@@ -4,6 +4,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
+#include <vector>
 
 #include "runtime/comm/key_value_store.h"
 
@@ -22,6 +23,9 @@ class C10dStore : public KeyValueStore {
   absl::StatusOr<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override;
   absl::StatusOr<bool> has(const std::string& key) override;
   absl::StatusOr<std::int64_t> add(const std::string& key, std::int64_t amount) override;
+  absl::Status append(const std::string& list, const std::string& text) override;
+  absl::StatusOr<std::vector<std::string>> listed(const std::string& list) override;
+  absl::StatusOr<std::vector<std::string>> get_all(const std::vector<std::string>& keys) override;
   std::shared_ptr<KeyValueStore> connected_anew() override;
 
   /// Sets the address at which the other ranks reach this host. Call it before the store is shared.

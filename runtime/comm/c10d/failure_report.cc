@@ -1,7 +1,15 @@
+// A member of a group that fails writes its failure to the store, under a key of its own, and then adds itself to the
+// group's list of failed members. A member that wants to know reads lists (KeyValueStore::listed) until each other
+// member has failed or ended, for one second at most. It then reads all failures at once. So the number of its requests
+// depends on that second, and not on the size of the group.
+
 #include "runtime/comm/c10d/failure_report.h"
+
+#include <absl/strings/numbers.h>
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,6 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
+constexpr std::chrono::milliseconds kFirstPause{2}, kLongestPause{100};  // pauses between questions for answers
 /// The rank that serves the store stays for at most this time. Ranks that give up a little later can then still read
 /// the store.
 constexpr std::chrono::milliseconds kForLateRanks{3000};
@@ -31,6 +40,17 @@ constexpr const char* kHintOfAbsence =
 
 std::string number_of(const CallSignature& call) { return "(#" + std::to_string(call.sequence) + ")"; }
 
+/// Returns the numbers of a list of the store that are below `end`. Other texts come from no rank of this job.
+absl::StatusOr<std::vector<int>> numbers_listed(KeyValueStore& store, const std::string& list, int end) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> texts, store.listed(list));
+  std::vector<int> numbers;
+  for (const std::string& text : texts) {
+    int number = -1;
+    if (absl::SimpleAtoi(text, &number) && 0 <= number && number < end) numbers.push_back(number);
+  }
+  return numbers;
+}
+
 bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
@@ -40,9 +60,10 @@ bool ends_with(const std::string& text, const std::string& end) {
 /// The answers of the other ranks of a group, by member.
 struct FailureReport::Answers {
   struct Answer {
-    std::string text;        ///< "": no answer
-    bool has_come = false;   ///< whether the rank has begun to connect
-    bool has_ended = false;  ///< whether the rank's program has ended without an error
+    std::string text;         ///< "": no answer
+    bool has_come = false;    ///< whether the rank has begun to connect
+    bool has_ended = false;   ///< whether the rank's program has ended without an error
+    bool has_failed = false;  ///< whether the rank has published a failure
   };
   std::vector<Answer> of;
   bool store_is_gone = false;  ///< true: some ranks could not be asked
@@ -59,10 +80,11 @@ struct FailureReport::Shared {
     const auto* const of_c10d = dynamic_cast<const C10dStore*>(store.get());
     return of_c10d ? of_c10d->server() : "rank 0";
   }
+  /// The list of members that have published a failure. The failure itself has the key of the member.
   std::string any_key() const { return "failed/" + group.key(); }
   std::string key(int member) const { return any_key() + "/" + std::to_string(member); }
-  std::string arrival_key(int member) const { return "came/" + group.key() + "/" + std::to_string(member); }
-
+  /// The list of members that have begun to connect.
+  std::string arrivals() const { return "came/" + group.key(); }
   std::string heard_key(int member) const { return "heard/" + group.key() + "/" + std::to_string(member); }
 
   /// Writes to the store that this rank has read it. If this rank serves the store, waits until the other ranks have
@@ -73,7 +95,7 @@ struct FailureReport::Shared {
     const auto end = Clock::now() + kForLateRanks;
     for (int q = 0; q < group.size(); ++q) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
-      if (q == group.rank || !answers.of[q].has_come || left.count() <= 0) continue;
+      if (q == group.rank || !answers.of[q].has_come || answers.of[q].has_ended || left.count() <= 0) continue;
       store->get(heard_key(q), left).status().IgnoreError();
     }
   }
@@ -81,26 +103,57 @@ struct FailureReport::Shared {
   // Publishes a failure. Errors of the store are ignored, since the store may have ended with the rank that failed.
   void publish(const std::string& text) const {
     if (auto published = store->has(key(group.rank)); published.ok() && !*published) {
-      store->set(key(group.rank), text).IgnoreError();
-      store->set(any_key(), "").IgnoreError();
+      if (store->set(key(group.rank), text).ok())
+        store->append(any_key(), std::to_string(group.rank)).IgnoreError();  // the key of a listed member exists
     }
   }
 
+  // The number of requests does not depend on the number of ranks, since all ranks may ask at the same time.
   void ask_all(Answers& answers) const {
     const auto end = Clock::now() + kForAllAnswers;
-    for (int q = 0; q < group.size() && !answers.store_is_gone; ++q) {
-      if (q != group.rank) answers.store_is_gone = !ask(q, end, answers.of[q]).ok();
+    for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+      answers.store_is_gone = !ask(answers.of).ok();
+      if (answers.store_is_gone || have_all_answered(answers.of) || Clock::now() >= end) break;
+      std::this_thread::sleep_until(std::min(Clock::now() + pause, end));
     }
+    if (!answers.store_is_gone) answers.store_is_gone = !read(answers.of).ok();
   }
 
-  absl::Status ask(int q, Clock::time_point end, Answers::Answer& answer) const {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
-    TESSERA_ASSIGN_OR_RETURN(answer.has_ended, store->has(key_of_ended_rank(group.world_rank(q))));
-    if (answer.has_ended) return absl::OkStatus();
-    // No answer means that the answer is late, or that the store has gone. The next request to the store shows which.
-    if (const auto text = store->get(key(q), std::max(left, std::chrono::milliseconds(0))); text.ok())
-      answer.text = *text;
-    TESSERA_ASSIGN_OR_RETURN(answer.has_come, store->has(arrival_key(q)));  // the rank may have arrived in the meantime
+  /// Learns which members have ended or failed so far.
+  absl::Status ask(std::vector<Answers::Answer>& of) const {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<int> ended, numbers_listed(*store, kEndedRanks, group.world_size));
+    for (const int rank : ended) {
+      const auto member = std::ranges::lower_bound(group.world_ranks, rank);
+      if (member == group.world_ranks.end() || *member != rank) continue;
+      of[static_cast<std::size_t>(member - group.world_ranks.begin())].has_ended = true;
+    }
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<int> failed, numbers_listed(*store, any_key(), group.size()));
+    for (const int member : failed) of[static_cast<std::size_t>(member)].has_failed = true;
+    return absl::OkStatus();
+  }
+
+  bool have_all_answered(const std::vector<Answers::Answer>& of) const {
+    for (int q = 0; q < group.size(); ++q) {
+      const Answers::Answer& answer = of[static_cast<std::size_t>(q)];
+      if (q != group.rank && !answer.has_ended && !answer.has_failed) return false;
+    }
+    return true;
+  }
+
+  /// Reads the failures of the members that have published one and have not ended, and which members have arrived.
+  absl::Status read(std::vector<Answers::Answer>& of) const {
+    std::vector<std::string> keys;
+    std::vector<Answers::Answer*> asked;
+    for (int q = 0; q < group.size(); ++q) {
+      Answers::Answer& answer = of[static_cast<std::size_t>(q)];
+      if (q == group.rank || answer.has_ended || !answer.has_failed) continue;
+      keys.push_back(key(q));
+      asked.push_back(&answer);
+    }
+    TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> texts, store->get_all(keys));
+    for (std::size_t i = 0; i < std::min(asked.size(), texts.size()); ++i) asked[i]->text = std::move(texts[i]);
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<int> come, numbers_listed(*store, arrivals(), group.size()));
+    for (const int member : come) of[static_cast<std::size_t>(member)].has_come = true;
     return absl::OkStatus();
   }
 };
@@ -115,8 +168,8 @@ bool FailureReport::ask_all(const std::shared_ptr<Answers>& answers) {
 }
 
 void FailureReport::publish_arrival() {
-  ask_in_time(shared_->store, [key = shared_->arrival_key(shared_->group.rank)](KeyValueStore& store) {
-    store.set(key, "").IgnoreError();
+  ask_in_time(shared_->store, [shared = shared_](KeyValueStore& store) {
+    store.append(shared->arrivals(), std::to_string(shared->group.rank)).IgnoreError();
   });
 }
 

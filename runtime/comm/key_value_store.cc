@@ -1,11 +1,14 @@
+#include "runtime/comm/key_value_store.h"
+
 #include <map>
 
 #include "runtime/base/mutex.h"
 #include "runtime/base/status.h"
-#include "runtime/comm/key_value_store.h"
 
 namespace tessera {
 namespace {
+
+std::string key_of_text(const std::string& list, std::int64_t number) { return list + "#" + std::to_string(number); }
 
 class MemoryStore : public KeyValueStore {
  public:
@@ -50,6 +53,33 @@ class MemoryStore : public KeyValueStore {
 };
 
 }  // namespace
+
+// The list's own key counts its texts, and each text has a key with its number.
+absl::Status KeyValueStore::append(const std::string& list, const std::string& text) {
+  TESSERA_ASSIGN_OR_RETURN(const std::int64_t number, add(list, 1));
+  return set(key_of_text(list, number), text);
+}
+
+absl::StatusOr<std::vector<std::string>> KeyValueStore::listed(const std::string& list) {
+  std::vector<std::string> texts;
+  TESSERA_ASSIGN_OR_RETURN(const bool is_there, has(list));
+  if (!is_there) return texts;
+  TESSERA_ASSIGN_OR_RETURN(const std::int64_t count, add(list, 0));
+  for (std::int64_t number = 1; number <= count; ++number) {
+    TESSERA_ASSIGN_OR_RETURN(const bool is_set, has(key_of_text(list, number)));
+    if (!is_set) continue;  // its writer has counted it, and sets it now
+    TESSERA_ASSIGN_OR_RETURN(texts.emplace_back(), get(key_of_text(list, number), std::chrono::milliseconds(0)));
+  }
+  return texts;
+}
+
+absl::StatusOr<std::vector<std::string>> KeyValueStore::get_all(const std::vector<std::string>& keys) {
+  std::vector<std::string> values;
+  for (const std::string& key : keys) {
+    TESSERA_ASSIGN_OR_RETURN(values.emplace_back(), get(key, std::chrono::milliseconds(0)));
+  }
+  return values;
+}
 
 std::shared_ptr<KeyValueStore> memory_store() { return std::make_shared<MemoryStore>(); }
 

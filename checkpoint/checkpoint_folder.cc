@@ -239,7 +239,8 @@ absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> UnfinishedCheckpoint::begi
   static std::atomic<std::uint64_t> numbers{0};
   checkpoint->path_ =
       fmt::format("{}/{}{}{}-{}", folder, checkpoint->name_, kUnfinished, ::getpid(), numbers.fetch_add(1));
-  const int got = retried([&] { return file_calls::make_folder(checkpoint->path_, 0700); });
+  int got = checkpoint->spare_.take();
+  if (got == 0) got = retried([&] { return file_calls::make_folder(checkpoint->path_, 0700); });
   if (got < 0) return failed(who, "create", checkpoint->path_, -got);
   checkpoint->exists_ = true;
   return checkpoint;
@@ -259,6 +260,7 @@ absl::Status UnfinishedCheckpoint::remove_leftovers() const {
 }
 
 UnfinishedCheckpoint::~UnfinishedCheckpoint() {
+  spare_.give_back();
   if (exists_) {
     absl::Status status = remove_tree(path_, who_);
     if (!status.ok()) status = remove_tree(path_, who_);  // a fault plan may have made the first attempt fail
@@ -267,6 +269,7 @@ UnfinishedCheckpoint::~UnfinishedCheckpoint() {
 }
 
 absl::StatusOr<std::string> UnfinishedCheckpoint::commit(const std::string& manifest, bool is_best) {
+  spare_.give_back();
   // This write syncs the folder too, and thereby the names of all its files.
   TESSERA_RETURN_IF_ERROR(
       write_file_atomically(FilePlace(path_) / "manifest.json", std::as_bytes(std::span(manifest)), who_));

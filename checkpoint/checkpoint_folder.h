@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/files/folder_lock.h"
+#include "checkpoint/files/spare_descriptors.h"
 #include "offload/files/file_place.h"
 
 namespace tessera {
@@ -62,8 +63,8 @@ absl::StatusOr<FolderLock> lock_for_run(const std::string& folder, const std::st
 class UnfinishedCheckpoint {
  public:
   /// Makes `folder` if it does not exist, and takes its lock. It removes files that killed saves have left, and makes a
-  /// new folder for the files of step `step`. Errors: 69 if another process saves there now; 73 if the folder cannot be
-  /// created; 77 without permission.
+  /// new folder for the files of step `step`. It takes the descriptors that `commit` needs. Errors: 69 if another
+  /// process saves there now; 73 if the folder cannot be created; 77 without permission; 71 if too many files are open.
   static absl::StatusOr<std::unique_ptr<UnfinishedCheckpoint>> begin(const std::string& folder, std::int64_t step,
                                                                      const std::string& who);
   ~UnfinishedCheckpoint();
@@ -94,6 +95,7 @@ class UnfinishedCheckpoint {
   std::string name_;  ///< name that the checkpoint has once it is committed
   std::string path_;
   FolderLock lock_;
+  SpareDescriptors spare_;  ///< for `commit`, and for the destructor, which removes what was not committed
   bool exists_ = false;
 };
 

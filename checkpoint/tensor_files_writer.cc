@@ -115,11 +115,12 @@ absl::Status TensorFilesWriter::finish() {
   while (left_ == 0 && files_.size() < parts_.size()) TESSERA_RETURN_IF_ERROR(open_next());
   if (left_ != 0)
     return make_error(ExitCode::kInternal, who_ + ": " + folder_ + " got fewer bytes than its tensors have");
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> before, model_files());
   for (OutputFile& file : files_) TESSERA_RETURN_IF_ERROR(file.finish(existing_));
   if (parts_.size() > 1) TESSERA_RETURN_IF_ERROR(write_index());
-  // Removes files of the earlier model that the new model does not have under the same name.
-  for (const std::string& name : before) {
+  // Removes files of the earlier model that the new model does not have under the same name. The folder is listed now,
+  // since the new model's files were open before, and their descriptors may have been the last ones.
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> there, model_files());
+  for (const std::string& name : there) {
     const bool is_new =
         std::ranges::find(parts_, name, &Part::name) != parts_.end() || (parts_.size() > 1 && name == kIndexFile);
     if (!is_new) file_calls::unlink(FilePlace(folder_, 0) / name);  // a file that stays does no harm

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -103,11 +104,17 @@ class FolderOfFile {
   std::string name_;
 };
 
-FolderOfFile::FolderOfFile(const FilePlace& file) : fd_(AT_FDCWD), name_(file.path()) {
+/// Returns the name by which a file is found in its folder: all of its path if the folder is not opened.
+std::string name_in_folder(const FilePlace& file) {
+  if (file.parts() == 0) return file.path();
+  const fs::path name = split(file).below.filename();
+  return name.empty() ? "." : name.string();
+}
+
+FolderOfFile::FolderOfFile(const FilePlace& file) : fd_(AT_FDCWD), name_(name_in_folder(file)) {
   if (file.parts() == 0) return;
   // One call of openat2 could do the same, but containers forbid it.
   const SplitPath parts = split(file);
-  name_ = parts.below.has_filename() ? parts.below.filename().string() : ".";
   fd_ = negative_errno(::open(parts.folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   for (const fs::path& part : parts.below.parent_path()) {
     if (fd_ < 0) break;
@@ -268,12 +275,19 @@ int rename(const FilePlace& from, const FilePlace& to) {
   Fault fault;
   ssize_t result = 0;
   if (fails_at(FaultSite::kRename, to.path(), fault, result)) return static_cast<int>(result);
-  const FolderOfFile old_folder(from), new_folder(to);
+  // Two places in one folder need one descriptor: as many as the file needed when it was made.
+  const bool is_one_folder =
+      from.parts() == to.parts() && fs::path(from.path()).parent_path() == fs::path(to.path()).parent_path();
+  const FolderOfFile old_folder(from);
   if (old_folder.error() != 0) return old_folder.error();
-  if (new_folder.error() != 0) return new_folder.error();
+  const std::optional<FolderOfFile> other =
+      is_one_folder ? std::nullopt : std::optional<FolderOfFile>(std::in_place, to);
+  const int new_folder = other ? other->fd() : old_folder.fd();
+  if (other && other->error() != 0) return other->error();
   UnsyncedFiles* const files = unsynced();
   if (files != nullptr) files->before_rename(from.path(), to.path());
-  const int got = negative_errno(::renameat(old_folder.fd(), old_folder.name(), new_folder.fd(), new_folder.name()));
+  const int got =
+      negative_errno(::renameat(old_folder.fd(), old_folder.name(), new_folder, name_in_folder(to).c_str()));
   if (files != nullptr && got == 0) files->renamed(from.path(), to.path());
   return got;
 }

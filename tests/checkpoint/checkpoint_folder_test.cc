@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -200,6 +201,45 @@ TEST(CheckpointFolder, UncommittedSaveLeavesNothing) {
     write_content((*unfinished)->path() + "/rank-00000.safetensors", "x");
   }
   EXPECT_THAT(folder.names(), ElementsAre("lock"));
+}
+
+// Other parts of the program open files while a checkpoint is written. Here nothing is left for the commit but what the
+// save has taken at its beginning.
+TEST(CheckpointFolder, SaveThatHasBegunCommitsThoughNoDescriptorIsFree) {
+  const ScratchFolder folder;
+  const auto unfinished = UnfinishedCheckpoint::begin(folder.path(), 1, "rank 0");
+  ASSERT_TRUE(unfinished.ok()) << unfinished.status();
+  Manifest manifest;
+  manifest.step = 1;
+  absl::StatusOr<std::string> path;
+  {
+    const FewDescriptors none(0);
+    EXPECT_EQ(::eventfd(0, 0), -1);
+    path = (*unfinished)->commit(write_manifest(manifest), /*is_best=*/true);
+  }
+  ASSERT_TRUE(path.ok()) << path.status();
+  EXPECT_EQ(*latest_checkpoint(folder.path(), "rank 0"), "step-000000000001");
+  EXPECT_EQ(*best_checkpoint(folder.path(), "rank 0"), "step-000000000001");
+}
+
+TEST(CheckpointFolder, SaveWithoutDescriptorsEndsBeforeItWritesOrCommits) {
+  int failed = 0;
+  for (int more = 0; more < 8; ++more) {
+    const ScratchFolder folder;
+    ASSERT_TRUE(save(folder.path(), 1).ok());
+    absl::Status status;
+    {
+      const FewDescriptors few(more);
+      status = save(folder.path(), 2).status();
+    }
+    EXPECT_EQ(latest_step(folder.path()), status.ok() ? 2 : 1) << more;
+    EXPECT_THAT(folder.names(), ::testing::Each(::testing::Not(HasSubstr(".tmp-")))) << more;
+    if (status.ok()) continue;
+    ++failed;
+    EXPECT_EQ(exit_code_of(status), ExitCode::kOsResource) << status;
+    EXPECT_THAT(message_of(status), AllOf(HasSubstr("create of"), HasSubstr("hint: raise the limit of open files")));
+  }
+  EXPECT_EQ(failed, 5) << "a save needs its lock, two for its commit, and two to make a file";
 }
 
 TEST(CheckpointFolder, BadFoldersAreNamed) {

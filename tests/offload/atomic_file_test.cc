@@ -123,6 +123,29 @@ TEST(AtomicFile, EveryFaultLeavesTheOldFileOrTheNewOne) {
   }
 }
 
+// A file that could be begun needs no more descriptors for its rename and for the sync of its folder.
+TEST(AtomicFile, LimitOfDescriptorsIsMetBeforeTheFirstByteIsWritten) {
+  for (const int parts : {1, 2}) {
+    for (int more = 0; more < 4; ++more) {
+      ScratchFolder folder;
+      std::filesystem::create_directory(folder.file("own"));
+      const std::string path = folder.file("own/manifest.json");
+      ASSERT_TRUE(write(path, kOld).ok());
+      absl::Status status;
+      {
+        const FewDescriptors few(more);
+        status = write_file_atomically(FilePlace(path, parts), std::as_bytes(std::span(kNew)), "test");
+      }
+      EXPECT_EQ(status.ok(), more >= 2) << status << ", " << parts << " parts, " << more << " descriptors";
+      EXPECT_EQ(content_of(path), status.ok() ? kNew : kOld);
+      EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.file("own")), {}), 1);
+      if (status.ok()) continue;
+      EXPECT_EQ(exit_code_of(status), ExitCode::kOsResource);
+      EXPECT_THAT(message_of(status), AllOf(HasSubstr("create of"), HasSubstr("hint: raise the limit of open files")));
+    }
+  }
+}
+
 TEST(AtomicFile, FailedSyncIsNotTriedAgain) {
   ScratchFolder folder;
   ScopedFaults faults({{.site = FaultSite::kFsync, .nth = 1, .action = FaultAction::kErrno, .number = EINTR}});

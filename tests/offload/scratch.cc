@@ -43,6 +43,14 @@ std::vector<std::string> ScratchFolder::names() const {
   return names;
 }
 
+FewDescriptors::FewDescriptors(int more) {
+  if (::getrlimit(RLIMIT_NOFILE, &before_) != 0) std::abort();
+  int limit = 0;
+  while (::fcntl(limit, F_GETFD) >= 0 || more-- > 0) ++limit;
+  const rlimit lowered{static_cast<rlim_t>(limit), before_.rlim_max};
+  if (::setrlimit(RLIMIT_NOFILE, &lowered) != 0) std::abort();
+}
+
 ChildEnd in_child(const std::function<int()>& body) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) std::abort();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -28,6 +29,18 @@ class ScratchFolder {
 
  private:
   std::string path_;
+};
+
+/// Lowers the limit of descriptors, as long as it exists, so that this process can open `more` more files.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(int more);
+  ~FewDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  FewDescriptors(const FewDescriptors&) = delete;
+  FewDescriptors& operator=(const FewDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
 };
 
 /// The end of a forked child, and the text that it wrote to stderr.

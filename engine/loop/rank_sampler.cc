@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "engine/loop/dealt_samples.h"
+#include "runtime/base/noise.h"
 #include "runtime/border/expect.h"
-#include "runtime/data/permutation.h"
 #include "runtime/data/sampler.h"
 #include "tessera/error.h"
 #include "tessera/seed_for_rank.h"
@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-std::uint64_t seed_for_rank(std::uint64_t seed, int rank) { return mix64(seed) + static_cast<std::uint64_t>(rank); }
+std::uint64_t seed_for_rank(std::uint64_t seed, int rank) { return mix_bits(seed) + static_cast<std::uint64_t>(rank); }
 
 RankSampler::RankSampler(std::size_t num_samples, const Mesh& mesh, const RankSamplerOptions& options)
     : num_samples_(num_samples),

@@ -24,7 +24,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kForAllAnswers{1000};
-constexpr std::chrono::milliseconds kFirstPause{2}, kLongestPause{100};  // pauses between questions for answers
+/// Pauses between questions for answers.
+constexpr std::chrono::milliseconds kFirstPauseForAnswers{2}, kLongestPauseForAnswers{100};
 /// The rank that serves the store stays for at most this time. Ranks that give up a little later can then still read
 /// the store.
 constexpr std::chrono::milliseconds kForLateRanks{3000};
@@ -111,7 +112,7 @@ struct FailureReport::Shared {
   // The number of requests does not depend on the number of ranks, since all ranks may ask at the same time.
   void ask_all(Answers& answers) const {
     const auto end = Clock::now() + kForAllAnswers;
-    for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    for (auto pause = kFirstPauseForAnswers;; pause = std::min(2 * pause, kLongestPauseForAnswers)) {
       answers.store_is_gone = !ask(answers.of).ok();
       if (answers.store_is_gone || have_all_answered(answers.of) || Clock::now() >= end) break;
       std::this_thread::sleep_until(std::min(Clock::now() + pause, end));

@@ -117,8 +117,9 @@ struct ReplayedRun {
 };
 
 /// Returns the number of microbatches of a step on all ranks. The result 0 means that the file of hashes has it.
-absl::StatusOr<std::int64_t> microbatches_of_step(const ReplayCommand& command, const std::vector<StepRecord>& records,
-                                                  const CheckpointBefore& before) {
+absl::StatusOr<std::int64_t> microbatches_to_replay(const ReplayCommand& command,
+                                                    const std::vector<StepRecord>& records,
+                                                    const CheckpointBefore& before) {
   if (command.microbatches > 0) return command.microbatches;
   if (!records.empty()) return 0;
   const TrainCommand& run = command.run;
@@ -168,7 +169,7 @@ absl::StatusOr<ReplayedRun> replayed_run(const ReplayCommand& command) {
   if (!run.request.hashes.empty()) {
     TESSERA_ASSIGN_OR_RETURN(records, read_step_records(run.request.hashes, "replay"));
   }
-  TESSERA_ASSIGN_OR_RETURN(run.request.microbatches, microbatches_of_step(command, records, before));
+  TESSERA_ASSIGN_OR_RETURN(run.request.microbatches, microbatches_to_replay(command, records, before));
   run.threads = before.threads;
   if (!records.empty()) {
     const auto next = std::ranges::lower_bound(records, command.step, {}, &StepRecord::step);

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "runtime/base/noise.h"
 #include "runtime/base/status.h"
 #include "runtime/border/throw.h"
 #include "runtime/data/permutation.h"
@@ -48,11 +49,11 @@ std::function<LabelledBatch()> dealing(std::shared_ptr<ImageBatches> batches) {
 /// Returns sample `number` of the chain: [1, seq_len] inputs and targets.
 LabelledBatch chain_sample(std::uint64_t seed, std::uint64_t number, std::int64_t seq_len) {
   const Permutation successor(kChainTokens, seed, 0);
-  std::uint64_t state = mix64(mix64(seed) + number);
+  std::uint64_t state = mix_bits(mix_bits(seed) + number);
   const at::Tensor tokens = at::empty({1, seq_len + 1}, at::kLong);
   auto* const out = tokens.mutable_data_ptr<std::int64_t>();
   for (std::int64_t t = 0; t <= seq_len; ++t) {
-    state = mix64(state + 0x9e3779b97f4a7c15u);
+    state = mix_bits(state + 0x9e3779b97f4a7c15u);
     const bool follows = t > 0 && state % 8 != 0;
     out[t] = static_cast<std::int64_t>(follows ? successor(static_cast<std::uint64_t>(out[t - 1]))
                                                : (state >> 8) % kChainTokens);

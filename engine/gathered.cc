@@ -172,6 +172,7 @@ Gathered::Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, Ow
                                      /*may_be_written=*/false)) {}
 
 void Gathered::State::store() {
+  separate_given_values(units);
   for (Unit* unit : units) store_parameters(*unit, *training.job.axes.control);
   unpin();
   for (Unit* unit : units) {

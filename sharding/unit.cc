@@ -201,13 +201,19 @@ bool is_in_place(const FlatGroup& group, std::size_t i) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   // The storage must point to memory of the Engine. Memory from other sources (share_memory) does not have the unit's
   // mark.
-  return storage == group.storage.get() && unit_of(*storage) == group.unit &&
-         tensor.unsafeGetTensorImpl()->storage_offset() == group.layout.extent(i).offset;
+  if (storage != group.storage.get() || unit_of(*storage) != group.unit) return false;
+  // A transposed or cut view of the parameter begins at the same offset.
+  const FlatParameter& parameter = group.parameters[i];
+  return tensor.unsafeGetTensorImpl()->storage_offset() == group.layout.extent(i).offset &&
+         tensor.sizes() == at::IntArrayRef(parameter.sizes) &&
+         (parameter.numel == 0 || tensor.strides() == at::IntArrayRef(parameter.strides)) &&
+         tensor.scalar_type() == scalar_type_of(group.dtype);
 }
 
 void expect_in_place(const FlatGroup& group, std::size_t i) {
   if (is_in_place(group, i)) return;
-  throw Error(ExitCode::kUsage, "parameter " + group.parameters[i].name + " was given other memory (" +
+  throw Error(ExitCode::kUsage, "parameter " + group.parameters[i].name +
+                                    " was given other memory, or another view of its own (" +
                                     say(phrases::kOtherMemory) +
                                     "), so the Engine and the module no longer mean the same numbers. [T0640] hint: do "
                                     "that before the Engine is made, or under " +

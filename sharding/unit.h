@@ -281,7 +281,8 @@ FlatGroup* flat_group_of(const at::TensorBase& tensor);
 /// the unit's Engine lives.
 bool is_lent(const at::TensorBase& tensor);
 
-/// Returns whether parameter `i` still lies at its place in its group's buffer.
+/// Returns whether parameter `i` is still the view of its group's buffer that `rebase` made: at its offset, with its
+/// sizes, strides and dtype.
 bool is_in_place(const FlatGroup& group, std::size_t i);
 /// Throws tessera::Error (64), naming the parameter, if is_in_place is false.
 void expect_in_place(const FlatGroup& group, std::size_t i);

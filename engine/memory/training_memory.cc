@@ -26,8 +26,8 @@ namespace {
 // This file works as follows. TrainingMemory::allocate makes each arena with the plan's bytes. It then gives each group
 // of the units memory from the arenas for its parameters, gradients, masters and states (the place_… functions).
 // Offloaded records and durable files get their memory after that (`make_records`, DurableFiles). At the end it checks
-// that the groups have got all memory of these arenas. The functions store_parameters and load_whole_tensors, at
-// the end of the file, give every rank the values of rank 0.
+// that the groups have got all memory of these arenas. The functions at the end of the file give every rank
+// the values of rank 0.
 
 void place_parameters(FlatGroup& group, const MemoryPlan& plan, Arena& arena) {
   group.make_storage();
@@ -115,15 +115,11 @@ void expect_no_wider_bytes(const FlatParameter& parameter, const at::Tensor& val
                        "dtype. [T0237] hint: load into a module of the file's dtype, and copy_ its parameters"));
 }
 
-bool is_on_own_storage(const FlatGroup& group, const at::Tensor& value) {
-  return value.has_storage() && value.storage().unsafeGetStorageImpl() == group.storage.get();
-}
-
 /// Returns the value that a program has given a parameter under Gathered(kWrite), wherever the parameter lies now.
 at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
   const FlatParameter& parameter = group.parameters[i];
   const at::Tensor value = parameter.tensor.detach();
-  if (is_in_place(group, i) || is_on_own_storage(group, value)) return value;
+  if (is_in_place(group, i)) return value;
   expect_no_wider_bytes(parameter, value);
   if (value.sizes() == at::IntArrayRef(parameter.sizes)) return value;
   throw Error(ExitCode::kUsage,
@@ -132,18 +128,15 @@ at::Tensor value_to_store(const FlatGroup& group, std::size_t i) {
                        ". [T0238] hint: give a value of the parameter's sizes; a file of another model has others"));
 }
 
-/// If a program has given a parameter other memory, makes the parameter a view of its buffer again. The buffer gets the
-/// value that the program has given.
-void put_back(FlatGroup& group, std::size_t i) {
+/// If a program has given a parameter other memory, makes the parameter a view of its buffer again. A buffer that is
+/// always in memory has the stored values already. Other buffers get them from `flat`.
+void put_back(FlatGroup& group, std::size_t i, const at::Tensor& flat) {
   if (is_in_place(group, i)) return;
   FlatParameter& parameter = group.parameters[i];
-  at::Tensor value = parameter.tensor.detach();
-  if (is_on_own_storage(group, value)) {  // share_memory gave the whole group's storage other memory
-    value = value.clone();
-    group.attach(group.full);
-  }
-  rebase(parameter, group, group.layout.extent(i).offset);
-  parameter.tensor.detach().copy_(value);
+  const std::int64_t offset = group.layout.extent(i).offset;
+  rebase(parameter, group, offset);
+  if (!group.unit->keeper()) return;
+  parameter.tensor.detach().copy_(flat.as_strided(parameter.sizes, parameter.strides, offset));
 }
 
 /// Allocates memory for residuals of compression. It is host memory even if a GPU trains.
@@ -266,6 +259,23 @@ Carrier* TrainingMemory::tensor_state_carrier() const {
   return records.tensor_states.get();
 }
 
+void separate_given_values(const std::vector<Unit*>& units) {
+  const Unrecorded unrecorded;
+  const auto lies_in_buffers = [](const FlatGroup& group, const at::Tensor& value) {
+    return value.has_storage() &&
+           (value.storage().unsafeGetStorageImpl() == group.storage.get() || unit_of(value) != nullptr);
+  };
+  for (const Unit* unit : units) {
+    for_each_parameter(*unit, [&](FlatGroup& group, std::size_t i) {
+      at::Tensor& tensor = group.parameters[i].tensor;
+      if (!is_in_place(group, i) && lies_in_buffers(group, tensor)) tensor.set_data(tensor.detach().clone());
+    });
+    for (const auto& group : unit->groups) {  // share_memory gives the storage of a whole group other memory
+      if (unit_of(*group->storage) != unit) group->attach(group->full);
+    }
+  }
+}
+
 void store_parameters(Unit& unit, Collectives& control) {
   const Unrecorded unrecorded;
   for (auto& group : unit.groups) {
@@ -275,7 +285,7 @@ void store_parameters(Unit& unit, Collectives& control) {
     broadcast(flat, unit.name, control);
     keep_unchanged_masters(*group, flat);
     write_values(*group, flat, {0, group->layout.numel()});
-    for (std::size_t i = 0; i < group->parameters.size(); ++i) put_back(*group, i);
+    for (std::size_t i = 0; i < group->parameters.size(); ++i) put_back(*group, i, flat);
   }
 }
 

@@ -76,6 +76,12 @@ struct TrainingMemory {
   Carrier* tensor_state_carrier() const;
 };
 
+/// Copies the values of parameters that a program has made views of the Engine's buffers under Gathered(kWrite), as two
+/// parameters whose `data` were exchanged. The parameters then lie in memory of their own, so that storing one of them
+/// does not change the value of another. REQUIRES: `units` are gathered. Call it for all units of a guard before the
+/// first `store_parameters`.
+void separate_given_values(const std::vector<Unit*>& units);
+
 /// Stores the values of a gathered unit after Gathered(kWrite): rank 0's values become those of all ranks, in masters
 /// and shards. The values of a parameter that was given other memory are stored too, and the parameter is put back into
 /// its buffer. Throws tessera::Error (64) if such values have other sizes. The call needs host memory for one unit in

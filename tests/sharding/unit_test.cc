@@ -180,6 +180,12 @@ TEST(Unit, ParameterMovedWithinTheBuffersIsNamed) {
     parameter.set_data(made.parameter(2, 1).detach().narrow(0, 0, parameter.numel()));
   };
   expect_noticed(in_another_unit);
+  // Other views that begin at the parameter's own offset.
+  expect_noticed([](HandMadeUnits&, at::Tensor& parameter) { parameter.set_data(parameter.detach().unsqueeze(0)); });
+  expect_noticed([](HandMadeUnits&, at::Tensor& parameter) { parameter.set_data(parameter.detach().narrow(0, 0, 1)); });
+  expect_noticed([](HandMadeUnits&, at::Tensor& parameter) {
+    parameter.set_data(parameter.detach().as_strided(parameter.sizes(), {0}));
+  });
 }
 
 TEST(Unit, BytesAreTheSumOfItsGroups) {

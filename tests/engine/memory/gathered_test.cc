@@ -54,6 +54,47 @@ TEST(Gathered, WritesToAParameterOfHalfItsBufferAreKept) {
   });
 }
 
+// A parameter may be given a view of its own memory, or of another parameter's in the same unit or in another unit. No
+// value is overwritten before it is stored.
+TEST(Gathered, GivenViewsOfParametersAreKept) {
+  on_each_placement(2, [](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy, {.vocab = 32, .width = 32});
+    session.train(0);
+    const auto block = [&](std::size_t i) { return session.model->blocks->ptr<BlockImpl>(i); };
+    const std::vector<at::Tensor> given = {session.model->head, block(0)->up->weight, block(1)->up->weight,
+                                           block(0)->norm->weight, block(0)->norm->bias};
+    std::vector<at::Tensor> before;
+    for (const at::Tensor& each : given) before.push_back(each.detach().clone());
+    {
+      Gathered guard(session.engine, Gathered::kWrite);
+      at::Tensor(given[0]).set_data(given[0].detach().t());
+      for (const std::size_t i : {1u, 3u}) {
+        const at::Tensor first = given[i].detach();
+        at::Tensor(given[i]).set_data(given[i + 1].detach());
+        at::Tensor(given[i + 1]).set_data(first);
+      }
+      guard.close();
+    }
+    const std::vector<at::Tensor> wanted = {before[0].t(), before[2], before[1], before[4], before[3]};
+    for (std::size_t i = 0; i < given.size(); ++i) EXPECT_TRUE(given[i].detach().equal(wanted[i])) << i;
+    session.train(1);
+  });
+}
+
+TEST(Gathered, GivenMemoryOfOtherRanksIsReplacedByRankZeros) {
+  on_each_placement(2, [](const Mesh& mesh, const Strategy& strategy) {
+    Session session(mesh, strategy);
+    at::Tensor head = session.model->head;
+    {
+      Gathered guard(session.engine, Gathered::kWrite);
+      head.set_data(at::full(head.sizes(), 0.5 + mesh.rank()));
+      guard.close();
+    }
+    EXPECT_TRUE(head.detach().eq(0.5).all().item<bool>()) << "rank " << mesh.rank();
+    session.train(0);
+  });
+}
+
 TEST(Gathered, PointerWithoutGatheredIsRefusedWhereParametersAreSharded) {
   run_ranks({.ranks = 2}, [](const Mesh& mesh) {
     Session session(mesh, strategy_for(ShardingStrategy::kFullShard));

@@ -14,6 +14,7 @@ TEXTS = {
     "written_through_a_tensor_set_over_it": "was written in place outside",
     "written_into_an_array": "parameter head.weight of unit (root) was written through an array or a pointer under engine.gathered()",
     "moved_to_other_memory": "was given other memory",
+    "turned_in_its_memory": "first.weight was given other memory, or another view of its own",
     "unfrozen": "call engine.set_trainable",
     "late_post_accumulate_hook": "register it before the Engine is made",
     "hook_that_clears_gradients": "was cleared by a post-accumulate hook of the program",

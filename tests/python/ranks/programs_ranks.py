@@ -1301,6 +1301,13 @@ def moved_to_other_memory(strategy):
     engine.backward(net(part(1)[0].double(), part(1)[1]))
 
 
+def turned_in_its_memory(strategy):
+    net = model()
+    engine = tessera.Engine(net, strategy)
+    net.first.weight.data = net.first.weight.data.t()
+    train(engine, net, [1])
+
+
 def unfrozen(strategy):
     net = model()
     net.first.requires_grad_(False)
@@ -1331,7 +1338,7 @@ PROGRAMS += [files_of_weights]
 PROGRAMS += [arrays_that_hooks_keep, functions_that_keep_arrays, arrays_that_operators_keep]
 PROGRAMS += [rates_over_samples, strategies_of_other_types, arguments_of_other_types]
 # These programs end with an Error, and no program may continue after it.
-ENDINGS = [written_outside_a_guard, written_through_data, written_through_a_tensor_set_over_it, written_into_an_array, moved_to_other_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
+ENDINGS = [written_outside_a_guard, written_through_data, written_through_a_tensor_set_over_it, written_into_an_array, moved_to_other_memory, turned_in_its_memory, unfrozen, late_post_accumulate_hook, hook_that_clears_gradients]
 
 
 def chosen(program):

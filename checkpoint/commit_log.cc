@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <span>
 #include <system_error>
@@ -77,6 +78,20 @@ int CommitLog::ranks_in(const std::string& folder) {
 bool CommitLog::has_begun() const {
   std::error_code ignored;
   return fs::exists(begun_file(stem_), ignored);
+}
+
+absl::StatusOr<std::vector<int>> begun_ranks(const std::string& folder, const std::string& who) {
+  std::vector<std::string> names;
+  if (const int got = file_calls::list_folder(FilePlace(folder, 0), names); got < 0)
+    return log_failure(who, "list", folder, -got);
+  std::vector<int> ranks;
+  for (const std::string& name : names) {
+    int rank = 0;
+    if (std::sscanf(name.c_str(), "rank-%9d", &rank) == 1 && name == begun_file(fmt::format("rank-{:05}", rank)))
+      ranks.push_back(rank);
+  }
+  std::ranges::sort(ranks);
+  return ranks;
 }
 
 absl::Status CommitLog::begin() const {

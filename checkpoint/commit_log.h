@@ -85,4 +85,8 @@ class CommitLog {
   FolderLock lock_;
 };
 
+/// Returns the ranks, in ascending order, of which a run committed to the folder (their `.begun`). It does not read
+/// their commits. Errors: 77 without permission; 74 if the folder cannot be listed for another reason.
+absl::StatusOr<std::vector<int>> begun_ranks(const std::string& folder, const std::string& who);
+
 }  // namespace tessera

@@ -19,11 +19,13 @@ namespace {
 /// Opens this rank's files and finds the last commit that all ranks hold. It is collective. Throws tessera::Error, the
 /// same on every rank: the errors of DurableFiles::look and choose.
 std::unique_ptr<DurableFiles> open_durable(const DurableConfig& config, const MemoryPlan& plan,
-                                           const std::string& layout, const Topology& topology, Collectives& control) {
+                                           const std::string& layout, const Job& job, Collectives& control,
+                                           bool has_moved) {
+  const Topology& topology = job.mesh.topology();
   std::vector<int> hosts = topology.ranks_of_hosts;
   if (hosts.empty()) hosts.assign(static_cast<std::size_t>(topology.num_hosts()), topology.local_world_size);
   auto files = std::make_unique<DurableFiles>(config, plan, layout, std::move(hosts), control.rank());
-  files->choose(value_or_throw(share_outcomes(control, "commits found", [&] { return files->look(); })));
+  files->choose(value_or_throw(share_outcomes(control, "commits found", [&] { return files->look(); })), has_moved);
   throw_if_error(share_status(control, "commits chosen", status_from([&] { return files->forget_later(); })));
   if (files->last() && control.rank() == 0)
     log_info(c10::str(files->folder(), " holds step ", files->last()->step, ", from which resume_durable goes on"));
@@ -57,8 +59,8 @@ void Engine::State::set_up(bool continues) {
   if (strategy.durable.every > 0) {
     if (!continues) saving.moved = move_commits(job);
     saving.durable = open_durable(strategy.durable, training.plan,
-                                  durable_layout(training.plan, training.units, *job.module, strategy),
-                                  job.mesh.topology(), *training.axes.control);
+                                  durable_layout(training.plan, training.units, *job.module, strategy), job,
+                                  *training.axes.control, continues || saving.moved.has_value());
   }
   training.set_up(saving.durable.get(), continues);
   if (strategy.sync.has_servers() && !strategy.sync.is_elastic()) note_joined();

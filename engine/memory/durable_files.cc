@@ -59,11 +59,14 @@ bool is_held(const nlohmann::json& commits, const nlohmann::json& commit) {
       commits, [&](const nlohmann::json& each) { return each.at(0) == commit.at(0) && each.at(1) == commit.at(1); });
 }
 
-std::string words_of(const nlohmann::json& commits) {
+/// Returns a text for users about what a rank found (DurableFiles::look).
+std::string words_of(const nlohmann::json& rank) {
   std::string text;
-  for (const nlohmann::json& commit : commits)
+  for (const nlohmann::json& commit : rank.at("commits"))
     text += (text.empty() ? "" : " and ") + std::to_string(commit.at(2).get<std::int64_t>());
-  return text.empty() ? "none" : "step " + text;
+  if (!text.empty()) return "step " + text;
+  const nlohmann::json& others = rank.at("others");
+  return others.empty() ? "none" : "none, beside commits of rank " + std::to_string(others.at(0).get<int>());
 }
 
 }  // namespace
@@ -96,6 +99,9 @@ absl::StatusOr<std::string> DurableFiles::look() {
     if (about != commit.parts.end()) told["about"] = about->second;
   }
   told["begun"] = log_->has_begun();
+  TESSERA_ASSIGN_OR_RETURN(std::vector<int> others, begun_ranks(folder_, who_));
+  std::erase(others, rank_);
+  told["others"] = others;
   if (rank_ == 0) told["run"] = (std::uint64_t{std::random_device()()} << 32) | std::random_device()();
   told["layout"] = layout_;
   return told.dump();
@@ -113,16 +119,17 @@ absl::Status DurableFiles::forget_later() {
   return absl::OkStatus();
 }
 
-void DurableFiles::choose(const std::vector<std::string>& held) {
+void DurableFiles::choose(const std::vector<std::string>& held, bool has_moved) {
   std::vector<nlohmann::json> ranks;
   for (const std::string& text : held) ranks.push_back(nlohmann::json::parse(text));
   run_ = ranks[0].at("run").get<std::uint64_t>();
   const nlohmann::json* common = nullptr;
   // True if no rank has begun more than the first commit of its folder. Then nothing can be lost, and the run starts
-  // from its beginning.
+  // from its beginning. The files of other ranks show that the folder is of a run whose ranks had other numbers: its
+  // hosts may have changed places.
   bool is_first = true;
   for (const nlohmann::json& rank : ranks) {
-    is_first = is_first && !rank.at("begun").get<bool>();
+    is_first = is_first && !rank.at("begun").get<bool>() && (has_moved || rank.at("others").empty());
     for (const nlohmann::json& commit : rank.at("commits")) is_first = is_first && commit.at(0) == 1;
   }
   for (const nlohmann::json& commit : ranks[0].at("commits")) {
@@ -146,7 +153,7 @@ void DurableFiles::choose(const std::vector<std::string>& held) {
   if (!common && !is_first) {
     std::string text = "durable.dir " + folder_ + ": there is no step that all ranks hold:";
     for (std::size_t rank = 0; rank < ranks.size(); ++rank)
-      text += c10::str(rank > 0 ? "," : "", " rank ", rank, " has ", words_of(ranks[rank].at("commits")));
+      text += c10::str(rank > 0 ? "," : "", " rank ", rank, " has ", words_of(ranks[rank]));
     throw Error(
         ExitCode::kNoInput,
         text +

@@ -539,6 +539,20 @@ TEST(Durable, FolderWithoutAWholeCommitIsAnErrorAndStaysUntouched) {
   }
 }
 
+// Hosts that have changed places, or a run of fewer ranks on what was another rank's disk.
+TEST(Durable, FolderWithCommitsOfOtherRanksAloneIsAnErrorAndStaysUntouched) {
+  const TestFolder folder, elsewhere;
+  leave_commits(folder.path());
+  std::vector<fs::path> of_rank_zero;
+  for (const auto& entry : fs::directory_iterator(folder.path()))
+    if (entry.path().filename().string().starts_with("rank-00000")) of_rank_zero.push_back(entry.path());
+  for (const fs::path& file : of_rank_zero) fs::rename(file, elsewhere.path() / file.filename());
+  const auto before = contents_of(folder.path());
+  EXPECT_THAT(refusal_of(1, strategy_for(ShardingStrategy::kFullShard), folder.path()),
+              AllOf(HasSubstr("rank 0 has none, beside commits of rank 1"), HasSubstr("hint:")));
+  EXPECT_EQ(contents_of(folder.path()), before);
+}
+
 TEST(Durable, RunThatEndedBeforeItsFirstCommitBeginsAgain) {
   const TestFolder folder;
   run_ranks({.ranks = 2}, [&](const Mesh& mesh) {

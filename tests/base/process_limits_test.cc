@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "runtime/base/errno_hint.h"
 
@@ -85,6 +86,25 @@ TEST(ProcessLimits, SoftDescriptorLimitIsRaisedToTheHardOne) {
                      limit_hint(EMFILE).ends_with("hint: raise the limit of open files (ulimit -n), which is 40 here");
             }),
             0);
+}
+
+// "program <&- >&- 2>&-"; what is printed must not reach the next file that is opened.
+TEST(ProcessLimits, ClosedStandardDescriptorsAreNoOtherFiles) {
+  for (const std::vector<int>& closed : {std::vector<int>{1, 2}, {0, 1, 2}, {1}, {0, 2}}) {
+    EXPECT_EQ(in_child([&] {
+                for (const int fd : closed) ::close(fd);
+                take_process_limits();
+                const int file = ::memfd_create("file", MFD_CLOEXEC);
+                char byte = 0;
+                bool fails = file > STDERR_FILENO;
+                for (const int fd : closed) {
+                  if (fd != STDERR_FILENO)
+                    fails = fails && (fd == 0 ? ::read(fd, &byte, 1) : ::write(fd, "x", 1)) < 0 && errno == EBADF;
+                }
+                return fails;
+              }),
+              0);
+  }
 }
 
 TEST(ProcessLimits, RefusedThreadsReturnEagain) {

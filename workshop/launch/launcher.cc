@@ -249,7 +249,6 @@ absl::StatusOr<Attempt> run_once(const LaunchOptions& options, const JobSettings
 
 absl::StatusOr<int> run(const LaunchOptions& options) {
   TESSERA_RETURN_IF_ERROR(check(options));
-  fill_standard_descriptors();
   const bool several_hosts = options.hosts.size() > 1;
   TESSERA_ASSIGN_OR_RETURN(HeldPort port, HeldPort::take(options.port, several_hosts));
   JobSettings job;
@@ -299,7 +298,7 @@ std::vector<int> ranks_of_hosts(const LaunchOptions& options) {
 }
 
 int launch(const LaunchOptions& options) {
-  take_process_limits();  // ranks inherit the raised limit of descriptors
+  take_process_limits();  // ranks inherit the raised limit of descriptors; no pipe gets a standard descriptor's number
   const auto code = run(options);
   if (code.ok()) return *code;
   write_all(options.stderr_fd, message_of(code.status()) + "\n");

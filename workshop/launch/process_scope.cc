@@ -1,6 +1,5 @@
 #include "workshop/launch/process_scope.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -67,12 +66,6 @@ SignalScope::~SignalScope() {
   ::sigaction(SIGCHLD, &old_child_, nullptr);
   ::sigaction(SIGPIPE, &old_pipe_, nullptr);
   ::pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
-}
-
-void fill_standard_descriptors() {
-  int fd = ::open("/dev/null", O_RDWR);
-  while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);
-  if (fd > 2) ::close(fd);
 }
 
 }  // namespace tessera

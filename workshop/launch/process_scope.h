@@ -54,8 +54,4 @@ class SignalScope {
   int was_subreaper_ = 0;
 };
 
-/// Opens /dev/null as descriptors 0, 1 and 2 if the caller has closed these. A pipe with such a number would be lost
-/// when the ranks get their own streams.
-void fill_standard_descriptors();
-
 }  // namespace tessera

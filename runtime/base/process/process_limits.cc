@@ -1,8 +1,11 @@
 #include "runtime/base/process/process_limits.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <system_error>
 #include <thread>
@@ -31,7 +34,19 @@ void turn_size_signal_into_error() { [[maybe_unused]] static const bool done = i
 
 void turn_pipe_signal_into_error() { [[maybe_unused]] static const bool done = ignore_unless_handled(SIGPIPE); }
 
+void fill_standard_descriptors() {
+  for (const int wanted : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(wanted, F_GETFD) >= 0 || errno != EBADF) continue;
+    const int flags = wanted == STDIN_FILENO ? O_WRONLY : wanted == STDOUT_FILENO ? O_RDONLY : O_RDWR;
+    const int fd = ::open("/dev/null", flags);  // started programs inherit it
+    if (fd < 0 || fd == wanted) continue;
+    ::dup2(fd, wanted);
+    ::close(fd);
+  }
+}
+
 void take_process_limits() {
+  fill_standard_descriptors();
   turn_size_signal_into_error();
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;

@@ -18,8 +18,13 @@ void turn_pipe_signal_into_error();
 
 /// Raises the soft limit of descriptors to the hard limit. Gathers over a network, checkpoints and records in files
 /// need many descriptors, and Debian's soft limit is 1024. Programs of Tessera call this function at their start. This
-/// function calls turn_size_signal_into_error too.
+/// function calls turn_size_signal_into_error and fill_standard_descriptors too.
 void take_process_limits();
+
+/// Opens /dev/null as those of the descriptors 0, 1 and 2 that are closed, as after `program >&- 2>&-`. Otherwise the
+/// next files that the process opens would get these numbers, and what it prints would be written into them. Reads of
+/// standard input and writes to standard output still fail with EBADF, so lost output is noticed.
+void fill_standard_descriptors();
 
 /// Starts `count` threads and ends them. Returns 0, or the errno of the system's refusal. LibTorch's own threads
 /// (libgomp) would otherwise end the process without a message of Tessera.

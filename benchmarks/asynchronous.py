@@ -3,14 +3,14 @@
 
     benchmarks/asynchronous.py --runs FOLDER --page            trains what FOLDER has no results of, writes results/asynchronous.json.xz,
                                                                and fills results/asynchronous.md and its pictures
-    benchmarks/asynchronous.py --runs FOLDER --page --small    a small form of it: about a quarter of an hour on two cores
+    benchmarks/asynchronous.py --runs FOLDER --page --small    a small form of the study: about 15 minutes on two cores
     benchmarks/asynchronous.py --runs FOLDER --quick           some steps of each way under one clock, as a smoke test
     benchmarks/asynchronous.py --page                          fills the page with what the results have
 
 Without --page the tables are printed.
 
-Runs that FOLDER has are not made again, so a study that was stopped goes on. All runs of a folder have one form: whole,
-small or quick.
+Runs that FOLDER has are not made again, so a study that was stopped continues. All runs of a folder have one form:
+whole, small or quick.
 
 There are two studies. `digits` is a perceptron on the digits of this Python's scikit-learn, or on those of --digits
 FILE, which examples/images/digits.py writes. `text` is a small GPT on LibTorch's headers. Each study has four ranks of
@@ -21,9 +21,11 @@ How a way is measured depends on what decides its losses:
 * `played`: an order of pushes and pulls decides. push_orders.py makes such an order for the clock, and ranks
   follow it (sync.play_order), faster than the clock. Seconds are those of the simulation.
 * `met`: nothing but the data decides, so one run serves for all clocks. Seconds are those of the simulation.
-* `lived`: who comes first decides, and no order can be played, so ranks keep the clock. Seconds are measured.
+* `lived`: the order in which ranks arrive decides. This order cannot be played, so ranks keep the clock. Seconds are
+  measured.
 
-Nine runs of the digits (FORECAST under each clock) keep the clock too, and are compared with what the simulation said.
+Nine runs of the digits (FORECAST under each clock) keep the clock too, and are compared with the simulation's
+prediction.
 """
 
 import argparse
@@ -153,7 +155,7 @@ def run_of(study, way, rate, seed, timeline, name):
 
 
 def forecast_of(way, timeline):
-    """Returns what the simulation predicts for a run. Gradients that are summed have no age."""
+    """Returns the simulation's prediction for a run. Gradients that are summed have no age."""
     has_ages = WAYS[way].kind != "met" and way != "backups"
     return {"expected_s": timeline.seconds(), "expected_staleness": statistics.fmean(timeline.ages()) if has_ages else None}
 
@@ -171,8 +173,8 @@ def curve(moments):
 
 
 def moments_of(found, timeline=None):
-    """Returns [(seconds, loss)] of all gradients of a run. The seconds are those of `timeline`, or measured if it is
-    None."""
+    """Returns [(seconds, loss)] of all gradients of a run. The seconds come from `timeline`, or are measured if
+    `timeline` is None."""
     if timeline is None:
         return [each for of in found["ranks"] for each in zip(of["ends"], of["losses"])]
     by_ticket = {ticket: each for of in found["ranks"] for ticket, each in zip(of["tickets"], of["losses"])}
@@ -326,8 +328,8 @@ class Study:
         self.rates = first | best({way: [first["synchronous"] * factor for factor in factors] for way in others})
 
     def row(self, way, clock, found):
-        """Returns the results of a way under a clock: {way, clock, rate, runs}. `found`: what the run of each seed
-        gave."""
+        """Returns the results of a way under a clock: {way, clock, rate, runs}. `found`: the result of each seed's
+        run."""
         of_runs = []
         for seed, run in zip(self.size["seeds"], found):
             timeline = self.timeline(way, clock, seed)
@@ -415,8 +417,8 @@ def clock_table(rows, wanted):
 
 
 def forecast_table(study):
-    """Returns a table of all runs that kept their clock. It has the measured seconds and mean staleness, and those of
-    the simulation."""
+    """Returns a table of all runs that kept their clock. It has the seconds and the mean staleness, both measured and
+    simulated."""
     lines = ["| way | clock | measured s | simulated s | measured less simulated | staleness measured | simulated |",
              "|---|---|---:|---:|---:|---:|---:|"]
     lived = [{"way": row["way"], "clock": row["clock"]} | row["runs"][0] for row in study["rows"] if WAYS[row["way"]].kind == "lived"]
@@ -474,7 +476,7 @@ def series(rows, axis):
 
 def draw(name, study, folder):
     """Writes the pictures of a study."""
-    import plots  # it needs matplotlib, and nothing else here does
+    import plots  # only this module needs matplotlib
 
     folder.mkdir(exist_ok=True)
     for clock in study["size"]["clocks"]:

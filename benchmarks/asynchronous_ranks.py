@@ -156,12 +156,13 @@ def trained(run, data):
     """Returns the outcome on rank 0, and None on the other ranks.
 
     "ranks" has the tickets, losses and ends of each rank. An end is the seconds from the start of the run to the end of
-    a step. `pull_s` is the median time of a pull, `push_s` that of a call of step(). `meet_s`: see meeting_s."""
+    a step. `pull_s` is the median time of a pull, `push_s` the median time of a call of step(). `meet_s`: see
+    meeting_s."""
     torch.manual_seed(run["seed"])
     model = data.model()
     engine = tessera.Engine(model, run["strategy"])
     own = made_steps(run, data, model, engine)
-    tessera.barrier()  # an Engine ends with the newest values, so nobody ends before all have pushed
+    tessera.barrier()  # close() takes the newest values, so no Engine is closed before all ranks have pushed
     engine.close()
     ranks = [json.loads(text) for text in tessera.all_gather(json.dumps(own))]
     if tessera.rank() != 0:

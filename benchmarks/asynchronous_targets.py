@@ -175,7 +175,7 @@ class Quotas:
         self._leave_groups()
 
     def _leave_groups(self):
-        """Removes the groups. Their processes go on without a limit."""
+        """Removes the groups. Their processes continue without a limit."""
         for group in self._groups:
             with contextlib.suppress(OSError):
                 for pid in (group / "cgroup.procs").read_text().split():
@@ -331,7 +331,7 @@ def wire_rows(found):
 # These functions make the soak.
 
 def soaked(options):
-    """Returns what the role `soak` has found."""
+    """Returns the findings of the role `soak`."""
     with tempfile.TemporaryDirectory() as folder:
         limit_s = 300 + 30 * options.soak
         text = ranks.run_ranks([sys.executable, THIS, "role", "soak", options.soak, options.seed, folder, harness.binary()],

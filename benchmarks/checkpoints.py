@@ -6,11 +6,11 @@ ranks.
 Every rank holds a model under FSDP2 with AdamW, and the same model under an Engine. A checkpoint has 12 bytes per
 parameter: values and two moments, fp32. Each round makes all saves and loads once, between barriers. The seconds are
 those of rank 0. If fio is installed, it also writes and syncs as many bytes as a checkpoint has, once per round. Each
-rank has one fio job. The bytes go once through the page cache, and once past it. fio itself reports these seconds,
-without the time of its start. "plain file" is a file that this program itself writes and syncs. The files of the
-previous round are removed before each round, outside of the measured time. Tessera removes old checkpoints itself,
-while it makes the next checkpoint. Each load is measured twice: with the files in the page cache (warm), and without
-(cold).
+rank has one fio job. fio writes the bytes once through the page cache, and once with direct I/O. fio itself reports
+these seconds, without the time of its start. "plain file" is a file that this program itself writes and syncs. The
+files of the previous round are removed before each round, outside of the measured time. Tessera removes old checkpoints
+itself, while it makes the next checkpoint. Each load is measured twice: with the files in the page cache (warm), and
+without (cold).
 """
 
 import argparse
@@ -101,7 +101,7 @@ def fio_seconds(folder, jobs, megabytes, direct):
 
 def verdict(median, fio):
     """Compares Tessera's median with the target. The target speed is the smaller of two speeds: 1.5 times DCP's, and
-    0.95 times that of the faster of fio's two ways to write."""
+    0.95 times the speed of the faster of fio's two ways to write."""
     ours, dcp_limit = median["Tessera save"], median["DCP save"] / 1.5
     text = f"Tessera save {ours:.3f} s; 1.5 times as fast as DCP would be {dcp_limit:.3f} s"
     if not fio:

@@ -28,9 +28,9 @@ def memory_as_planned(planned):
 
 def peers_train_alike(losses, first, later):
     """Checks `losses`: {peer: [[loss of each step] of each rank]}, for the first steps. The peers (the compared
-    frameworks) start from the same weights and read the same samples. A rank's first loss may differ from that of the
-    first peer by `first` (relative), and later losses by `later`. `later` is larger, since Adam's first steps are lr *
-    sign(gradient). If a gradient is only a rounding error, the order in which a peer adds decides its sign."""
+    frameworks) start from the same weights and read the same samples. A rank's first loss may differ from the first
+    peer's first loss by `first` (relative), and later losses by `later`. `later` is larger, since Adam's first steps
+    are lr * sign(gradient). If a gradient is only a rounding error, the order in which a peer adds decides its sign."""
     (reference, wanted), *others = losses.items()
     for name, got in others:
         for rank, (a_steps, b_steps) in enumerate(zip(wanted, got, strict=True)):

@@ -8,7 +8,8 @@ Tessera by a strategy.
 import dataclasses
 
 ADAMW = {"type": "adamw", "lr": 3e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
-# The ZeRO stage of a contender. The stage's formula gives the contender's memory (memory.formula_bytes).
+# This table has the ZeRO stage of each contender. The stage's formula gives the contender's memory
+# (memory.formula_bytes).
 _STAGES = {"SHARD_OPTIMIZER": 1, "zero1": 1, "SHARD_GRADIENTS": 2, "SHARD_GRAD_OP": 2, "fsdp2_no_reshard": 2, "zero2": 2,
            "FULL_SHARD": 3, "full_shard": 3, "full_shard_private": 3, "fsdp2": 3, "zero3": 3}
 
@@ -57,7 +58,7 @@ _HEAD_UNIT = {"classes": ["Block"], "modules": ["head"]}
 _STATES_ON_HOST = {"masters": {"tier": "host"}, "moments": {"tier": "host"}}
 _ALL_ON_HOST = _STATES_ON_HOST | {"parameters": {"tier": "host"}, "gradients": {"tier": "host"}}
 _IN_BACKWARD = {"optimizer": ADAMW | {"in_backward": True}}
-# Tessera's rules on a GPU, with learning rates with which training does not diverge.
+# These are Tessera's rules on a GPU, with learning rates with which training does not diverge.
 _RULES = {"adamw": ADAMW,
           "lamb": {"type": "lamb", "lr": 1e-3, "weight_decay": 0.01},
           "adafactor": {"type": "adafactor", "lr": 1e-2, "weight_decay": 0.01},

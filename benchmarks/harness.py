@@ -1,4 +1,5 @@
-"""Code that host, network and GPU runs share: results, contenders, and failures. It uses the standard library only."""
+"""Has the code that host, network and GPU runs share: results, contenders, and failures. It uses the standard library
+only."""
 
 import datetime
 import math

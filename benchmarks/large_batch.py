@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Studies how far a batch can grow under SGD, AdamW, LARS and LAMB. The learning rate is that of a small batch, either
-unchanged, or scaled and warmed up.
+"""Studies how far a batch can grow under SGD, AdamW, LARS and LAMB. Training uses the learning rate of a small batch,
+either unchanged, or scaled and warmed up.
 
     benchmarks/large_batch.py --runs FOLDER            trains missing runs, and writes results/large_batch.json.xz
     benchmarks/large_batch.py --runs FOLDER --small    a small form of the runs: about half an hour on two cores
     benchmarks/large_batch.py --page                   fills the tables of docs/recipes/large_batch.md from the results
 
-`--runs` and `--page` go together. Runs that FOLDER already has are not made again, so a study that was stopped
-continues. A folder may have only runs of the small form or only runs of the whole form.
+`--runs` and `--page` can be given together. Runs that FOLDER already has are not made again, so a study that was
+stopped continues. A folder may have only runs of the small form or only runs of the whole form.
 
 There are three studies. `digits` uses the digits of this Python's scikit-learn, or those of --digits FILE, which
 examples/images/digits.py writes. `text` is a small GPT on LibTorch's headers. `wire` shows what compression and outer
@@ -52,7 +52,8 @@ WHOLE = {"epochs": 40, "seeds": [1, 2, 3], "batches": [32, 64, 128, 256], "text_
 SMALL = WHOLE | {"epochs": 15, "text_samples": 8192, "text_batches": [32, 1024], "tuning_samples": 1024, "wire_batch": 128,
                  "wire_steps": 17}
 NOT_IN_NAMES = ("epochs", "wire_steps")  # sizes that are not part of a run's name
-# A contender of the study `wire`: its label, and the keys that its strategy has in addition to those of "plain".
+# Each entry is a contender of the study `wire`: its label, and the keys that its strategy has in addition to those of
+# "plain".
 OUTER = {"mesh": {"replicate": 2, "shard": 1}}
 WIRE = {
     "plain": ("gradients in every step, fp32", {}),

@@ -2,9 +2,9 @@
 
     large_batch_digits.py DIGITS RUNS OUT
 
-DIGITS is what `examples/images/digits.py` writes: a line for each picture, with 64 numbers from 0 to 16 and the class.
-RUNS is a JSON list of runs: name, strategy, batch, seed, epochs. OUT gets a JSON line for each run that has ended: its
-name, and the result of `trained`.
+DIGITS is the file that `examples/images/digits.py` writes: a line for each picture, with 64 numbers from 0 to 16 and
+the class. RUNS is a JSON list of runs: name, strategy, batch, seed, epochs. OUT gets a JSON line for each run that has
+ended: its name, and the result of `trained`.
 """
 
 import json

@@ -13,8 +13,8 @@ from launch import metrics, steps_of
 RANKS, SEQ_LEN = 2, 64
 MODEL = {"model": "gpt", "vocab_size": 256, "seq_len": SEQ_LEN, "layers": 3, "width": 128, "heads": 4}
 EVAL_SEQUENCES = 1024
-# The rate of the loopback in runs whose bytes are counted, for both directions together. A step with a small batch
-# waits for this slow network.
+# This is the rate of the loopback in runs whose bytes are counted, for both directions together. A step with a small
+# batch waits for this slow network.
 WIRE_RATE = "200mbit"
 
 

@@ -24,13 +24,13 @@ TIMEOUT_S = 600
 
 @dataclasses.dataclass
 class Run:
-    """One run of a contender. Each list has one entry for each rank that reported. The losses are those of each rank,
-    or the global losses."""
+    """One run of a contender. Each list has one entry for each rank that reported. The losses are each rank's own
+    losses, or the global losses."""
 
     samples_s: list                 # [[seconds of a timed step]]
     losses: list                    # [[loss of a step, from the first]]
-    # Other reported numbers. Tessera's first rank reports "allocated_bytes", "planned_bytes", and the "exposed_s" of
-    # its timed steps. PyTorch reports the "allocated_peak_bytes" of its tensors on a GPU.
+    # These are other reported numbers. Tessera's first rank reports "allocated_bytes", "planned_bytes", and the
+    # "exposed_s" of its timed steps. PyTorch reports the "allocated_peak_bytes" of its tensors on a GPU.
     facts: dict
     peak_bytes: float = None        # peak as memory.py measures it, mean over the ranks; only if asked for, and then nothing is timed
 
@@ -90,7 +90,8 @@ class Launcher:
         return strategy_file(contender, work, self.device)
 
     def command(self, contender, work, folder, steps=None):
-        """Returns the command. `steps`: the number of steps that Tessera makes, if it is not that of the workload."""
+        """Returns the command. `steps`: the number of steps that Tessera makes, if it differs from the workload's
+        number."""
         model, tokens = folder / "model.json", folder / "tokens.bin"
         model.write_text(json.dumps(work.model))
         if not tokens.exists():
@@ -145,8 +146,8 @@ def steps_of(path):
 
 
 def read(folder, work, steps=None):
-    """Returns the Run that left its metrics in `folder`. Raises ContenderFailed if no rank left metrics, or if the
-    metrics of a rank are not those of all steps of this model with finite losses."""
+    """Returns the Run that left its metrics in `folder`. Raises ContenderFailed if no rank left metrics. Raises it too
+    if a rank's metrics have another number of parameters or steps, or a loss that is not finite."""
     files = sorted(folder.glob("metrics.*.jsonl"))
     if not files:
         raise ranks.ContenderFailed("it left no metrics")

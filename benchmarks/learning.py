@@ -9,9 +9,10 @@ that are summed uncompressed in every step.
     benchmarks/learning.py --redraw                           draws the results
 
 The model is `scripts/demo`'s GPT of 10.9 million parameters (fp32, AdamW, 400 steps of 2 ranks with 4 samples of 128
-bytes, a cosine). It is trained on LibTorch's headers in ATen/, and evaluated on those in c10/. Each rank counts as one
-host. Replicas exchange their values at the checkpoint after step 399. They make one more step from the outer weights,
-and the evaluation follows. If the results already have a run with the same strategy and seed, it is not made again.
+bytes, a cosine learning rate). It is trained on LibTorch's headers in ATen/, and evaluated on those in c10/. Each rank
+counts as one host. Replicas exchange their values at the checkpoint after step 399. They make one more step from the
+outer weights, and the evaluation follows. If the results already have a run with the same strategy and seed, it is not
+made again.
 
 If the user may make a network namespace (root), the bytes over its loopback are counted in 2 x `every` steps ("sync"),
 or in 10 steps without "sync". This program needs the torch whose headers are read, and matplotlib, which draws

@@ -60,7 +60,7 @@ class Step(typing.NamedTuple):
     pulled: float
     computed: float
     pushing: float   # the push begins
-    pushed: float    # the rank goes on
+    pushed: float    # the rank continues
 
     def spans(self):
         """Returns (whether it is the push, begin, end) of the pull and of the push."""
@@ -165,8 +165,8 @@ def meeting(clock, costs, count, seed, every=1):
 
 
 def backups(clock, costs, count, seed, spare):
-    """Returns the Timeline of `count` steps. A step is made of the gradients that come first, and does not wait for the
-    last `spare` of them. A rank that comes later drops its gradient and goes on with the newest step. A ticket belongs
+    """Returns the Timeline of `count` steps. A step sums the gradients that come first, and does not wait for the last
+    `spare` gradients. A rank that comes later drops its gradient and continues with the newest step. A ticket belongs
     to a rank's part of a step, so late ranks skip some tickets."""
     ranks = len(clock.slowness)
     attempts, under_way, steps = [0] * ranks, [], []
@@ -213,7 +213,7 @@ def templates_of(text, ranks, step=2):
 
 def order(timeline, templates):
     """Yields the objects of an order file's lines. A step's pulls are spread evenly over the time of its pull, and its
-    pushes over that of its push."""
+    pushes over the time of its push."""
     events = []
     for step in timeline.steps:
         for is_push, first, last in step.spans():

@@ -30,8 +30,8 @@ import stats
 SCHEMA = 3
 MOST_BYTES = 200_000
 LONG, DIGITS = 100, 9
-# Names the section of --only to which each list's entries belong. None: they belong to the workload that each entry
-# names.
+# This table names the section of --only to which each list's entries belong. None: they belong to the workload that
+# each entry names.
 SECTIONS = {"steps": None, "memory": None, "checks": None, "optimizer": "optimizer", "optimizer_avx2": "optimizer",
             "collectives": "collectives", "disk": "disk", "disk_steps": "disk", "limits": "limits", "launches": "launches", "codecs": "codecs"}
 
@@ -105,7 +105,7 @@ def section_of(key):
 
 def added(earlier, new, names):
     """Returns `new`, which has measured the sections `names`, completed with the other sections of `earlier`. The tests
-    are those of the new run if it has any."""
+    come from the new run if it has any."""
     def kept(name, section):
         return [entry for entry in earlier.get(name, []) if section(entry) not in names]
 

@@ -65,15 +65,15 @@ def ratio_by_turns(longer, shorter, a_turn):
 def alpha_beta_fit(points):
     """Fits seconds = alpha + beta * bytes (Hockney's model) to pairs (bytes, seconds). Returns (alpha s, beta s/byte).
 
-    It uses least squares of the *relative* error, sum of ((alpha + beta b - t) / t)^2. Sizes span many powers of two,
-    and with absolute errors the largest size would decide alone. REQUIRES: points of at least two sizes, and times
+    The fit uses least squares of the *relative* error, sum of ((alpha + beta b - t) / t)^2. Sizes span many powers of
+    two, and with absolute errors the largest size would decide alone. REQUIRES: points of at least two sizes, and times
     above 0. Raises ValueError otherwise.
     """
     if len({size for size, _ in points}) < 2:
         raise ValueError("a line needs points of two sizes or more")
     if any(seconds <= 0 for _, seconds in points):
         raise ValueError("times must be above 0")
-    # Normal equations of the rows (1/t, b/t) with right-hand side 1.
+    # These are the normal equations of the rows (1/t, b/t) with right-hand side 1.
     a11 = a12 = a22 = b1 = b2 = 0.0
     for size, seconds in points:
         x, y = 1.0 / seconds, size / seconds

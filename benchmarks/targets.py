@@ -43,8 +43,8 @@ STEPS = {
     ),
 }
 
-# Targets for peak memory on a host. For the peer "plan", the ratio is the plan's number of bytes divided by the
-# measured number.
+# These are the targets for peak memory on a host. For the peer "plan", the ratio is the plan's number of bytes divided
+# by the measured number.
 MEMORY = (
     (None, "plan", "tessera_full_shard", 1 / 1.02),
     (None, "torch_fsdp2", "tessera_full_shard", 2.0),
@@ -79,7 +79,8 @@ OPTIMIZER = {
     ),
 }
 
-# Target of each kernel of `tessera bench codecs --gpu`: the time of a copy of as many bytes, divided by the kernel's time.
+# This is the target of each kernel of `tessera bench codecs --gpu`: the time of a copy of as many bytes, divided by the
+# kernel's time.
 CODECS_OF_LIMIT = 0.6
 
 # Each entry is (contender, Tessera's kernel, target), all with AVX2 only. Narrow moments are compared with Tessera's own fp32.
@@ -100,14 +101,14 @@ COLLECTIVES = (
     ("reduce_scatter", None, 13.0),
     ("all_gather", None, 10.0),
 )
-# Target for the largest size of each collective, as a share of the speed of a loop that only reads and writes the same
-# bytes: (memory, share). A call in a program's private memory has to go through memory of the group, so its target is
-# lower.
+# These are the targets for the largest size of each collective, as a share of the speed of a loop that only reads and
+# writes the same bytes: (memory, share). A call in a program's private memory has to go through memory of the group, so
+# its target is lower.
 COLLECTIVES_OF_LIMIT = (("group", 0.9), ("private", 0.85))
 
-# Targets of passes over a disk. DISK: Tessera's speed over the larger of the speeds of fio and of DeepSpeed's sweep.
-# DISK_DEFAULTS: Tessera's speed over that of DeepSpeed's defaults, if the defaults reach less than the share DISK_SLOW
-# of fio's speed. DISK_CPU: DeepSpeed's CPU time for each byte over Tessera's.
+# These are the targets of passes over a disk. DISK: Tessera's speed over the larger of the speeds of fio and of
+# DeepSpeed's sweep. DISK_DEFAULTS: Tessera's speed over the speed of DeepSpeed's defaults, if the defaults reach less
+# than the share DISK_SLOW of fio's speed. DISK_CPU: DeepSpeed's CPU time for each byte over Tessera's.
 DISK = 0.98
 DISK_DEFAULTS = 1.2
 DISK_SLOW = 0.8
@@ -118,12 +119,13 @@ DISK_CPU = 2.0
 DISK_STEPS = {"fp32": 1.5, "mixed_bf16_moments": 2.5, "mixed_8bit_moments": 3.5}
 DISK_STEPS_OF_LIMIT = 0.95
 
-# Target with more ranks than cores: the work per second of all ranks together, divided by that of the run with the
-# fewest ranks.
+# This is the target with more ranks than cores: the work per second of all ranks together, divided by the work per
+# second of the run with the fewest ranks.
 CROWDED = 0.9
-# Target: how many times faster steps are with the best bucket than with one collective for each tensor.
+# This target says how many times faster steps are with the best bucket than with one collective for each tensor.
 BUCKETS = 1.2
-# The largest time, in microseconds, that a unit may cost the host in addition to the plain module's time, on a GPU.
+# This is the largest time, in microseconds, that a unit may cost the host on a GPU, in addition to the plain module's
+# time.
 UNIT_US = 20
 
 GBIT = 10**9
@@ -137,16 +139,16 @@ NET_STEPS = (
     ("tessera_int8", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
     ("tessera_power_sgd", "torch_ddp_power_sgd", {GBIT // 5: 1.0}),
 )
-# Targets in the form of NET_STEPS, for the time of a step minus the computation of a single rank.
+# These targets have the form of NET_STEPS. They are for the time of a step minus the computation of a single rank.
 NET_EXPOSED = (
     ("tessera_int8", "tessera_no_shard", {GBIT // 5: 0.35}),
     ("tessera_power_sgd", "tessera_no_shard", {GBIT // 5: 0.10}),
 )
-# Limits of |predicted / measured - 1| over all rates and contenders: for the largest, and for the median.
+# These are the limits of |predicted / measured - 1| over all rates and contenders: for the largest, and for the median.
 PREDICTED_WITHIN, PREDICTED_MEDIAN = 0.10, 0.05
 
-# Columns of the summary on a host's page, for every workload: (heading, measure of the ratios, peer, Tessera's
-# contender).
+# These are the columns of the summary on a host's page, for every workload: (heading, measure of the ratios, peer,
+# Tessera's contender).
 SUMMARY = (
     ("FULL_SHARD beside PyTorch FSDP2", "step", "torch_fsdp2", "tessera_full_shard"),
     ("FULL_SHARD with private copies beside PyTorch FSDP2", "step", "torch_fsdp2", "tessera_full_shard_private"),

@@ -49,7 +49,8 @@ def _form(names, **inner):
 
 
 _PASS, _TABLE = _form("samples_s cpu_s"), _form("columns rows")
-# Form of an object of each section: the names of its fields, and the forms of fields that are objects or lists of objects.
+# This is the form of an object of each section: the names of its fields, and the forms of fields that are objects or
+# lists of objects.
 _FORMS = {
     "collectives": _form("", cases=_form("operation memory dtype bytes samples_ns limit_s")),
     "optimizer": _form("", cases=_form("name numel bytes samples_s limit_s")),

@@ -6,14 +6,15 @@ authors of BytePS show it.
     benchmarks/throughput.py --quick       a smoke test of the path, on a tiny model
     benchmarks/throughput.py --redraw      writes the table again; measures nothing
 
-It writes samples, a table as CSV and a page in Markdown into results/throughput. It needs root, ip and tc (else exit
-code 77). A host has one rank of one thread. Each cell is a separate run, and each round measures every cell once.
+The program writes samples, a table as CSV and a page in Markdown into results/throughput. It needs root, ip and tc
+(else exit code 77). A host has one rank of one thread. Each cell is a separate run, and each round measures every cell
+once.
 
-"No communication" is a run of as many ranks as there are hosts. They train at the same time, each of them alone. It
-shows how fast the cores of this one machine can be. The throughput without communication does not grow any more with
-more ranks than cores. The number to look at is therefore each contender's share of this throughput. The bytes that the
-busiest host's link carries in a step, with headers and small messages, are compared with a formula. The exit code is 1
-if these bytes differ from the formula by more than 10 %.
+"No communication" is a run of as many ranks as there are hosts. They train at the same time, each of them alone. This
+run shows how fast the cores of this one machine can be. The throughput without communication grows no further if there
+are more ranks than cores. The number to look at is therefore each contender's share of this throughput. The bytes that
+the busiest host's link carries in a step, with headers and small messages, are compared with a formula. The exit code
+is 1 if these bytes differ from the formula by more than 10 %.
 
 Sections of the results:
 

@@ -27,8 +27,8 @@ class Work:
     steps: int                  # timed steps of a round
     warm_up: int                # steps before the timed steps
     contenders: tuple
-    # Number of steps after the timed steps. Ranks that train alone run at different speeds, and their timed steps must
-    # overlap.
+    # This is the number of steps after the timed steps. Ranks that train alone run at different speeds, and their timed
+    # steps must overlap.
     cool_down: int = 0
     batch: int = 1
     reduce: str = "bf16"        # dtype in which gradients are reduced if parameters are bf16

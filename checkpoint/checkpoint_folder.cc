@@ -99,7 +99,7 @@ absl::Status sync_folder_of(const FilePlace& file, const std::string& folder, co
 }
 
 /// Removes a folder of files in the user's folder. The manifest is removed first, so that files that remain after a
-/// failure are not a checkpoint. It tries to remove all files, and reports the first failure.
+/// failure are not a checkpoint. The function tries to remove all files, and reports the first failure.
 absl::Status remove_tree(const FilePlace& tree, const std::string& who) {
   absl::Status status;
   const auto note = [&](int got, const FilePlace& what) {

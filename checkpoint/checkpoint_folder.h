@@ -77,14 +77,15 @@ class UnfinishedCheckpoint {
   std::string committed_path() const { return folder_ + "/" + name_; }
 
   /// Writes the manifest, syncs and renames. Then it makes `latest`, and if `is_best` also `best`, name the new
-  /// checkpoint, whose path it returns. REQUIRES: all files are written and synced. If an error occurs after the
-  /// rename, the message says that the checkpoint is whole, but that `latest` or `best` may not name it.
+  /// checkpoint, whose path it returns. REQUIRES: all files are written and synced. If a later sync, or the write of
+  /// `latest` or `best`, fails after the rename, the message says that the checkpoint is whole, but that `latest` or
+  /// `best` may not name it.
   absl::StatusOr<std::string> commit(const std::string& manifest, bool is_best = false);
 
-  /// Renames the oldest checkpoints until `keep` are left (1 if `keep` is less). Call it after `commit`. It keeps the
-  /// checkpoints that `latest` and `best` name, and does not count the best checkpoint. Adds the paths of renamed
-  /// checkpoints to `pruned`, for remove_pruned, even if it fails. The next `begin` removes files that are left of
-  /// these checkpoints.
+  /// Renames the oldest checkpoints until `keep` are left (1 if `keep` is less). Call it after `commit`. The function
+  /// keeps the checkpoints that `latest` and `best` name, and does not count the best checkpoint. Adds the paths of
+  /// renamed checkpoints to `pruned`, for remove_pruned, even if it fails. The next `begin` removes files that are left
+  /// of these checkpoints.
   absl::Status prune(std::int64_t keep, std::vector<std::string>& pruned) const;
 
  private:
@@ -100,8 +101,8 @@ class UnfinishedCheckpoint {
 };
 
 /// Removes the checkpoints that `prune` has renamed. It needs no lock; another process may remove the same files
-/// meanwhile. It may take a while if the file system tells the disk about each free block. It tries to remove all
-/// paths, and reports the first failure.
+/// meanwhile. The removal may take a while if the file system tells the disk about each free block. The function tries
+/// to remove all paths, and reports the first failure.
 absl::Status remove_pruned(const std::vector<std::string>& paths, const std::string& who);
 
 /// Removes a folder of checkpoints with all that is in it; it does nothing if there is no such folder. `latest` is

@@ -42,8 +42,8 @@ class CommitLog {
   /// has opened commits of the folder. Errors: 77 without permission; 74 if the removal fails for another reason.
   static absl::Status remove_all(const std::string& folder, const std::string& who);
   /// Returns the undamaged commits, the older commit first; none before the first commit. If one commit is damaged and
-  /// the other is not, the damaged commit is left out, with a warning. It does not change files. Errors: 65 if there
-  /// were commits, and none of them is whole.
+  /// the other is not, the damaged commit is left out, with a warning. The function changes no files. Errors: 65 if
+  /// there were commits, and none of them is whole.
   absl::StatusOr<std::vector<Commit>> read() const;
   /// Removes the unfinished files that a process left because it was killed while it wrote a commit.
   absl::Status remove_leftovers() const;

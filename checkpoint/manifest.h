@@ -59,7 +59,7 @@ struct SavedParameter {
   bool keeps_states() const { return trains || (states && !states->empty()); }
   bool has_master() const { return trains || keeps_master; }
   /// These return the shape of a state, and the number of its elements. If the state is kept for each element, the
-  /// shape is that of the parameter.
+  /// shape is the parameter's shape.
   const std::vector<std::int64_t>& shape_of(const std::string& state) const;
   std::int64_t numel_of(const std::string& state) const;
 };
@@ -114,7 +114,7 @@ struct SavedProcessor {
 };
 /// Returns the processor as the JSON object that manifests and commits have, and that ranks send each other.
 std::string to_json(const SavedProcessor& processor);
-/// Reads what `to_json` returned. Throws std::exception if the text is something else.
+/// Reads a text that `to_json` returned. Throws std::exception if the text is something else.
 SavedProcessor read_processor(const std::string& text);
 
 /// The numbers that the next step needs in addition to parameters and their states (StepProgress of
@@ -184,10 +184,10 @@ struct Manifest {
 /// never accepted.
 std::string write_manifest(const Manifest& manifest);
 
-/// Reads a manifest's text. `file` is the prefix of messages. Errors: 65 if the first line is not that of this format;
-/// if the hash differs; if this program does not read the version (the message names the version, and the newest
-/// version that is read); if anything is missing or out of range; or if a name is given twice or is not a plain file
-/// name.
+/// Reads a manifest's text. `file` is the prefix of messages. Errors: 65 if the first line is not a first line of this
+/// format; if the hash differs; if this program does not read the version (the message names the version, and the
+/// newest version that is read); if anything is missing or out of range; or if a name is given twice or is not a plain
+/// file name.
 absl::StatusOr<Manifest> read_manifest(const std::string& file, std::string_view text);
 
 /// Returns whether a name cannot lead out of a folder: it has only letters, digits, '.', '_' and '-', and does not

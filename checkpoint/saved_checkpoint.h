@@ -28,9 +28,9 @@ inline constexpr char kGenerator[] = "generator";  ///< U8: LibTorch's default C
 inline constexpr char kGpuGenerator[] = "gpu_generator";
 /// F32, for trainable parameters: the factor with which PowerSGD begins the next step.
 inline constexpr char kFactors[] = "factors";
-/// F32, for parameters that train, or for parts of them: residuals (Manifest::residuals). They are those of
-/// contributions to sums over the shard axis, of contributions to sums over the replicate axis, and of the sums that a
-/// rank made. The rank follows the word, as in "residual.rank3".
+/// F32, for parameters that train, or for parts of them: residuals (Manifest::residuals). The three kinds are residuals
+/// of contributions to sums over the shard axis, residuals of contributions to sums over the replicate axis, and
+/// residuals of the sums that a rank made. The rank follows the word, as in "residual.rank3".
 inline constexpr char kResidual[] = "residual", kReplicaResidual[] = "replica_residual",
                       kSumResidual[] = "sum_residual";
 /// F32: the momentum of a rank's own gradients (TopKConfig::momentum), or the rank's share of the common momentum

@@ -20,10 +20,10 @@ namespace tessera {
 /// Writes one file of a checkpoint: first the head, then the data. The data is given in the order of the pieces, in
 /// portions of any size, and is hashed in chunks of SavedFile::kChunkBytes.
 ///
-/// It collects data in one of two blocks (double buffering) while a thread writes the other block. It writes full
-/// blocks past the page cache (O_DIRECT) if the file system supports O_DIRECT. It allocates no other memory. So data is
-/// copied only once, the page cache is not filled with a file that is seldom read, and little is left for the fsync.
-/// Without O_DIRECT it writes through the page cache, and asks the system to begin writing to the disk early.
+/// A ShardWriter collects data in one of two blocks (double buffering) while a thread writes the other block. It writes
+/// full blocks past the page cache (O_DIRECT) if the file system supports O_DIRECT. It allocates no other memory. So
+/// data is copied only once, the page cache is not filled with a file that is seldom read, and little is left for the
+/// fsync. Without O_DIRECT it writes through the page cache, and asks the system to begin writing to the disk early.
 ///
 /// Messages begin with `who`. Errors: 73 if the file cannot be created; 77 without permission; 71 without free
 /// descriptors or memory; 74 if the disk is full (the message has the bytes wanted and free), or if a write or fsync

@@ -1,6 +1,6 @@
-// The public Engine: each call checks that it is allowed now (Training), and calls the part of the Engine that does the
-// work. Job::or_abort reports a failure to all ranks. The functions that plan without an Engine (plan_memory) are at
-// the end.
+// This file has the public Engine. Each call checks that it is allowed now (Training), and calls the part of the Engine
+// that does the work. Job::or_abort reports a failure to all ranks. The functions that plan without an Engine
+// (plan_memory) are at the end.
 
 #include "tessera/engine.h"
 

@@ -23,9 +23,9 @@ class EngineCheckpoints {
   void finish();
   /// Goes back to the last checkpoint that was saved or loaded, after step number `step` was skipped because of its
   /// loss. Parameters and optimizer states get the values of the checkpoint. Step numbers, generators and rates set by
-  /// hand stay as they are. It logs a warning. It first waits for a save under way; finish() throws the error of that
-  /// save. Nothing changes if there is no checkpoint, or if spikes went back to the same checkpoint too often. It is
-  /// collective.
+  /// hand stay as they are. The function logs a warning. It first waits for a save under way; finish() throws the error
+  /// of that save. Nothing changes if there is no checkpoint, or if spikes went back to the same checkpoint too often.
+  /// It is collective.
   void go_back(std::int64_t step);
   /// A program calls this if it will itself call finish() when all ranks' saves have ended. Steps then do not look
   /// whether a save has ended.

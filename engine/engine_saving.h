@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// The Engine's interface to a save that runs beside training. engine/saving makes it (BackgroundSave).
+/// The Engine's interface to a save that runs while training continues. engine/saving makes it (BackgroundSave).
 /// Its destructor waits for the end.
 class SaveUnderWay {
  public:

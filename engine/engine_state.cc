@@ -107,7 +107,7 @@ std::unique_ptr<Engine::State> Engine::State::planned_anew(std::int64_t steps, c
 bool Engine::State::follow_sync(std::unique_ptr<State>& state, std::int64_t steps) {
   Training& t = state->training;
   if (!t.sync.changes_after(steps)) return false;
-  std::unique_ptr<State> replaced;  // the last reference frees it
+  std::unique_ptr<State> replaced;  // keeps the old State, to which `t` refers, until the change is over
   t.job.or_abort("\"sync\"", [&] {
     t.expect_parameters();
     t.bring_replicas_together("\"sync\"");

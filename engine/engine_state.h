@@ -32,8 +32,8 @@ struct Engine::State {
   /// It is collective if it plans anew.
   static bool follow_sync(std::unique_ptr<State>& state, std::int64_t steps);
 
-  /// Returns, for each engine, the factor for its gradients. It corrects for the difference between the first engine's
-  /// loss scale and its own.
+  /// Returns, for each engine, the factor for its gradients. The factor corrects for the difference between the first
+  /// engine's loss scale and the engine's own loss scale.
   static std::vector<at::Tensor> factors_of(const std::vector<Engine*>& engines, const LossSeed& first);
   static void run_backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info);
 

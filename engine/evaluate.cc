@@ -56,7 +56,7 @@ Engine::Evaluation Engine::evaluate_batches(const std::function<bool()>& has_nex
       ++own.batches;
     }
     training.window.rounds.forget();
-    // This throws if queued work of a GPU has failed, since such work gives wrong losses.
+    // This call throws if queued work of a GPU has failed, since such work gives wrong losses.
     throw_if_error(training.axes.status());
     Evaluation result;
     for (const EvaluationRound& round : rounds) {

@@ -22,10 +22,10 @@ namespace tessera {
 // This file runs a function again in backward, so that the tensors which it saved need not be kept.
 //
 // A Call is one call of checkpoint(). The first run makes a Hooks object for each saved tensor. The object stores the
-// tensor's shape, options and version, and keeps the tensor only if the tensor stays alive anyway. A node of backward
-// that needs a tensor that was not kept calls `take`, which makes the second run if there was none (`run_again`).
-// SecondRun collects the tensors that are saved again, and compares each with the same tensor of the first run. When
-// the last of them is saved, an exception ends the function (NothingIsMissing).
+// tensor's shape, options and version, and keeps the tensor only if the tensor stays alive anyway. If a node of
+// backward needs a tensor that was not kept, it calls `take`. `take` makes the second run if there was none
+// (`run_again`). SecondRun collects the tensors that are saved again, and compares each with the same tensor of the
+// first run. When the last of them is saved, an exception ends the function (NothingIsMissing).
 
 namespace {
 
@@ -178,7 +178,7 @@ class Call::Hooks final : public autograd::SavedVariableHooks {
     index_ = call_->add(tensor);
     if (!call_->saved_[index_].is_kept) return;
     kept_ =
-        // without its graph: a tensor that its own graph holds would never be freed
+        // The copy has no graph, since a tensor that its own graph holds would never be freed.
         tensor.is_leaf() ? tensor : at::Tensor(tensor.tensor_data());
     version_ = call_->saved_[index_].version;
     call_.reset();

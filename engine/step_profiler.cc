@@ -84,7 +84,7 @@ void StepProfiler::end_step(bool counts) {
   const Entries entries = times_.take();
   if (!counts || entries.empty()) return;
   double working = 0, update = 0;
-  // indices of the first entry of the current round (none yet) and of the first entry of the step's end
+  // These are the indices of the first entry of the current round (none yet) and of the first entry of the step's end.
   std::size_t begin = entries.size(), step = 0;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     if (entries[i].event == Event::kUse && begin == entries.size()) begin = i;

@@ -1,4 +1,5 @@
-// Trains a network with plain LibTorch that tells three spirals apart. docs/start-cpp.md shows the lines that shard it.
+// Trains a network that tells three spirals apart, with plain LibTorch. docs/start-cpp.md shows the lines that shard
+// the network.
 #include <ATen/Functions.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>

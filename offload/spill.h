@@ -79,7 +79,7 @@ class Spill {
 
   TierCounters counters() const;
   std::size_t memory_bytes() const { return memory_.bytes(); }
-  /// Both functions return numbers of bytes on the disk: of all files, and of the values in the files.
+  /// `file_bytes` and `taken_bytes` return numbers of bytes on the disk: of all files, and of the values in the files.
   std::int64_t file_bytes() const;
   std::int64_t taken_bytes() const;
   std::string describe() const { return ring_->describe(); }
@@ -87,7 +87,7 @@ class Spill {
  private:
   static constexpr Id kNone = -1;
   enum class SlotState : std::uint8_t { kFree, kWriting, kReading, kFilled };
-  /// Memory for one piece. Unless the state is kFree, it contains the bytes of a piece of the value `id`, or will
+  /// Memory for one piece. Unless the state is kFree, the slot contains the bytes of a piece of the value `id`, or will
   /// contain them when the read has ended.
   struct Slot {
     SlotState state = SlotState::kFree;

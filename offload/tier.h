@@ -39,7 +39,7 @@ struct TierCounters {
 ///
 /// The states of a record are:
 ///
-/// | state | who may touch its memory | leaves it by |
+/// | state | who may use the record's memory | calls that end the state |
 /// |---|---|---|
 /// | at rest | the tier | `fetch`, `get` |
 /// | fetched | the tier | `get` |

@@ -82,9 +82,9 @@ class DeviceKernels {
   /// comes after this copy and all earlier copies: join it before changing `device`. `pinned` holds the bytes once the
   /// device has passed the mark.
   virtual std::unique_ptr<Mark> download(std::byte* pinned, const void* device, std::size_t bytes) = 0;
-  /// These make the copies of `download` and `upload` for values that lie on the host in a form of the wire
-  /// (EncodedParts), or as signs. The device encodes them on their way down, and decodes them on their way up.
-  /// Residuals are null, or pinned memory: see optim/cuda/device_codec.h and device_signs.h.
+  /// The next three functions work as `download` and `upload` do, for values that lie on the host in a form of the wire
+  /// (EncodedParts), or as signs. The device encodes values before it copies them to the host, and decodes values that
+  /// it copies from the host. Residuals are null, or pinned memory: see optim/cuda/device_codec.h and device_signs.h.
   virtual std::unique_ptr<Mark> download_encoded(std::byte* pinned, const void* device, const EncodedParts& parts,
                                                  float* residual) = 0;
   virtual std::unique_ptr<Mark> download_signs(std::byte* pinned, const float* device,

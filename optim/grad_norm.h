@@ -20,7 +20,7 @@ namespace tessera {
 // on the layout.
 //
 // The nodes of a part depend only on the places of tensors, so every rank can compute them beforehand. Only sums are
-// sent, the same number each time. If an element is infinite or NaN, the total is infinite or NaN too.
+// sent, and their number is the same in each step. If an element is infinite or NaN, the total is infinite or NaN too.
 
 /// Takes one part's elements in order and adds up the nodes of its runs. The result has the same bits, however the
 /// elements are divided into pieces. A NormSums allocates only when it is constructed. One thread at a time may use it.

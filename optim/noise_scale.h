@@ -6,9 +6,9 @@ namespace tessera {
 
 /// The gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162, appendix A), as add_noise has measured it. It is
 /// computed from the norms of small batches' gradients (OwnGradients, of all ranks) and the norm of the whole batch's
-/// gradient. |G|^2 and tr(Sigma) are estimated without a bias, each is smoothed, and they are divided. If each of N
-/// ranks has a batch of n items, this gives the paper's equations with B_small = n and B_big = N n. All ranks get the
-/// same values.
+/// gradient. The estimates of |G|^2 and tr(Sigma) have no bias. Each estimate is smoothed, and the noise scale is their
+/// quotient. If each of N ranks has a batch of n items, this gives the paper's equations with B_small = n and B_big = N
+/// n. All ranks get the same values.
 class NoiseScale {
  public:
   explicit NoiseScale(const NoiseState& state) : state_(state) {}

@@ -16,12 +16,12 @@
 
 namespace tessera {
 
-/// The numbers that one step needs in addition to the tensors. All parameters of a step share these numbers.
+/// The numbers that a step needs in addition to the tensors. All parameters of one slice share these numbers.
 struct StepScalars {
   float gradient_scale = 1.0f;  ///< factor for every gradient: clip / (sum of weights * loss scale)
   float clip_value = 0.0f;      ///< largest magnitude to which each scaled gradient is clipped; 0: no limit
   float lr = 0.0f;
-  std::int64_t step = 1;         ///< number of this step among the applied steps, from 1, for bias correction
+  std::int64_t step = 1;         ///< number of updates of these parameters, this one included; for bias correction
   bool is_first_of_run = false;  ///< whether no step was applied before, to any parameter (average_start)
 };
 

@@ -23,8 +23,8 @@ std::uint64_t Jitter::key_of(std::int64_t step, int rank) const {
   return mix_bits(key + static_cast<std::uint64_t>(rank) * kStride);
 }
 
-/// Uses the key at place -1, which no factor uses. A factor uses the keys at places 2 * entry and 2 * entry + 1, from 0
-/// on.
+/// Uses the key at place -1, which no factor uses. A factor uses the keys at places 2 * entry and 2 * entry + 1, which
+/// are never negative.
 double Jitter::draw(std::int64_t step, int rank) const { return uniform(mix_bits(key_of(step, rank) - kStride)); }
 
 double Jitter::factor(std::int64_t step, int rank, std::size_t entry) const {

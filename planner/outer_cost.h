@@ -18,10 +18,10 @@ struct OuterCost {
 };
 
 /// Returns the cost for a plan with outer steps. Ranks wait for all sums of an outer step if the type is local_sgd or
-/// diloco. If it is streaming_diloco, they wait only for what remains of a fragment's sum after `delay` steps of
-/// `step_s` seconds. If sums cannot be made while ranks compute, as in shared memory, they wait for whole sums. Outer
-/// gradients are sent in fewer bits if "compression" requires this and the transport reduces in the background, as over
-/// a network. `links.replicate`: links between ranks of different replicas.
+/// diloco. If it is streaming_diloco, they wait only for the part of a fragment's sum that remains after `delay` steps
+/// of `step_s` seconds. If sums cannot be made while ranks compute, as in shared memory, they wait for whole sums.
+/// Outer gradients are sent in fewer bits if "compression" requires this and the transport reduces in the background,
+/// as over a network. `links.replicate`: links between ranks of different replicas.
 OuterCost outer_cost(const MemoryPlan& plan, double step_s, const MeshLinks& links);
 
 }  // namespace tessera

@@ -36,8 +36,9 @@ struct SimulatedWorld {
 /// waiting for other ranks. If ranks do not differ, the seconds of a step are exactly those of predict_step. If
 /// microbatches are dealt by speed, they are dealt by the ranks' speeds from the first step on. A rank that stalls in a
 /// step does so before it first computes in the step. If ranks also compute microbatches of slower ranks
-/// ("deal.backups"), each step is played first (play_backups). This determines for how long each rank computes. Claims
-/// of microbatches take no time here, nor does the all-gather that tells which rank made which microbatch.
+/// ("deal.backups"), each step is first played by play_backups, which determines for how long each rank computes.
+/// Claims of microbatches take no time here. The all-gather that tells the ranks who made which microbatch takes no
+/// time either.
 ///
 /// The cost of a step is proportional to ranks x entries x log(ranks).
 ///

@@ -1,4 +1,4 @@
-"""The wheel's version and dependency. They follow from the torch with which the wheel is built.
+"""Computes the wheel's version and dependency, which follow from the torch with which the wheel is built.
 
 scikit-build-core calls `dynamic_metadata`.
 """

@@ -12,9 +12,9 @@
 namespace tessera {
 
 /// One block of memory for one category of the plan. Pieces are taken from front to back, and the block is freed only
-/// as a whole. The engine makes each arena once, during its set-up; the memory lives as long as the arena. Invariant:
-/// at the end of the set-up the taken pieces fill the block exactly (`expect_full`), so the allocated bytes *are* the
-/// planned bytes.
+/// as a whole. The engine makes the plan's arenas once, during its set-up; the memory lives as long as the arena.
+/// (Memory beyond the plan has separate arenas, which are made during a step.) Invariant: at the end of the set-up the
+/// taken pieces fill the block exactly (`expect_full`), so the allocated bytes *are* the planned bytes.
 class Arena {
  public:
   Arena() = default;

@@ -85,7 +85,7 @@ class Carrier {
   friend class Lease;
   /// Begins a lease of a record, and returns its memory.
   virtual std::span<std::byte> take(std::int64_t record, LeaseUse use) = 0;
-  /// Ends a lease. `changed`: whether the present values become the record's values.
+  /// Ends a lease. `changed` says whether the present values become the record's values.
   virtual void give_back(std::int64_t record, bool changed) = 0;
   /// Ends a lease after a failure.
   virtual void drop(std::int64_t record) noexcept = 0;

@@ -25,7 +25,7 @@ class HostView {
  public:
   enum Content { kFetch, kUndefined };
 
-  /// kFetch: data() has the memory's content; kUndefined: a copy is not filled.
+  /// If `content` is kFetch, data() has the memory's content. If it is kUndefined, a copy is not filled.
   HostView(void* memory, std::int64_t bytes, MemoryPlace place, Content content);
 
   std::byte* data() const { return data_; }

@@ -125,8 +125,8 @@ struct FlatGroup : GroupShape {
   /// Makes the parameters point to `memory` [layout.numel()], or to no memory if `memory` is null. REQUIRES: `storage`
   /// is made (make_storage).
   void attach(std::byte* memory);
-  /// Makes the parameters' storage return its pointer if Unit::lets_read is true, and otherwise throw a c10::Error with
-  /// the reason.
+  /// Makes the parameters' storage return its pointer if Unit::lets_read is true. Otherwise the storage throws a
+  /// c10::Error with the reason, unless pointers are observed (observed_pointers.h).
   void set_access();
   void point_at(std::byte* memory);  ///< sets `memory` as the data of the storage, but not of the parameters
   /// Makes the storage of all parameters of this group, without memory yet.
@@ -161,7 +161,8 @@ class Unit {
   std::vector<std::unique_ptr<FlatGroup>> groups;
 
   State state() const { return state_; }
-  /// Changes the state. No other code changes it. Throws if the table above does not have this change.
+  /// Changes the state. No other code changes it. Throws if `next` is the present state, and if a gathered unit would
+  /// become kGathering.
   void become(State next);
 
   /// Returns the unit's description for plans.

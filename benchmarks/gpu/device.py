@@ -1,4 +1,4 @@
-"""The GPU as its driver shows it. It uses the standard library only; no function makes a CUDA context."""
+"""Reads facts about the GPU from its driver. It uses the standard library only; no function makes a CUDA context."""
 
 import ctypes
 import os
@@ -28,7 +28,7 @@ class _Memory(ctypes.Structure):
 
 
 class MemoryMeter:
-    """Returns the bytes that all processes use on a GPU, according to NVML. Raises OSError if NVML cannot be loaded or
+    """Reads how many bytes all processes use on a GPU, according to NVML. Raises OSError if NVML cannot be loaded or
     refuses the request."""
 
     def __init__(self, uuid):

@@ -8,8 +8,9 @@
 
 A round runs every task once, the most important first: the GPU's limits, the optimizer's step, then training steps of
 each model with each contender. Each task has its own process. Rounds follow until all are done or the time is spent.
-Tasks that fail, or do not fit into the GPU's memory or the budget, are listed with their reasons. It exits with 1 if
-something failed, 69 without a GPU. It writes <gpu>.json.xz, after every task, and <gpu>.md.
+Tasks that fail, or do not fit into the GPU's memory or the budget, are listed with their reasons. The program exits
+with 1 if something failed, and with 69 without a GPU. It writes <gpu>.json.xz after every task, and <gpu>.md at the
+end.
 
 Sections of the results:
 
@@ -47,8 +48,8 @@ from memory import PeakSampler
 from schedule import Task
 
 ROUNDS, SECONDS = 3, 380
-# Relative tolerances of the first step, and of the later steps. Attention adds its gradients in any order on a GPU, so
-# the last bits of losses differ from run to run.
+# These are the relative tolerances of the first step, and of the later steps. Attention adds its gradients in any order
+# on a GPU, so the last bits of losses differ from run to run.
 LOSS_TOLERANCES = (1e-3, 1e-2)
 MEMORY_SAMPLE_SECONDS = 0.1  # allocators keep their memory, so a few samples show the peak
 SECTIONS = ("limits", "optimizer", "codecs", "launches")
@@ -78,8 +79,8 @@ def parsed(parser, words):
 
 
 def commit(name):
-    """Returns the result of machine.commit, unless --commit names a commit. It is unknown with --commit whether files
-    have changed since that commit."""
+    """Returns the result of machine.commit, unless --commit names a commit. "dirty" is then None, since it is unknown
+    whether files have changed since that commit."""
     if name is not None:
         return {"hash": name, "dirty": None}
     try:
@@ -180,7 +181,7 @@ class GpuBenchmark(harness.Benchmark):
         self._passes("codecs", limit_s)
 
     def _passes(self, section, limit_s):
-        """Adds a section of `tessera bench` whose passes are timed beside copies of as many bytes."""
+        """Adds a section of `tessera bench` whose passes are timed in turn with copies of as many bytes."""
         for case in self._bench(section, limit_s)["cases"]:
             self.add(section, {"contender": case["name"], "numel": case["numel"], "bytes": case["bytes"]},
                      rounds_s=case["samples_s"], limits_s=case["limit_s"])

@@ -57,7 +57,7 @@ MOST_SAMPLES = 500  # limit for the samples of a collective in a round; short ca
 CROWDED_RANKS = (2, 4, 8)
 DISK_CACHE = 96 << 20  # bytes of the cache in a step with a cache: a quarter of the state with bf16 moments
 OPTIMIZERS = {"torch": ("fused_fp32", "chain_bf16"), "deepspeed": ("deepspeed_fp32", "deepspeed_chain_bf16")}
-# The contenders that --quick starts. The other contenders use the same code of this program.
+# --quick starts only these contenders. The other contenders use the same code of this program.
 QUICK = ("torch_alone", "torch_ddp", "torch_fsdp2", "deepspeed_zero3", "tessera_alone", "tessera_no_shard", "tessera_full_shard",
          "tessera_full_shard_private")
 QUICK_IN_PYTHON = ("torch_fsdp2", "deepspeed_zero3", "python_full_shard", "python_full_shard_private")

@@ -18,7 +18,7 @@ _CURVES = {("tessera", "private"): "Tessera, private memory", ("tessera", "group
            ("tessera", "common"): "Tessera, common memory", ("gloo", "private"): "Gloo",
            ("limit", "private"): "memory limit"}
 _HISTOGRAM_BYTES = (0, 4, 1 << 20, 1 << 24)
-# Titles of the tables of `tessera bench`, with a description of each table.
+# These are the titles of the tables of `tessera bench`, with a description of each table.
 _BENCH = {"step": ("The strategies' steps", "Where a step's time goes under each strategy."),
           "memory": ("The strategies' memory", "What is planned, allocated and measured under each strategy."),
           "overhead": ("What the Engine costs an operator", "The time of one small operator under the operator watch.")}
@@ -28,7 +28,7 @@ _SHARING = ("With ranks of one host sharing one copy of the parameters nothing i
 
 
 def _family_of(contender):
-    """Returns the family of a contender in charts other than those of training steps. Contenders that are
+    """Returns the family of a contender in charts that do not show training steps. Contenders that are
     neither Tessera's nor DeepSpeed's are drawn as those of PyTorch."""
     return next((family for family in ("tessera", "deepspeed") if contender.startswith(family)), "torch")
 
@@ -44,8 +44,8 @@ def _times_bar(label, family, of):
 
 
 class Page:
-    """The sections of index.html, in order. Sections without data are left out; the last section but one lists them
-    with the reason."""
+    """The sections of index.html, in order. Sections without data are left out; the section before the last one lists
+    them with the reason."""
 
     def __init__(self, data):
         self.data = data

@@ -2,7 +2,7 @@
 library only.
 
 rank.py starts each rank, stores its output, and counts the bytes of its host's link. Collectives keep the ranks at the
-same step, so rank 0's steps take as long as those of all ranks.
+same step, so rank 0's steps take as long as the steps of all ranks.
 """
 
 import contextlib
@@ -98,7 +98,7 @@ class LabLauncher(Launcher):
 
     def strategy(self, contender, work):
         """Returns the strategy of a contender. All its calls go directly: the formulas and plans with which bytes and
-        seconds are compared are those of direct calls, and a measurement at the start could choose others in each run."""
+        seconds are compared assume direct calls, and a measurement at the start could choose others in each run."""
         return super().strategy(contender, work) | {"comm": {"network_fit": "direct"}}
 
     def timeout_s(self):
@@ -151,9 +151,9 @@ class LabLauncher(Launcher):
             return found
 
     def profile(self, contender):
-        """Returns the text that `tessera train --profile` writes. It runs as many lone ranks at the same time as all
-        hosts have together, since the hosts share one machine's cores and memory. The text is that of one of these
-        ranks."""
+        """Returns the text that `tessera train --profile` writes. The method runs as many lone ranks at the same time
+        as all hosts have together, since the hosts share one machine's cores and memory. The text comes from one of
+        these ranks."""
         more = {key: value for key, value in contender.more.items() if key in ("units", "optimizer")}
         alone = dataclasses.replace(contender, more=more, group="alone")
         self.rate = "unlimited"

@@ -78,7 +78,7 @@ def parsed(parser, words):
 
 
 def processor(binary):
-    """Returns the processor's name, and what `tessera doctor` says about it."""
+    """Returns the processor's name, its number of cores, and its instruction sets according to `tessera doctor`."""
     done = subprocess.run([binary, "doctor"], capture_output=True, text=True, timeout=60)
     said = [" ".join(line.split()[3:]) for line in done.stdout.splitlines() if line.startswith("instruction set")]
     return ", ".join([machine.cpu_model(), f"{machine.facts()['cores']} cores", *said])

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Measures the bytes per second of one TCP connection between the first two hosts of scripts/net_lab. It uses the
-standard library only. It is started once on each host. The first two ranks print a JSON line each, and the others print
-nothing:
+standard library only. The program is started once on each host. The first two ranks print a JSON line each, and the
+others print nothing:
 
     {"rank", "one_way", "both_ways"}     bytes a second that this rank received; rank 1 has null in one_way
 
-It measures one direction, then both directions at once, since collectives send and receive at the same time. The
-receiver measures the time, from the first bytes on. Bytes that sockets and queues still hold when the sender stops are
-therefore counted too.
+The program measures one direction, then both directions at once, since collectives send and receive at the same time.
+The receiver measures the time, from the first bytes on. Bytes that sockets and queues still hold when the sender stops
+are therefore counted too.
 """
 
 import argparse

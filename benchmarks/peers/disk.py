@@ -5,7 +5,8 @@
     deepspeed_aio       DeepSpeed's aio handle with the defaults of its "aio" section: 1 MiB, 8 deep, one thread
     deepspeed_aio_best  the best of a sweep over sizes, depths and threads
     deepspeed_swapper   steps of DeepSpeedCPUAdam whose fp32 state the pipelined optimizer swapper keeps on the disk:
-                        Reads of the next part and writes of the previous part run beside the update of this part
+                        Reads of the next part and writes of the previous part run at the same time as the update of
+                        this part
 
 Prints one JSON line. For passes it is {"peer", "bytes", "settings", "write", "read", "mixed"}. `bytes` is the number of
 bytes that a pass moves in one direction. The pass "mixed" reads as many as it writes. Each of "write", "read" and

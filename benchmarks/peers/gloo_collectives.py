@@ -3,13 +3,13 @@
 
 A collective's `bytes` are the size of the *full* buffer (the output of an all-gather, the input of a
 reduce-scatter). Ranks have private memory, so every implementation must move certain bytes. The limit of a collective
-is the time in which a plain loop moves these bytes, in all ranks at once. It does not wait for other ranks:
+is the time in which a plain loop moves these bytes, in all ranks at once. The loop does not wait for other ranks:
 
     reduce_scatter    each rank reads its slice of all inputs, and writes it once    torch.add
     all_gather        each rank reads the slices of other ranks, and writes them     copy_
     all_reduce        first reduce_scatter, then all_gather
 
-Every result is checked before anything is timed. It prints one JSON line for each rank:
+Every result is checked before anything is timed. The program prints one JSON line for each rank:
 
     {"peer": "gloo", "rank", "ranks", "threads",
      "cases": [{"contender": "gloo" | "limit", "collective", "bytes", "samples_s"}]}

@@ -49,12 +49,12 @@ class ActivationTier {
 
   virtual ~ActivationTier() = default;
   /// Begins to copy `bytes` bytes of `storage`, from byte `begin` on, to the tier. The copy gets the values that an
-  /// operator would read at the time of this call. The storage is freed once the caller has let go of it and the
+  /// operator would read at the time of this call. The storage is freed once the caller no longer holds it and the
   /// transfer has ended. Returns the value's id, which is larger than all earlier ids.
   virtual Id put(const c10::Storage& storage, std::size_t begin, std::size_t bytes) = 0;
   /// Returns the value's bytes. Only operators that are called after this call may read them. The address has the same
   /// distance to a multiple of 64 as the original address. The call also begins to bring back the values that were put
-  /// just before this value. It may be called several times for a value.
+  /// just before this value. `get` may be called several times for a value.
   virtual StoredBytes get(Id id) = 0;
   /// Removes a value that is no longer needed.
   virtual void drop(Id id) = 0;
@@ -89,10 +89,10 @@ std::unique_ptr<Spill> activation_spill(const OffloadConfig& offload, int rank);
 /// Returns `counts` with the disk's counts filled in from `disk`, the counters of the spill.
 ActivationCounts with_disk(ActivationCounts counts, const TierCounters& disk);
 
-// The two tiers for activations of a GPU. Both copy values through pinned memory of the host. The copies run on streams
-// of their own, beside the computation. The pinned memory is allocated when it is needed, and used again for values
-// that are not larger. A loop with the same sizes in each step therefore allocates no more. Both use the accelerator's
-// kernels until `close`.
+// The next two functions make the tiers for activations of a GPU. Both tiers copy values through pinned memory of the
+// host. The copies run on streams of their own, at the same time as the computation. The pinned memory is allocated
+// when it is needed, and used again for values that are not larger. A loop with the same sizes in each step therefore
+// allocates no more. Both use the accelerator's kernels until `close`.
 
 /// Keeps activations in pinned memory of the host (`"offload.activations"`: `"host"`). No call before `close` waits for
 /// the device.

@@ -70,8 +70,8 @@ class PinnedBlocks {
   std::vector<Block> idle_;
 };
 
-/// Does what both tiers have in common: a value is copied out to a block of pinned memory, and is copied back from a
-/// block.
+/// Does the work that both tiers have in common: a value is copied out to a block of pinned memory, and is copied back
+/// from a block.
 class DeviceActivations : public ActivationTier {
  public:
   DeviceActivations(const Accelerator& accelerator, const OffloadConfig& offload, int rank)

@@ -42,8 +42,8 @@ struct SavedActivationsOptions {
 ///    place since, backward gets LibTorch's error, whether the tensor was kept or put.
 /// 4. A storage that still exists when backward needs it is used as it is. Tensors that shared a storage when they were
 ///    saved share a storage again. The two storages that were brought back last are held until others are brought back
-///    or the graph lets go of them.
-/// 5. Bytes are dropped when the graph lets go of the last tensor in them. A graph may outlive this object.
+///    or the graph no longer holds them.
+/// 5. Bytes are dropped when the graph no longer holds any tensor in them. A graph may outlive this object.
 class SavedActivations final : public SavedTensorHooks {
  public:
   SavedActivations(std::unique_ptr<ActivationTier> tier, SavedActivationsOptions options);

@@ -11,7 +11,7 @@ namespace tessera {
 
 /// The step of a rank that waits for no other rank. The rank decides with its own loss and norm what the step does, and
 /// pushes its gradients to the parameters that all ranks own. If several ranks are one replica, they have one loss,
-/// norm and gradient together. Norm, clipping, schedule and skipped steps are those of this rank alone. The learning
+/// norm and gradient together. Norm, clipping, schedule and skipped steps belong to this rank alone. The learning
 /// rate is not divided by the number of ranks, although N updates are made when each of N ranks makes one step. If
 /// workers come and go, the schedule of the learning rate follows the number of steps of all workers together.
 class AsynchronousStep final : public LoneStep {

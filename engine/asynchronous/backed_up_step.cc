@@ -30,7 +30,7 @@ void BackedUpStep::take_part(const LocalStep& told, StepResult& result) {
   gradients_.end(done);
 }
 
-/// The numbers in `result` are those of this rank alone.
+/// The numbers in `result` describe this rank alone.
 void BackedUpStep::be_late(const LocalStep& told, StepResult& result) {
   const AgreedStep& own = decide_alone(told);
   tell(own, /*ranks=*/1, result);

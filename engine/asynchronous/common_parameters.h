@@ -61,7 +61,7 @@ class CommonParameters {
 
   PeerBoard& board() { return board_; }
 
-  /// Returns the bytes that this rank has beside TrainingMemory (MemoryCategory::kOptimizer).
+  /// Returns the bytes that this rank has in addition to TrainingMemory (MemoryCategory::kOptimizer).
   virtual std::int64_t memory_bytes() const = 0;
   /// Returns the bytes of this rank's scratch (MemoryCategory::kStaging).
   virtual std::int64_t scratch_bytes() const { return 0; }

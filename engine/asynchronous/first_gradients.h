@@ -64,8 +64,8 @@ class FirstGradients final : public CommonParameters {
   bool offer(std::int64_t step, const LocalStep& own, std::span<const char> used);
   /// Adds up the data of the step's ranks. The result is the same on all of these ranks, and valid until the next call.
   const AgreedStep& sum(const LocalStep& own);
-  /// Returns whether this rank writes log messages for all ranks of the step. The first of these ranks does. Call it
-  /// after `offer`.
+  /// Returns whether this rank writes log messages for all ranks of the step. The first of these ranks writes them.
+  /// Call it after `offer`.
   bool speaks() const { return members_.front() == board_.rank(); }
   void update(const ShardRule& rule, const PushRates& with);
   /// The number of steps that updated parameters, and the number of samples in these steps.

@@ -26,9 +26,9 @@ namespace tessera {
 /// | a GPU            | pinned memory, from and to which the  | `send` and `fetch`, on queues of their  |
 /// |                  | GPU copies                            | own                                     |
 ///
-/// On a GPU, values and gradients are copied beside computation. `send` lets the current stream wait for the values, so
-/// operators that are queued later read them; the host waits for nothing. The host waits for gradients when the step
-/// needs them. It overwrites values only when their last copy to the GPU has ended (`open`).
+/// On a GPU, values and gradients are copied while the GPU computes. `send` lets the current stream wait for the
+/// values, so operators that are queued later read them; the host waits for nothing. The host waits for gradients when
+/// the step needs them. It overwrites values only when their last copy to the GPU has ended (`open`).
 class HostCopies {
  public:
   /// `readers`: the ranks that read this rank's gradients in its memory ("sync" backups); null if no rank does. On a
@@ -55,8 +55,8 @@ class HostCopies {
 
   /// Waits until the group's values are no longer read, so that they may be overwritten.
   void open(const FlatGroup& group);
-  /// Begins to copy the group's values to the GPU. Work that is queued on the current stream after this call finds
-  /// them, and the copy waits for the work that was queued before this call.
+  /// Begins to copy the group's values to the GPU. Work that is queued on the current stream after this call finds the
+  /// new values, and the copy waits for the work that was queued before this call.
   void send(const FlatGroup& group);
   /// Copies values of the GPU to the host, and waits for them. `part`: elements of the group.
   void bring(const FlatGroup& group, Extent part);

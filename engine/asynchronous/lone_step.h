@@ -52,7 +52,7 @@ class LoneStep : public Step {
   LocalStep told_of(const LocalStep& local);
   /// Clears the norm. It is called if gradients have changed since their sums were added to the norm.
   void forget_norm() { norm_.reset(); }
-  /// Returns the numbers by which this rank alone would decide. It reads all gradients.
+  /// Returns the numbers by which this rank alone would decide. The function reads all gradients.
   const AgreedStep& decide_alone(const LocalStep& told);
   /// Writes into `result` the loss, the norm, the learning rate, and whether the gradients are finite. `ranks`: the
   /// number of ranks whose losses are in `agreed`.

@@ -37,8 +37,8 @@ struct alignas(128) OwnedShards::Shard {
                                      ///< ends
 };
 
-/// Takes and holds a shard's lock. It waits for the lock no longer than comm.timeout_s. A rank that is killed while it
-/// holds a lock leaves the shard half-updated, so the other ranks end.
+/// Takes and holds a shard's lock. A Holding waits for the lock no longer than comm.timeout_s. A rank that is killed
+/// while it holds a lock leaves the shard half-updated, so the other ranks end.
 class OwnedShards::Holding {
  public:
   /// `what`: this rank's operation. Throws tessera::Error (75).
@@ -341,8 +341,8 @@ void OwnedShards::apply(int owner, const ShardRule& rule, const PushRates& with)
   }
 }
 
-/// REQUIRES: this rank holds the shard's lock. `with.used` is about the group's parameters. If a program's rule throws,
-/// the shard may be half-updated, so the other ranks end.
+/// REQUIRES: this rank holds the shard's lock. `with.used` has one entry for each parameter of the group. If a
+/// program's rule throws, the shard may be half-updated, so the other ranks end.
 void OwnedShards::update_runs(Group& group, int shard, const ShardRule& rule, const PushRates& with, std::int64_t age) {
   const std::span<const FlatGroup> parts = parts_of(group, shard);
   PushedShard pushed{parts, counts_at(group, shard).data()};

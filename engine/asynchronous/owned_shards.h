@@ -72,7 +72,7 @@ class OwnedShards final : public PulledParameters {
   /// It waits for no rank, except for a rank that holds a shard's lock.
   void take_newest() override;
 
-  /// Returns the counts of updates of this rank's shard. If a shard is a whole group, the counts are those of the last
+  /// Returns the counts of updates of this rank's shard. If a shard is a whole group, the counts date from the last
   /// call of `bring_together`, and rank 0's counts are in effect after `share_counts`.
   std::span<std::int64_t> counts(const FlatGroup& group) override;
   void share_counts() override;

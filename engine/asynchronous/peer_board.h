@@ -70,10 +70,10 @@ class PeerBoard {
   void note_failed() { entries_[rank()].state.store(kFailed); }
   /// Returns a text such as "rank 2 (pid 4711)".
   std::string name_of(int rank) const;
-  /// Throws tessera::Error (75) if a rank has failed or its process is gone. It checks this at most every 50 ms.
+  /// Throws tessera::Error (75) if a rank has failed or its process is gone. The check is made at most every 50 ms.
   void look();
-  /// Looks for a rank that has ended, for a second, and throws as `look` does if it finds one. REQUIRES: a rank has
-  /// ended or is about to end.
+  /// Looks for a rank that has ended, for at most a second, and throws as `look` does if it finds one. REQUIRES: a rank
+  /// has ended or is about to end.
   void look_for_the_dead();
   /// Returns once all ranks have called it. It is collective.
   void meet(const char* what);

@@ -27,8 +27,9 @@ class PulledParameters : public PushedParameters {
   /// Copies the newest values of a unit to this rank, unless this step has pulled them already. A rank that is
   /// more than max_staleness steps ahead of another rank waits first. Returns false if there was nothing to pull.
   bool pull(const Unit& unit);
-  /// Copies the newest values of all units to this rank, for a module that outlives its Engine. This is not counted as
-  /// a pull: recorded orders leave it out, and it does not wait for slow ranks. Other ranks may push during this call.
+  /// Copies the newest values of all units to this rank, for a module that outlives its Engine. Such a copy is not
+  /// counted as a pull: recorded orders leave it out, and it does not wait for slow ranks. Other ranks may push during
+  /// this call.
   virtual void take_newest() = 0;
 
   /// These return the number of units pulled so far, and the number of their bytes.

@@ -118,7 +118,7 @@ void ShardUpdate::update_elements(const Push& push) const {
   });
 }
 
-/// The update's norm is that of the direction under lamb, and that of the scaled gradient under lars.
+/// The update's norm is the norm of the direction under lamb, and the norm of the scaled gradient under lars.
 void ShardUpdate::update_layers(const Push& push) const {
   const LayerwiseRule& layers = *push.rule.layers();
   const ElementUpdate& elements = push.rule.elements();

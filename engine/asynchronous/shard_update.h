@@ -16,7 +16,7 @@ namespace tessera {
 /// A shard, and the gradients that a rank pushes to it.
 struct PushedShard {
   /// the shard's values and states, and the rank's gradients. There are several parts, in the order of elements, where
-  /// a shard is a whole group whose memory lies over all ranks
+  /// a shard is a whole group whose memory is cut over all ranks
   std::span<const FlatGroup> parts;
   std::int64_t* counts;  ///< [parameter of the group]: number of updates so far
   /// [part][element of the part]: means of its squared gradients; empty unless lambda is adaptive
@@ -44,8 +44,8 @@ class ShardUpdate {
   explicit ShardUpdate(const AsynchronousConfig& config) : config_(config) {}
 
   /// Applies the gradients of `shard`, which it may overwrite, and counts the update. `group`: the group with the
-  /// layout and the parameters. `with.used` is about this group's parameters. `pulled` is read if the configuration has
-  /// a lambda. If a program's rule throws, the shard may be half-updated.
+  /// layout and the parameters. `with.used` has one entry for each parameter of this group. `pulled` is read if the
+  /// lambda of the delay compensation is not 0. If a program's rule throws, the shard may be half-updated.
   void apply(const FlatGroup& group, const PushedShard& shard, const ShardRule& rule, const PushRates& with,
              std::int64_t age);
 

@@ -18,9 +18,9 @@ class SavedTensorHooks {
 
 /// Lets `hooks` make the hooks of every tensor that an operator on this thread saves for backward, from now on and
 /// while `hooks` lives. If this function was called several times, only the latest hooks are used. Giving the same
-/// hooks again changes nothing. Tensors that are saved inside a backward are saved as LibTorch does it without `hooks`.
-/// Recomputation saves such tensors, and so does a backward that will itself be differentiated. Hooks of a Python
-/// program (torch.autograd.graph.saved_tensors_hooks) take precedence over `hooks`.
+/// hooks again changes nothing. Tensors that are saved inside a backward are saved as LibTorch saves them without
+/// `hooks`. Recomputation saves such tensors, and so does a backward that will itself be differentiated. Hooks of a
+/// Python program (torch.autograd.graph.saved_tensors_hooks) take precedence over `hooks`.
 ///
 /// LibTorch asks its autograd engine for such hooks, so this function calls put_engine_in_place.
 void hook_saved_tensors(const std::shared_ptr<SavedTensorHooks>& hooks);

@@ -40,8 +40,8 @@ absl::StatusOr<MatchedCheckpoint> match_checkpoint(const std::vector<std::unique
                                                    const NamedTensors& whole, const StoredStates& states,
                                                    const Manifest& manifest);
 
-/// Returns the parameter's strides as SavedParameter has them. They are empty if its elements lie as in a contiguous
-/// tensor.
+/// Returns the parameter's strides as SavedParameter has them. The result is empty if the parameter's elements lie as
+/// in a contiguous tensor.
 std::vector<std::int64_t> saved_strides(const FlatParameter& parameter);
 
 }  // namespace tessera

@@ -7,7 +7,7 @@
 namespace tessera {
 
 /// Returns whether states of the format `from` (SavedState::format) can be loaded as states of the format `to`: equal
-/// formats, "fp32" as "bf16", and "bf16" as "fp32". This is needed for a checkpoint of a run with another
+/// formats, "fp32" as "bf16", and "bf16" as "fp32". Conversion is needed for a checkpoint of a run with another
 /// /optimizer/state_dtype.
 bool can_convert(const std::string& from, const std::string& to);
 /// Returns whether `convert_state` keeps each number exactly.

@@ -17,7 +17,7 @@ namespace tessera {
 /// on a GPU, one portion after the other. load_checkpoint makes a StateReader on each rank and calls `read` once.
 class StateReader {
  public:
-  /// `states` are those of the Engine. `rank`, `ranks`: this rank and the number of ranks that load. The referenced
+  /// `states`: the Engine's states. `rank`, `ranks`: this rank and the number of ranks that load. The referenced
   /// objects must outlive the StateReader.
   StateReader(SavedCheckpoint& checkpoint, const MatchedCheckpoint& matched, const StoredStates& states, int rank,
               int ranks)

@@ -33,7 +33,7 @@ class StateWriter {
   StateWriter(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan, const MeshPosition& mesh,
               const StoredStates& states);
 
-  /// Adds the whole of a tensor that host_copy made. `what` and `name` are those of its Piece, here and below.
+  /// Adds the whole of a tensor that host_copy made. `what` and `name`: the fields of its Piece, here and below.
   void add(const std::string& what, const std::string& name, const at::Tensor& host);
 
   /// Adds the elements of `name` from `first` on. The memory of `values`, which lies where `place` says, must live
@@ -47,8 +47,8 @@ class StateWriter {
            std::shared_ptr<const std::vector<std::byte>> bytes);
 
   /// Copies to `room` everything that training may change meanwhile: parameters, masters, states and kept gradients.
-  /// The units are not read any more after that, so an asynchronous save may write while the Engine trains. It fails
-  /// with error 70 if `room` (MemoryCategory::kCheckpoint) is too small.
+  /// The units are not read any more after that, so an asynchronous save may write while the Engine trains. The
+  /// function fails with error 70 if `room` (MemoryCategory::kCheckpoint) is too small.
   absl::Status hold(std::span<std::byte> room);
 
   /// Writes everything to the file `folder`/`name`. State on disk is read once for each kind of state. Before each

@@ -178,7 +178,7 @@ class SumsOnHost::Pending final : public Work::State {
     call.options.waits = Waits::kLater;  // the sum runs on the transport's own thread, while this thread continues
     if (sum_.encoded || sum_.signs) {
       call.options.encoded = contribution_;
-      call.options.feedback = nullptr;  // the GPU has changed it
+      call.options.feedback = nullptr;  // the GPU has already updated the feedback
     }
     return owner_.host_->reduce(call);
   }

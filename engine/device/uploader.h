@@ -9,10 +9,10 @@
 
 namespace tessera {
 
-/// Makes Uploads: copies of a batch to the GPU that run beside the computation. The Engine owns it; one thread at a
-/// time calls it. A copy reads pinned memory: the tensor's own memory if that is pinned, else a staging buffer. A
-/// staging buffer is used again once its copy has ended, so a loop whose batches have the same sizes allocates nothing
-/// more on the host.
+/// Makes Uploads: copies of a batch to the GPU that run at the same time as the computation. The Engine owns it; one
+/// thread at a time calls it. A copy reads pinned memory: the tensor's own memory if that is pinned, else a staging
+/// buffer. A staging buffer is used again once its copy has ended, so a loop whose batches have the same sizes
+/// allocates nothing more on the host.
 class Uploader {
  public:
   /// `kernels` is null on the CPU; else it must outlive this object.
@@ -27,7 +27,7 @@ class Uploader {
   struct Source {
     std::shared_ptr<std::byte> staging;
     std::size_t bytes = 0;
-    std::vector<at::Tensor> tensors;  ///< the pinned ones, which the copy reads in place
+    std::vector<at::Tensor> tensors;  ///< pinned tensors, which the copy reads in place
     std::shared_ptr<DeviceKernels::Mark> copied;
   };
   Source& idle_source(std::size_t bytes);

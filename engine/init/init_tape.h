@@ -94,7 +94,7 @@ class InitTape : public std::enable_shared_from_this<InitTape> {
  private:
   struct Part {
     std::vector<std::size_t> nodes;
-    std::size_t bytes = 0;  ///< number of bytes of these storages
+    std::size_t bytes = 0;  ///< number of bytes of the storages that these nodes create
   };
 
   Node describe(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;

@@ -121,7 +121,7 @@ void DrawPieces::fill(at::Tensor piece, std::int64_t begin) {
     return;
   }
   // If a normal fill's number of elements is not a multiple of kGroup, the fill draws its last kGroup elements again.
-  // It draws them from the words that follow those of all elements.
+  // It draws them from the words that follow the words of all elements.
   const std::int64_t rest = draw_.kind == KnownDraw::Kind::kNormal ? draw_.numel % KnownDraw::kGroup : 0;
   const std::int64_t body_end = std::min(end, draw_.numel - rest);
   if (body_end > begin) {

@@ -35,7 +35,7 @@ struct KnownDraw {
 /// Returns the draw of `node` if it is a known draw: that of aten::uniform_, rand, aten::normal_ or randn.
 std::optional<KnownDraw> known_draw(const InitTape::Node& node);
 
-/// Advances `generator`, a generator of the CPU, as if `words` words had been drawn from it. This takes a few
+/// Advances `generator`, a generator of the CPU, as if `words` words had been drawn from it. The call takes a few
 /// milliseconds at most (engine/init/mersenne_twister.h).
 void skip_words(at::Generator& generator, std::uint64_t words);
 
@@ -43,9 +43,9 @@ void skip_words(at::Generator& generator, std::uint64_t words);
 /// and does not change `generator`, if the operator draws in an unknown way. REQUIRES: draw.numel >= KnownDraw::kGroup.
 bool skip_draw(const KnownDraw& draw, at::Generator& generator);
 
-/// Makes any elements of one KnownDraw, with the bits that the whole draw would have given them. A call for elements
-/// behind those of the last call skips the words of the elements between. A call for earlier elements begins again at
-/// the state before the draw. One thread at a time may use it.
+/// Makes any elements of one KnownDraw, with the bits that the whole draw would have given them. If a call asks for
+/// elements behind the elements of the last call, it skips the words of the elements between. A call for earlier
+/// elements begins again at the state before the draw. One thread at a time may use it.
 class DrawPieces {
  public:
   /// `state`: the state of the CPU generator before the draw.

@@ -21,8 +21,8 @@ inline std::uint32_t twist(std::uint32_t from, std::uint32_t to) {
   return (mixed >> 1) ^ (-(to & 1u) & kMatrix);
 }
 
-// Polynomials over the field of two elements. A sparse polynomial is the list of its exponents in descending order. Any
-// other polynomial is an array of bits, with the coefficient of x^k in bit k % 64 of limb k / 64.
+// These types are polynomials over the field of two elements. A sparse polynomial is the list of its exponents in
+// descending order. Any other polynomial is an array of bits, with the coefficient of x^k in bit k % 64 of limb k / 64.
 using Exponents = std::vector<std::uint64_t>;
 using Limbs = std::array<std::uint64_t, kLimbs>;
 

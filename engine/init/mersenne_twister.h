@@ -5,7 +5,7 @@
 
 namespace tessera::mt19937 {
 
-// Makes the Mersenne Twister MT19937 skip numbers without making them (Matsumoto and Nishimura 1998,
+// These functions make the Mersenne Twister MT19937 skip numbers without making them (Matsumoto and Nishimura 1998,
 // doi:10.1145/272991.272995). LibTorch's generator on the CPU is an MT19937. It makes words of 32 bits in blocks of
 // 624, each block from the one before it.
 

@@ -242,8 +242,8 @@ void PieceMaker::run(Step& step, std::int64_t begin, std::int64_t count) {
   if (!step.node->creates.empty()) made_[step.made.storage] = stack.back().toTensor();
 }
 
-/// Returns a buffer of `count` elements for the storage at `place`. It is the buffer of the last call if that has the
-/// same size.
+/// Returns a buffer of `count` elements for the storage at `place`. It is the buffer of the last call if that buffer
+/// has the same size.
 at::Tensor& PieceMaker::buffer(const Place& place, std::int64_t count) {
   at::Tensor& tensor = made_[place.storage];
   if (!tensor.defined() || tensor.numel() != count) tensor = at::empty({count}, place.dtype);

@@ -27,11 +27,11 @@ std::uint64_t digest_of_arithmetic();
 /// Makes any part of a deferred tensor without its other parts. Ranks that keep only a part of a parameter use it
 /// (engine/parameters/first_values.h).
 ///
-/// That is possible if every operator that makes the tensor's values treats each element by itself. These are operators
-/// that create tensors (`empty`, `zeros`, `full`, ...) and that fill them (with constants, or `uniform_` and `normal_`,
-/// whose words are known). They are also element-wise operators with numbers or tensors of the same size (`mul_`,
-/// `add`, `clamp_`, `to`, ...), if an element gets the same bits wherever it lies. Values equal those of `materialize`
-/// bit for bit.
+/// A part can be made by itself if every operator that makes the tensor's values treats each element by itself. Such an
+/// operator creates a tensor (`empty`, `zeros`, `full`, ...), or fills one (with a constant, or by `uniform_` or
+/// `normal_`, whose words are known). It may also be an element-wise operator with numbers or tensors of the same size
+/// (`mul_`, `add`, `clamp_`, `to`, ...), if an element gets the same bits wherever the element lies. Values equal those
+/// of `materialize` bit for bit.
 ///
 /// One thread at a time uses a PieceMaker; `another` makes a PieceMaker for another thread.
 class PieceMaker {

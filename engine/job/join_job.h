@@ -10,13 +10,14 @@
 
 namespace tessera {
 
-/// Does what every tessera::init does. It finds out which rank this process is, and calls `make` to join the job.
-/// Within tessera::run it ensures that the end of this rank is reported. It also raises this process's limit of file
-/// descriptors (process_limits.h). Throws tessera::Error: the error of `make`; 71 if the system allows too few threads.
+/// Does the work that all functions tessera::init have in common. It finds out which rank this process is, and calls
+/// `make` to join the job. Within tessera::run it ensures that the end of this rank is reported. It also raises this
+/// process's limit of file descriptors (process_limits.h). Throws tessera::Error: the error of `make`; 71 if the system
+/// allows too few threads.
 Mesh join_job(const std::function<absl::StatusOr<Mesh>(const Topology&)>& make,
               const Environment& environment = process_environment);
 
-/// Does what tessera::init does, for callers that know more about their process than the environment says. One such
+/// Does the work of tessera::init for callers that know more about their process than the environment says. One such
 /// caller is torch.distributed in Python.
 Mesh init_in(const Strategy& strategy, const Environment& environment);
 

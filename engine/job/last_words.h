@@ -33,8 +33,8 @@ void write_error_file(const std::string& message, const std::string& call_stack,
 void note_results_to_write(bool are_left);
 
 /// Lets `tessera launch --servers` know that this rank has joined the parameter servers: it makes the file
-/// "$TORCHELASTIC_ERROR_FILE.joined". If the rank ends after that, the other ranks go on. If it ends before that, the
-/// other ranks cannot begin, since all ranks must join first.
+/// "$TORCHELASTIC_ERROR_FILE.joined". If the rank ends after that, the other ranks continue. If it ends before that,
+/// the other ranks cannot begin, since all ranks must join first.
 /// Nothing happens in a process that this launcher has not started.
 void note_joined();
 

@@ -20,9 +20,9 @@ struct RunScope {
   RunScope& operator=(const RunScope&) = delete;
 
   /// Waits in a barrier until all ranks have come here. Without this barrier, the other ranks might take a rank that
-  /// has ended for lost. This could happen while a rank still writes a file, or if the rank that serves the store ended
-  /// first. Ranks that still need this rank for a step get the error that this rank leaves, and end with this error.
-  /// This rank waits for no other rank if the mesh has failed and the program handled the error. Throws the
+  /// has ended for lost. This mistake could happen while a rank still writes a file, or if the rank that serves the
+  /// store ended first. Ranks that still need this rank for a step get the error that this rank leaves, and end with
+  /// this error. This rank waits for no other rank if the mesh has failed and the program handled the error. Throws the
   /// tessera::Error of the barrier, and late_failure.
   void leave_together() const;
 
@@ -31,7 +31,7 @@ struct RunScope {
   /// `call_stack`: the call stack of another language, for the error file.
   ExitCode end_with(const absl::Status& reason, const std::string& call_stack = "none: a C++ program") const;
 
-  /// It is called when the program ends itself with an exit code of its own, as Python's sys.exit(3) does. It does what
+  /// It is called when the program ends itself with an exit code of its own, as Python's sys.exit(3) does. It acts as
   /// end_with does, but the error file names no code of Tessera.
   void end_with_own_code(int code, const std::string& message) const;
 

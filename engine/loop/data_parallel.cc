@@ -36,7 +36,7 @@ namespace autograd = torch::autograd;
 // (`agree_on_gradients`). Then each bucket is packed into one flat tensor, summed over ranks, divided by the sum of the
 // weights, and copied back into the gradients.
 
-// The remedies that errors name, for C++ and for Python programs.
+// These are the remedies that errors name, for C++ and for Python programs.
 constexpr Phrase kMakeValues = {"call tessera::materialize_module first",
                                 "make the module outside of tessera.deferred_init()"};
 constexpr Phrase kEndOtherOwner = {"destroy that one first", "call close() of that one first"};

@@ -73,7 +73,7 @@ std::optional<bool> batch_norm_is_cumulative(const torch::nn::Module& module) {
 RecordedNorm::Target RecordedNorm::begin_forward(double momentum) {
   if (is_in_backward || Recomputing::now()) return {at::zeros_like(mean), at::zeros_like(variance), 1.0};
   if (!batches_before.defined() && batches.defined()) batches_before = batches.sub(1);
-  // A graph may still hold the tensors of an earlier microbatch, so each microbatch has new ones.
+  // A graph may still hold the tensors of an earlier microbatch, so each microbatch has new tensors.
   if (change.forwards == 0) change = {at::zeros_like(mean), at::zeros_like(variance)};
   ++change.forwards;
   if (is_cumulative) return {change.mean, change.variance, 1.0 / static_cast<double>(change.forwards)};

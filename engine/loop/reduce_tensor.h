@@ -13,8 +13,9 @@ at::Tensor gather_over_ranks(Collectives& group, const at::Tensor& part);
 
 /// Reduces `flat` [numel] over all ranks, in its dtype, on the CPU. The result has the same bits on every rank. The
 /// call is collective. Sums are made by a tree over neighbours; bf16 and fp16 are added in fp32. A large tensor is cut
-/// into one part for each rank, and each rank reduces its part. This needs memory for two more tensors of the size of
-/// `flat`. REQUIRES: equal sizes and dtypes on all ranks (expect_same_call). Throws the group's tessera::Errors.
+/// into one part for each rank, and each rank reduces its part. The reduction of a large tensor needs memory for two
+/// more tensors of its size. REQUIRES: equal sizes and dtypes on all ranks (expect_same_call). Throws the group's
+/// tessera::Errors.
 at::Tensor reduce_over_ranks(Collectives& group, const at::Tensor& flat, Reduce operation);
 
 }  // namespace tessera

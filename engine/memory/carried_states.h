@@ -38,7 +38,7 @@ class CarriedStates {
   /// `updates` are erased.
   /// - The states of a parameter that no longer trains go to `frozen`, if `updates` says that some step updated the
   ///   parameter.
-  /// `name_of` names the states of the old groups and of the new ones. REQUIRES: the same formats of states, and the
+  /// `name_of` names the states of the old and of the new groups. REQUIRES: the same formats of states, and the
   /// same mesh. It is collective over `control`. Throws the tessera::Errors of the group, and of reading records.
   void write_to(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                 FrozenStates& frozen, Updates& updates) const;

@@ -26,7 +26,7 @@ namespace {
 // This file works as follows. `take_memory` lists the pieces of training state that lie in memory and makes one file
 // for them, the image, which is cut into records. `begin` waits for the writes of records that lie in files anyway. It
 // notes where these records lie, and starts a thread (`write`). The thread copies the image record by record, syncs all
-// files, writes the bytes of `keep`, and at last writes the log's entry. `end` waits for the thread; then all ranks
+// files, writes the bytes of `keep`, and finally writes the log's entry. `end` waits for the thread; then all ranks
 // call `committed`, or all call `take_back`. When a run starts, `look`, `choose` and `forget_later` find the last
 // commit that all ranks have, and `bring_back` reads it.
 

@@ -66,9 +66,9 @@ class DurableFiles {
   /// First: returns this rank's commits as text. It changes no file. Errors: those of CommitLog.
   absl::StatusOr<std::string> look();
   /// Second: chooses the last commit that all ranks have. `held`: the text of every rank, in rank order. `has_moved`:
-  /// whether the run goes on from a checkpoint of commits (MovedCommits). Throws tessera::Error, the same on every rank:
-  /// 65 if the commit belongs to another model, strategy or number of ranks; 66 if a rank has lost its commits, or has
-  /// none in a folder with commits of other ranks.
+  /// whether the run goes on from a checkpoint of commits (MovedCommits). Throws tessera::Error, the same on every
+  /// rank: 65 if the commit belongs to another model, strategy or number of ranks; 66 if a rank has lost its commits,
+  /// or has none in a folder with commits of other ranks.
   void choose(const std::vector<std::string>& held, bool has_moved);
   /// Third: removes later commits, which some ranks do not have, and files that killed processes left behind.
   absl::Status forget_later();
@@ -125,7 +125,7 @@ class DurableFiles {
   /// Makes the commit under way the last commit. All ranks call it after `end` succeeded on all of them.
   void committed();
 
-  /// Sets training state to that of the last commit. Errors: 65 if a record has other bytes than were written; 74 if a
+  /// Restores the training state of the last commit. Errors: 65 if a record has other bytes than were written; 74 if a
   /// read fails.
   absl::Status bring_back();
 

@@ -18,7 +18,7 @@ template <class... Text>
   throw Error(ExitCode::kConfig, c10::str("/reproducible: ", text...));
 }
 
-/// Throws if ranks sum each microbatch (each_microbatch) and a sum would not be that of a whole subtree of the tree
+/// Throws if ranks sum each microbatch (each_microbatch) and a sum would not be the sum of a whole subtree of the tree
 /// over all microbatches. The microbatches of one round are a whole subtree if the number of ranks is a power of two.
 /// If ranks sum only after the last microbatch (last_microbatch), they send the sums of several subtrees (BlockSums),
 /// so any number of ranks is allowed.
@@ -51,9 +51,9 @@ void expect_plain_blocks(const Strategy& strategy) {
       "\"cuda_host\"}, for GPUs of one host, or train on the CPU (\"host\" or \"gloo\")");
 }
 
-/// Throws if a GPU cannot make the sums, or if hashes are to be recorded, which only the CPU can do. A GPU joins whole
-/// gradients when a microbatch's backward ends. If ranks sum every microbatch, the sums are queued, and the host does
-/// not see their pieces (SumVisitor).
+/// Throws if a GPU cannot make the sums, or if hashes are to be recorded, which only the CPU can do. On a GPU, ranks
+/// can sum only the gradients of a whole step. If they summed each microbatch, the host would have to add the pieces of
+/// each sum to earlier sums (SumVisitor). Sums on a GPU are queued, so the host does not see their pieces.
 void expect_built_for_gpu(const Strategy& strategy, std::int64_t ranks) {
   if (strategy.gradient_sync != GradientSync::kLastMicrobatch && strategy.gradient_accumulation > 1 && ranks > 1)
     refuse(

@@ -79,9 +79,9 @@ class FrozenStates {
 
   /// Gives the trainable parameters of `units` the states and masters that are kept for them, and no longer keeps them.
   /// It writes this rank's parts of the states and of the masters. Where the program has written a value of the
-  /// parameter meanwhile, that value becomes the master (masters_of_frozen). It writes into `updates` the number of
-  /// steps in which each of these parameters took part. A parameter that lacks a state begins anew: the missing state
-  /// stays zeros, and the parameter's number of steps is 0. It is collective over `control`.
+  /// parameter meanwhile, that value becomes the master (masters_of_frozen). The function writes into `updates` the
+  /// number of steps in which each of these parameters took part. A parameter that lacks a state begins anew: the
+  /// missing state stays zeros, and the parameter's number of steps is 0. It is collective over `control`.
   void give_back(const std::vector<std::unique_ptr<Unit>>& units, Collectives& control, NameOfState name_of,
                  std::map<const c10::TensorImpl*, std::int64_t>& updates);
   /// Notes from `updates` in how many steps the kept parameters took part.

@@ -48,8 +48,8 @@ struct KeptMemory {
   Arena parameters, masters, copy;
 };
 
-/// Copies the gathered parameters. The result is empty if there is no memory for the copy. That is no error, because
-/// the end of an Engine must not fail, and the next Engine does not need the copy.
+/// Copies the gathered parameters. The result is empty if there is no memory for the copy. An empty result is no error,
+/// because the end of an Engine must not fail, and the next Engine does not need the copy.
 Arena copy_for_reading(const FlatGroup& group) {
   try {
     Arena copy = Arena::plain("parameters", group.gathered_bytes());
@@ -96,7 +96,7 @@ void keep(FlatGroup& group, const MemoryPlan& plan, const MeshPosition& mesh, co
                              say(phrases::kGuard));
   }
   storage.set_data_ptr_noswap(at::DataPtr(values, new KeptPointer(std::move(kept)), &drop, group.device));
-  storage.set_nbytes(group.gathered_bytes());  // an access then throws, since views are outside of the storage
+  storage.set_nbytes(group.gathered_bytes());  // keeps views inside the storage, so that only an access throws
   refuse_access(storage, !is_readable);
 }
 

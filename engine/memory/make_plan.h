@@ -46,8 +46,9 @@ MemoryPlan make_plan(const std::vector<std::unique_ptr<Unit>>& units, const Stra
 void check_memory_limit(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory);
 
 /// Names a strategy whose plan needs at most `limit` bytes, as in "SHARD_GRADIENTS with 12.00 MiB". If there are
-/// several, it names the one that shards least. The text is empty if there is none, or if ranks train parameters that
-/// they own together (SyncConfig::has_common_parameters), since such training works with SHARD_OPTIMIZER alone.
+/// several, it names the one that shards least. The text is empty if there is no such strategy. It is also empty if
+/// ranks train parameters that they own together (SyncConfig::has_common_parameters), since such training works with
+/// SHARD_OPTIMIZER alone.
 std::string next_cheaper(const MemoryPlan& plan, const Strategy& strategy, bool shares_memory, std::int64_t limit);
 
 /// Makes the message for a device that is out of memory. It has `what`, the plan, the plan's largest unit, and the

@@ -76,8 +76,8 @@ std::vector<StripePath> measured_paths(const MemoryPlan& plan, const std::vector
   return paths;
 }
 
-/// Returns the directories with their shares as measured_paths does. The shares are those of the last commit if there
-/// is one, since the records lie where that commit says.
+/// Returns the directories with their shares as measured_paths does. If there is a last commit, its shares are
+/// returned, since the records lie where that commit says.
 std::vector<StripePath> stripe_paths(const RecordSources& from) {
   DurableFiles* const durable = from.durable;
   const std::optional<std::vector<double>> then = durable ? durable->weights() : std::nullopt;
@@ -147,7 +147,7 @@ std::unique_ptr<RecordTier> host_tier(NewRecords records, int rank, const Aligne
   return value_or_throw(HostTier::create(options));
 }
 
-// Hints for errors about too little pinned memory.
+// These are the hints of errors about too little pinned memory.
 constexpr const char kLessBelow[] =
     "[T0234] hint: a smaller \"fraction\" in \"offload\", or the tier \"nvme\", needs less of it; where the tier is "
     "auto, a higher memory.limit, or \"paths\" on disks";

@@ -57,8 +57,8 @@ struct TensorStatesView {
   MemoryPlace place;
   float* at(std::int64_t element) const { return states + (element - part.offset); }
 };
-/// Calls `visit` with this rank's part of the group's tensor states. `use`: kRead or kUpdate. Throws what
-/// for_each_state throws. REQUIRES: the group has tensor states.
+/// Calls `visit` with this rank's part of the group's tensor states. `use`: kRead or kUpdate. Throws the errors of
+/// for_each_state. REQUIRES: the group has tensor states.
 void visit_tensor_states(const FlatGroup& group, StateUse use, c10::function_ref<void(const TensorStatesView&)> visit);
 
 /// Appends to `numbers` the records that `for_each_state` would visit, in its order: records of parameters, or of
@@ -105,8 +105,8 @@ struct JoinedState {
   std::vector<std::byte> data, scales;
 };
 
-/// Copies this rank's part of state number `state` of parameter `i` of `target` from `joined`, in which the parameter
-/// begins at element `begin`.
+/// Copies this rank's part of a state from `joined`, in which the parameter begins at element `begin`, to parameter `i`
+/// of `target`. `state`: number of the state among those of the parameter.
 void hand_out(const JoinedState& joined, std::int64_t begin, FlatGroup& target, std::size_t i, std::size_t state);
 
 /// Copies this rank's part of a state of the whole tensor (GroupShape::tensor_states) from `values`, which holds the

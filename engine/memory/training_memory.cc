@@ -103,8 +103,8 @@ at::Tensor flatten(const FlatGroup& group, const std::vector<at::Tensor>& values
 }
 
 /// Throws if a parameter was given bytes of a wider dtype. torch::load gives a tensor the bytes of the file and does
-/// not change the tensor's dtype, so the bytes of an fp32 file would be read as meaningless bf16 values. This is
-/// recognized by a storage of exactly 2 or 4 times the tensor's size.
+/// not change the tensor's dtype, so the bytes of an fp32 file would be read as meaningless bf16 values. Such a
+/// parameter is recognized by a storage of exactly 2 or 4 times the tensor's size.
 void expect_no_wider_bytes(const FlatParameter& parameter, const at::Tensor& value) {
   const std::size_t narrow = value.nbytes(), bytes = value.storage().nbytes();
   if (narrow == 0 || value.storage_offset() != 0 || (bytes != 2 * narrow && bytes != 4 * narrow)) return;

@@ -82,10 +82,10 @@ struct TrainingMemory {
 /// first `store_parameters`.
 void separate_given_values(const std::vector<Unit*>& units);
 
-/// Stores the values of a gathered unit after Gathered(kWrite): rank 0's values become those of all ranks, in masters
-/// and shards. The values of a parameter that was given other memory are stored too, and the parameter is put back into
-/// its buffer. Throws tessera::Error (64) if such values have other sizes. The call needs host memory for one unit in
-/// fp32 beyond the plan. It is collective over `control` (MeshAxes).
+/// Stores the values of a gathered unit after Gathered(kWrite): all ranks get rank 0's values, in masters and shards.
+/// The values of a parameter that was given other memory are stored too, and the parameter is put back into its buffer.
+/// Throws tessera::Error (64) if such values have other sizes. The call needs host memory for one unit in fp32 beyond
+/// the plan. It is collective over `control` (MeshAxes).
 void store_parameters(Unit& unit, Collectives& control);
 
 /// Materialises the tensors that every rank holds whole (buffers), moves them to `device`, and gives every rank the

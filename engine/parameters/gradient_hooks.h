@@ -29,7 +29,7 @@ namespace tessera {
 /// away, so that a further backward does not add to it.
 ///
 /// Hooks of the program keep their meaning. A tensor's hooks change its gradient before it is accumulated. A tensor has
-/// one post-accumulate hook; the hook of the program runs before that of the Engine and sees the gradient of this rank
+/// one post-accumulate hook; the hook of the program runs before the Engine's hook and sees the gradient of this rank
 /// alone.
 class GradientHooks {
  public:

@@ -23,12 +23,12 @@ void expect_own_memory(const std::vector<std::unique_ptr<Unit>>& units, const Na
 ///
 /// 1. A parameter left its flat buffer (torch::load, Module::to, set_data, share_memory): operators would read one
 ///    memory, and the Engine would update another.
-/// 2. It was written in place outside of Gathered(kWrite). If ranks of a host share one copy, all of them would write
-///    it; if the parameter is sharded, the write would be lost. The tensor's version shows such a write. While
-///    an Engine has the parameter, its aliases share that version (share_version_with_aliases). Writes through a raw
-///    pointer do not change the version; guards that only read notice them by a hash (engine/gathered.cc).
-/// 3. It was frozen when the Engine was made, and requires gradients now: there is no memory for its gradient.
-/// 4. This rank's part of the parameter was written in any way. Only `"check.values"` checks this.
+/// 2. A parameter was written in place outside of Gathered(kWrite). If ranks of a host share one copy, all of them
+///    would write it; if the parameter is sharded, the write would be lost. The tensor's version shows such a write.
+///    While an Engine has the parameter, its aliases share that version (share_version_with_aliases). Writes through a
+///    raw pointer do not change the version; guards that only read notice them by a hash (engine/gathered.cc).
+/// 3. A parameter was frozen when the Engine was made, and requires gradients now: there is no memory for its gradient.
+/// 4. This rank's part of a parameter was written in any way. Only `"check.values"` checks this.
 ///
 /// The Engine makes these checks at each backward and step. A check costs a few loads for each parameter; a check of
 /// values reads this rank's parts of all parameters.
@@ -54,7 +54,8 @@ class ParameterChecks {
 /// of its masters and optimizer states. The Engine calls it after every `check.replica_hash_every` steps; it is
 /// collective over `control`, which has all ranks. It reads all state. Throws tessera::Error (65), the same on every
 /// rank, where ranks differ. The error names the first parameter that differs, and the ranks whose hash differs from
-/// that of most ranks with the same part of it. If no hash has a majority, the error names all ranks with that part.
+/// the hash of most ranks with the same part of the parameter. If no hash has a majority, the error names all ranks
+/// with that part.
 void expect_equal_replicas(const std::vector<std::unique_ptr<Unit>>& units, const MemoryPlan& plan,
                            Collectives& control, std::int64_t step);
 

@@ -68,8 +68,8 @@ class Comparison {
     throw_if_error(control.all_gather("compare replicas", own.data(), all_.data(), own.size_bytes()).wait());
   }
 
-  /// Returns the ranks whose hash number `i` differs from that of most ranks with the same part. Returns all ranks with
-  /// that part if no hash has a majority.
+  /// Returns the ranks whose hash number `i` differs from the hash of most ranks with the same part. Returns all ranks
+  /// with that part if no hash has a majority.
   std::vector<int> odd_ranks(std::size_t i, std::size_t kind) const {
     std::map<int, std::map<std::uint64_t, std::vector<int>>> parts;
     const Placement& placement = plan_.placement();

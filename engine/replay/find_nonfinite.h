@@ -22,8 +22,8 @@ struct NonfiniteResult {
 
 /// Looks at the results of all operators of this process as long as this object lives, and finds the first result of a
 /// microbatch that is NaN or infinite. The results come from callbacks of at::RecordFunction. The callbacks read the
-/// results of each operator once more, so training takes several times as long. Ranks must be processes, since it
-/// cannot tell the threads of one process apart.
+/// results of each operator once more, so training takes several times as long. Ranks must be processes, since this
+/// object cannot tell the threads of one process apart.
 ///
 /// An operator is reported only if its microbatch goes wrong: if the loss or a gradient is not finite. So masks of
 /// -infinity, and numbers that a `where` throws away, are passed over. A -infinity is reported only if no result of the

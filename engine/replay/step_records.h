@@ -33,14 +33,14 @@ absl::StatusOr<std::vector<StepRecord>> read_step_records(const std::string& pat
 
 /// The file `hashes.jsonl`, while a run writes it. A run that continues from a checkpoint makes some recorded steps
 /// again. Its first write therefore removes the lines of the step that it writes, and of all later steps. The file of
-/// an interrupted run thus becomes equal to that of an uninterrupted run.
+/// an interrupted run thus becomes equal to the file of an uninterrupted run.
 class StepRecordsFile {
  public:
   /// Makes missing folders, and the file where there is none. Errors: 73, 77, 71, 74 if the file cannot be made or
   /// read; 65 if the file holds anything but step records.
   static absl::StatusOr<StepRecordsFile> open(const std::string& path);
 
-  /// Writes the record behind those of earlier steps. Errors: those of `open`.
+  /// Writes the record behind the records of earlier steps. Errors: those of `open`.
   absl::Status write(const StepRecord& record);
 
  private:

@@ -23,13 +23,12 @@ enum class HashedKind : std::uint64_t {
 /// memory order. All NaN count as equal: their bits depend on which operand a processor took them from.
 std::uint64_t hash_of_run(HashedKind kind, std::int64_t number, std::int64_t first, std::span<const float> values);
 
-/// Adds the hash of this rank's part of each unit's gradients to `hashes` [unit]. Padding is not hashed. It reads the
-/// gradients once. REQUIRES: the sums of gradients are complete, on the CPU, and not yet used for
-/// an update.
+/// Adds the hash of this rank's part of each unit's gradients to `hashes` [unit]. Padding is not hashed. The function
+/// reads the gradients once. REQUIRES: the sums of gradients are complete, on the CPU, and not yet used for an update.
 void add_gradient_hashes(const std::vector<std::unique_ptr<Unit>>& units, std::span<std::uint64_t> hashes);
 
 /// Adds hashes of the masters in this rank's optimizer part. It reads masters wherever they lie, and also the optimizer
-/// states that share records with masters. Throws what for_each_state throws.
+/// states that share records with masters. Throws the errors of for_each_state.
 void add_master_hashes(const std::vector<std::unique_ptr<Unit>>& units, std::span<std::uint64_t> hashes);
 
 }  // namespace tessera

@@ -199,7 +199,7 @@ absl::Status CheckpointSave::copy_items() {
   return absl::OkStatus();
 }
 
-/// Returns the ranks whose buffer `i` differs from that of rank 0.
+/// Returns the ranks whose buffer `i` differs from rank 0's buffer.
 std::vector<std::int64_t> CheckpointSave::ranks_with_own(std::size_t i) const {
   constexpr std::size_t kDigits = 16;
   std::vector<std::int64_t> ranks;

@@ -25,7 +25,7 @@
 namespace tessera {
 
 /// Removes the old checkpoints that CheckpointSave::take_pruned returned. A failure is only logged as a warning,
-/// because the new checkpoint is valid even if old ones stay.
+/// because the new checkpoint is valid even if old checkpoints stay.
 void remove_old_checkpoints(const std::vector<std::string>& pruned);
 
 /// Writes one checkpoint. EngineCheckpoints::save makes a CheckpointSave on every rank, and all ranks call the same

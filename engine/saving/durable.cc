@@ -42,7 +42,8 @@ using nlohmann::json;
 // `Resume` does the reverse: `examine` changes nothing yet, `apply` makes all reads, which may fail, and `finish` sets
 // the rest, which cannot fail.
 
-// The names of the parts of a commit that are not records. kTexts and kTensors are parts of the program's items.
+// These are the names of the parts of a commit that are not records. kTexts and kTensors are parts of the program's
+// items.
 constexpr const char* kEngine = "engine";
 constexpr const char* kOwnGenerator = "generator";
 constexpr const char* kOwnGpuGenerator = "generator of the GPU";
@@ -174,7 +175,7 @@ class Resume {
     return read_items();
   }
 
-  /// Sets the rest of the state. This cannot fail.
+  /// Sets the rest of the state. This function cannot fail.
   LoadedCheckpoint finish() {
     // Version 0.1 wrote commits without the key "defaults".
     training_.use_defaults(std::min(engine_.value("defaults", std::int64_t{1}), OptimizerConfig::kDefaultsVersion));

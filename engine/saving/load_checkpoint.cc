@@ -35,9 +35,9 @@ namespace {
 // This file works as follows. Loading has two phases. The first, `examine`, changes nothing. Rank 0 finds the folder.
 // Every rank opens the checkpoint, matches it with the Engine, and verifies its share of the chunks. Then ranks compare
 // the hashes of the manifest. The second phase, `run`, changes the Engine. First `apply` reads masters, states,
-// residuals, buffers, items and generators. This may still fail; the error then says that the Engine is partly loaded.
-// `apply` waits for no other rank, since a rank that has failed would never answer. `finish` sets the rest, which
-// cannot fail. A run that goes back to an earlier checkpoint after a spike uses the same two phases.
+// residuals, buffers, items and generators. These reads may still fail; the error then says that the Engine is partly
+// loaded. `apply` waits for no other rank, since a rank that has failed would never answer. `finish` sets the rest,
+// which cannot fail. A run that goes back to an earlier checkpoint after a spike uses the same two phases.
 
 /// The values that are loaded.
 enum class LoadKind : std::uint8_t {
@@ -293,7 +293,7 @@ class Load {
     return absl::OkStatus();
   }
 
-  /// Sets the rest of the state. This cannot fail.
+  /// Sets the rest of the state. This function cannot fail.
   void finish() {
     StepProgress& progress = progress_;
     const SavedProgress& saved = manifest().progress;

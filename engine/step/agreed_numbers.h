@@ -66,8 +66,8 @@ inline void resume(const StepProgress& progress, const Strategy& strategy, StepD
   if (!progress.options.empty()) options.restore(progress.options);
 }
 
-/// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. It is for a decision of
-/// some ranks only (LoneStep): the ranks whose gradients came first ("sync" backups), or one rank alone.
+/// Writes loss, tokens, the norm of the mean gradient, and whether gradients are not finite. The function is for a
+/// decision of some ranks only (LoneStep): the ranks whose gradients came first ("sync" backups), or one rank alone.
 /// `microbatches`: number of microbatches of a step on these ranks. REQUIRES: result.loss_scale is set.
 inline void tell_agreed(const AgreedStep& agreed, double microbatches, StepResult& result) {
   result.loss = mean_loss(agreed.loss, microbatches, agreed.weight);

@@ -33,8 +33,8 @@ class GpuPlace final : public OuterPlace {
     run.arguments = weights_of(group, part);
     kernels_.read_weights(run, flat + part.offset);
   }
-  /// Writes this rank's part of masters, and separately the elements before and behind it. These have no masters here
-  /// if parameters are whole and masters are not.
+  /// Writes this rank's part of masters, and separately the elements before and behind it. Those elements have no
+  /// masters here if parameters are whole and masters are not.
   void write(FlatGroup& group, float* values, Extent at) override {
     const Extent all = intersect(group.parameter_part, at), part = intersect(group.optimizer_part, all);
     const Extent before{all.offset, part.offset - all.offset}, behind{part.end(), all.end() - part.end()};

@@ -20,10 +20,10 @@ class OuterPlace {
 
   virtual c10::Device device() const = 0;
   /// Reads this rank's masters of a trainable group, its optimizer part, into `flat` [numel of the group's flat
-  /// buffer], fp32. Other elements do not change. Throws what for_each_state throws.
+  /// buffer], fp32. Other elements do not change. Throws the errors of for_each_state.
   virtual void read(const FlatGroup& group, float* flat) = 0;
   /// Writes this rank's parts of the group's parameters and masters from `values` [at.numel], which are the elements
-  /// `at` of its flat buffer. Throws what for_each_state throws.
+  /// `at` of its flat buffer. Throws the errors of for_each_state.
   virtual void write(FlatGroup& group, float* values, Extent at) = 0;
   /// Makes one pass of an outer step (outer_rule.h).
   virtual void pass(const OuterRun& run) = 0;

@@ -160,7 +160,7 @@ void OuterSteps::send(std::int64_t fragment, std::int64_t step_number) {
     under_way_.push_back({&outer, at, std::move(work)});
     at += part.numel;
   }
-  // If hosts make the sums of GPUs, a sum begins with this call. It then runs at the same time as the steps that
+  // If hosts make the sums of GPUs, a sum begins with this call. The sum then runs at the same time as the steps that
   // follow.
   if (waits_ && plan_.outer_sums_on_host().slots > 0) {
     for (Sent& sent : under_way_) throw_if_error(sent.work.advance());

@@ -65,8 +65,9 @@ class OuterSteps {
   /// Returns whether replicas may differ, because inner steps were made since the last outer step.
   bool is_due() const { return is_due_; }
   /// Makes all replicas equal, so that the state of one replica is the state of all. It makes an outer step if one is
-  /// due. It averages optimizer states over the replicas that have updated the parameter. It gives all replicas the
-  /// largest of each count of updates. It is collective over the mesh.
+  /// due. It averages the optimizer states of each parameter over the replicas that have updated this parameter. All
+  /// replicas get the largest value of each count (steps, samples, a parameter's updates). It is collective over the
+  /// mesh.
   void meet(Step& step);
   /// Call it after the same masters were written in all replicas. Outer weights become these masters, and a fragment
   /// that is under way is dropped. Momentum does not change.

@@ -29,7 +29,7 @@ class Publisher {
     if (behind_) behind_->drop(unit);
   }
 
-  /// Starts to send a group's values. The axis whose parts lie inside those of the other axis is gathered first
+  /// Starts to send a group's values. The axis whose parts lie inside the parts of the other axis is gathered first
   /// (AxisPlacement::replicate_first).
   void publish(FlatGroup& group);
   /// Waits for all started gathers, except those that may continue after the update (`behind`).

@@ -27,7 +27,8 @@ struct StepProgress {
   std::int64_t applied = 0;
   LossScalerState scaler;
   std::map<const c10::TensorImpl*, std::int64_t> updates;  ///< number of steps that updated each trainable parameter
-  std::vector<double> rates;                               ///< rates set by hand: the common rate, then those of groups
+  std::vector<double> rates;                               ///< rates set by hand: the common rate, then the groups'
+                                                           ///< rates
   std::vector<double> options;                             ///< UpdateOptions::all
   SpikeHistory losses = {};                                ///< empty without Strategy::on_spike
   NoiseState noise = {};                                   ///< zeros without Strategy::noise_scale
@@ -38,8 +39,8 @@ struct StepProgress {
 constexpr double kMostFp16Seed = 32768;
 
 /// Does the work of a step from the losses of its microbatches to the updated parameters. The Engine owns it and calls
-/// it from the thread that trains. CpuStep works while the caller waits; QueuedStep queues everything on a GPU. Both
-/// agree on the same numbers and follow the same rules, bit for bit.
+/// it from the thread that trains. CpuStep works while the caller waits; QueuedStep queues everything on a GPU. In both
+/// classes, ranks exchange the same numbers, make decisions by the same rules, and get the same bits.
 class Step {
  public:
   virtual ~Step() = default;
@@ -58,7 +59,8 @@ class Step {
   /// (LocalStep::busy_seconds). It is valid until the next step, and empty if the host does not know these times.
   virtual std::span<const double> busy_seconds() const { return {}; }
 
-  /// It is called after a loss of weight 0, which may be NaN, and after parameters got other values.
+  /// It is called after a loss that does not count: its weight is 0 (the loss may then be NaN), or another rank has
+  /// made the microbatch first. It is also called after parameters got other values.
   virtual void pass_over_loss() {}
 
   /// It is called when a step's last backward begins. `order`: indices of the units, in the order of their reductions.

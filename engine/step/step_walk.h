@@ -83,7 +83,7 @@ class StepWalk {
   virtual bool is_updated(const Visit& visit) const = 0;
   /// Does the work of a visit. After it, the updated values are published.
   virtual void make(const Visit& visit) = 0;
-  /// Exchanges the norms that were measured during visits: the norms of all units, or in backward those of the unit
+  /// Exchanges the norms that were measured during visits: the norms of all units, or in backward the norms of the unit
   /// under way.
   virtual void agree_on_norms() = 0;
   /// Sends matrices to their owners, and brings results back. `visits`: the visits whose masters the exchange reads;

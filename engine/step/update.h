@@ -44,8 +44,8 @@ class Update final : public StepWalk {
   void read_ahead();
 
   /// Updates all units. `used`: as in AgreedStep. A parameter that got no gradient on any rank does not change, nor do
-  /// its moments. As in PyTorch, its bias correction counts only the steps in which it took part. Its average is still
-  /// updated, once it has begun. `squares`: as in AgreedStep.
+  /// its moments. As in PyTorch, its bias correction counts only the steps in which it took part. The parameter's
+  /// average is still updated, once the average has begun. `squares`: as in AgreedStep.
   void apply(const Rates& rates, std::span<const char> used, std::span<const double> squares);
 
   /// Updates one unit in backward. `used`: for each trainable parameter of the unit, whether it is used. Call `finish`

@@ -82,7 +82,7 @@ class BackupClaims {
   const MicrobatchOrder& order() const { return order_; }
   /// Returns the number of the step's microbatches that other ranks made, after ranks have agreed.
   std::int64_t made_again() const { return std::ssize(order_.made_again); }
-  /// Returns [rank] the number of microbatches on which each rank has spent time in the step, as of the last `agree`.
+  /// Returns, for each rank, the number of microbatches on which it has spent time in the step, as of the last `agree`.
   std::span<const std::int64_t> computed() const { return all_computed_; }
   /// Returns the seconds spent so far in `agree`, most of them on waiting for other ranks.
   double communication_seconds() const { return seconds_; }

@@ -138,8 +138,8 @@ void Training::expect_nothing() const {
          "with the others. [T0133] hint: leave the key out, or set host_sharing to false, which makes copies private");
 }
 
-/// Warns if a loss seems to be divided or scaled by the program, as in a loop that was ported from elsewhere. This is
-/// checked once, before the first backward.
+/// Warns if a loss seems to be divided or scaled by the program, as in a loop that was ported from elsewhere. A loss is
+/// looked at once, before the first backward.
 void Training::warn_of_factor(const at::Tensor& loss) {
   const std::int64_t microbatches = job.strategy.gradient_accumulation;
   if (std::exchange(window.has_looked_at_loss, true) || activations || job.mesh.rank() != 0) return;

@@ -13,10 +13,10 @@ namespace tessera {
 /// recomputation. A Training makes a FlopCounter for its first step and drops it when backward has ended, so later
 /// steps cost nothing.
 ///
-/// It is an at::RecordFunction callback. It counts the operators of the thread that made it, and of threads that never
-/// made a FlopCounter, such as autograd's threads for a GPU. So ranks that are threads of one process do not count each
-/// other's operations. An operator inside a counted one is not counted again. Tessera's own operators (Unrecorded) are
-/// not counted.
+/// A FlopCounter is an at::RecordFunction callback. It counts the operators of the thread that made it, and of threads
+/// that never made a FlopCounter, such as autograd's threads for a GPU. So ranks that are threads of one process do not
+/// count each other's operations. An operator inside a counted one is not counted again. Tessera's own operators
+/// (Unrecorded) are not counted.
 class FlopCounter {
  public:
   FlopCounter();

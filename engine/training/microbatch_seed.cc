@@ -1,6 +1,7 @@
-// Random numbers under "reproducible": a microbatch gets the same numbers on any rank. LibTorch's generators of the
-// CPU, and of the GPU that trains, are set from the run's seed, the step, and the number of the microbatch. They are
-// set when the backward or the step before the microbatch returns, and when training begins or continues.
+// This file seeds random numbers under "reproducible": a microbatch gets the same numbers on any rank. LibTorch's
+// generators of the CPU, and of the GPU that trains, are set from the run's seed, the step, and the number of the
+// microbatch. They are set when the backward or the step before the microbatch returns, and when training begins or
+// continues.
 
 #include <ATen/CPUGeneratorImpl.h>
 

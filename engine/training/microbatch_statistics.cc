@@ -22,7 +22,7 @@
 namespace tessera {
 namespace {
 
-/// The numbers before the channels of a norm in a message: NormChange::keep and forwards.
+/// How many numbers precede a norm's channels in a message: two, NormChange::keep and NormChange::forwards.
 constexpr std::size_t kNormHead = 2;
 
 /// Returns the module's own buffer of this name, or an undefined tensor if there is none.

@@ -9,8 +9,8 @@ namespace tessera {
 
 /// Tells a rank without a batch the collectives of the ranks with a batch, if it has not yet seen a microbatch itself.
 /// Ranks with a batch meet that rank just before every event of their RoundLog, and one of them says which event it is.
-/// This is collective over all ranks at each event, so it is used only for a first microbatch; afterwards the rank
-/// knows the events.
+/// Such a meeting is collective over all ranks at each event, so it is used only for a first microbatch; afterwards the
+/// rank knows the events.
 class RoundMeeting {
  public:
   /// `leader`: the rank that tells the others which event comes next; it has a batch.

@@ -1,7 +1,7 @@
-// Sets up a Training, and destroys it. The work that needs no other rank comes first (look_at_module). The next part
-// makes the plan, which is the same on all ranks. The last part (set_up) makes the memory, the values in it, and the
-// objects that move gradients and values. The plan gives the size of the memory. All ranks do this work in the same
-// order, and wait for each other at each part of it.
+// This file sets up a Training, and destroys it. The work that needs no other rank comes first (look_at_module). The
+// next part makes the plan, which is the same on all ranks. The last part (set_up) makes the memory, the values in it,
+// and the objects that move gradients and values. The plan gives the size of the memory. All ranks do this work in the
+// same order, and wait for each other at each part of it.
 
 #include <torch/nn/modules/embedding.h>
 
@@ -247,7 +247,7 @@ void Training::set_up(DurableFiles* durable, bool continues) {
   activations = offload_activations(strategy.offload, whole, job.accelerator, job.mesh.rank());
   if (activations)
     use[device.is_queued ? MemoryCategory::kHostRecords : MemoryCategory::kActivations] += activations->memory_bytes();
-  // the allocation must equal the plan to the byte
+  // The allocation must equal the plan to the byte.
   TORCH_INTERNAL_ASSERT(use == plan.use(), "the allocation departs from the plan");
   values.checks->accept();
   if (job.accelerator.allocated) footprint.at_start = job.accelerator.allocated().now;

@@ -44,7 +44,7 @@ void Training::begin_backward(const MicrobatchInfo& info) {
   const std::int64_t plain_steps = job.strategy.compression.start_step;
   gradients.reducer->square_own(measures_noise());
   gradients.reducer->use_methods(plain_steps == 0 || step->applied() >= plain_steps, times.attempts + 1);
-  // backward changes memory that the commit reads
+  // Backward changes memory that the commit reads.
   if (updates_in_backward() || kept_gradient_bytes(plan) > 0) settle_commit();
   if (updates_in_backward())
     gradients.reducer->begin_round(digest_of_gathers(gathering.log->entries()), info.weight, info.samples);

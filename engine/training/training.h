@@ -156,7 +156,7 @@ struct Training {
   /// copy.
   void detach_parameters();
   enum class When : std::uint8_t { kNow, kAtMost };  ///< kAtMost: the largest amount since the last step
-  /// Returns the allocated bytes: those of the plan, and those that were needed beyond it.
+  /// Returns the allocated bytes: the plan's bytes, and the bytes that were needed beyond the plan.
   MemoryUse allocated(When when) const;
 
   // These functions check that a program may make a call now (expect.cc). They throw tessera::Error (64) if it may not.
@@ -225,7 +225,7 @@ struct Training {
   /// Returns whether another rank has made this microbatch already ("deal.backups"), so that it needs no backward. The
   /// next microbatch is then chosen. If none is left, the step's sums are made, which is collective.
   bool passes_over_microbatch();
-  // These measure a step for "noise_scale", and otherwise do nothing (own_gradients.cc).
+  // These functions measure a step for "noise_scale", and otherwise do nothing (own_gradients.cc).
   bool measures_noise() const;
   /// It is called at the end of a microbatch that has a batch. `weight` is the microbatch's weight.
   void note_own_microbatch(double weight);

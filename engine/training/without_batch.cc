@@ -19,7 +19,7 @@ class Follower {
  public:
   explicit Follower(Training& training) : training_(training) {}
 
-  /// `ends`: whether the event kEnd is the end of the microbatch.
+  /// Repeats one event. `ends`: whether the microbatch ends with this event.
   void take(int event, bool ends) {
     const bool is_beside = std::exchange(comes_beside_, event == RoundLog::kBesides);
     if (event == RoundLog::kBesides) return;

@@ -42,8 +42,8 @@ absl::StatusOr<std::unique_ptr<TensorSource>> open_safetensors(const std::string
 /// storage is read when a tensor of it is read; at most two of them are in memory.
 ///
 /// Errors: 65 if the file is no archive of PyTorch, is damaged, or is a TorchScript program; 71 if memory runs out;
-/// those of choose_part. An error's text begins with a verb ("is cut short ..."), so that the file's name can stand in
-/// front. If the error is about a tensor, the text begins with the tensor's name.
+/// those of choose_part. An error's text begins with a verb ("is cut short ..."), so that callers can put the file's
+/// name in front of the text. If the error is about a tensor, the text begins with the tensor's name.
 absl::StatusOr<std::unique_ptr<TensorSource>> open_archive(InputFile file, const WeightsRequest& request);
 
 }  // namespace tessera

@@ -26,8 +26,8 @@ namespace {
 // This file works as follows. LibTorch's reader finds the records of the zip archive; it asks FileRanges for bytes of
 // the file, and its exceptions become errors (`without_exceptions`). ArchiveSource::open reads the pickle, chooses the
 // part, and compares every tensor with its storage's record before anything is read. `read` loads a storage when one of
-// its tensors is wanted, and keeps the last two storages. If LibTorch finds no pickle, `other_archive` says what kind
-// of file it is.
+// its tensors is wanted, and keeps the last two storages. If LibTorch finds no pickle, `other_archive` finds out the
+// kind of the file.
 
 constexpr std::size_t kMostPickleBytes = std::size_t{256} << 20;
 constexpr std::size_t kStoragesInMemory = 2;
@@ -261,7 +261,7 @@ class ArchiveSource : public TensorSource {
   at::Tensor copy_;
 };
 
-/// Returns an error that says what kind of file a zip archive is, if LibTorch's reader finds no `data.pkl` in it.
+/// Returns an error that names the kind of a zip archive in which LibTorch's reader finds no `data.pkl`.
 absl::Status other_archive(const FileRanges& file, const absl::Status& of_reader) {
   const ReadBytes read = [&](std::uint64_t place, std::size_t bytes, char* to) {
     return file.read(place, to, bytes, "") == bytes;

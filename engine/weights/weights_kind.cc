@@ -24,8 +24,8 @@ struct Beginning {
   FileKind kind;
 };
 
-// A pickle of the old torch.save begins with a magic number, which is 10 bytes long. It comes after the pickle's
-// version, and from version 4 on after a frame's length, too.
+// A pickle of the old torch.save has a magic number of 10 bytes near its beginning. The number comes after the pickle's
+// version, and from version 4 on also after a frame's length.
 constexpr std::string_view kOldMagic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv;
 constexpr FileKind kOldPickle{"is a pickle of a PyTorch before 1.6, or of _use_new_zipfile_serialization=False",
                               kSaveAgain};

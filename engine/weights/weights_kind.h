@@ -21,11 +21,11 @@ struct FileKind {
 /// The number of bytes at a file's beginning that `kind_of_beginning` looks at.
 inline constexpr std::size_t kBytesOfBeginning = 1024;
 
-/// Returns the kind of a file, which it finds from the beginning of the file. There is always a result, also for files
-/// of no known kind. open_weights calls this function for files that it cannot read.
+/// Finds the kind of a file from the beginning of the file. There is always a result, also for files of no known kind.
+/// open_weights calls this function for files that it cannot read.
 FileKind kind_of_beginning(std::string_view beginning);
 
-/// Returns the kind of a zip archive, which it finds from the names in it.
+/// Finds the kind of a zip archive from the names in the archive.
 FileKind kind_of_zip(const std::vector<std::string>& names);
 
 /// Fills `to` with `bytes` bytes of a file from the position `place` on. Returns false if the file does not have these

@@ -31,11 +31,11 @@ struct WeightsPart {
   std::vector<std::string> unused = {};  ///< keys that do not belong to the part, such as "optimizer"
 };
 
-/// Chooses the part that the request names. If it names none, chooses the part that has the largest number of the
-/// module's names, and among several such parts the innermost. A part that neither contains the chosen part nor lies in
-/// it must have none of these names. If no part has any of them, the only part that could be meant is taken, so that
-/// names can be compared. Errors: 65 if there is no such part, if several parts could be meant (the
-/// error lists the content of the file), or if a name exists twice.
+/// Chooses the part that the request names. If the request names none, the function chooses the part that has the
+/// largest number of the module's names, and among several such parts the innermost. A part that neither contains the
+/// chosen part nor lies in it must have none of these names. If no part has any of them, the only part that could be
+/// meant is taken, so that names can be compared. Errors: 65 if there is no such part, if several parts could be meant
+/// (the error lists the content of the file), or if a name exists twice.
 absl::StatusOr<WeightsPart> choose_part(const WeightsNode& root, const WeightsRequest& request);
 
 /// Returns `name` without `pieces` (such as "module." or "module"). Each piece is left out at the beginning of the name

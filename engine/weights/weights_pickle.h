@@ -27,14 +27,14 @@ struct PickledWeights {
   WeightsNode root;  ///< a dictionary, a list or a module
   /// WeightsNode::tensor is an index into this vector. A tensor that occurs at two places is in the vector once.
   std::vector<PickledTensor> tensors;
-  bool is_program = false;  ///< whether it is TorchScript: modules with code, as torch.jit.save writes them
+  bool is_program = false;  ///< whether the root is TorchScript: modules with code, as torch.jit.save writes them
 };
 
 /// Reads an archive's `data.pkl`, written by torch.save in Python (dictionaries and lists, such as
-/// `model.state_dict()`), by torch::save in C++ (a module, or tensors) or by torch::pickle_save. It makes tensors,
-/// numbers, texts and containers, and executes no code. It takes memory and time in proportion to the pickle's length.
-/// It does not use LibTorch. Errors: 65 if the pickle is cut short, has an instruction that PyTorch does not write, is
-/// not a container, or has more nodes than WeightsNode allows.
+/// `model.state_dict()`), by torch::save in C++ (a module, or tensors) or by torch::pickle_save. The reader makes
+/// tensors, numbers, texts and containers, and executes no code. It takes memory and time in proportion to the pickle's
+/// length. It does not use LibTorch. Errors: 65 if the pickle is cut short, has an instruction that PyTorch does not
+/// write, is not a container, or has more nodes than WeightsNode allows.
 absl::StatusOr<PickledWeights> read_weights_pickle(std::string_view pickle);
 
 }  // namespace tessera

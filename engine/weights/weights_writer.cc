@@ -47,7 +47,7 @@ WeightsWriter::WeightsWriter(OutputFile file, const torch::nn::Module& module, W
   const c10::IValue root = form == WeightsForm::kDictionary ? dictionary_of(module) : archive_of(module);
   std::string pickled;
   const auto append = [&](const char* bytes, std::size_t size) { pickled.append(bytes, size); };
-  // The pickler writes no type tags, because torch.load accepts them only from files that it trusts.
+  // The pickler writes no type tags, because torch.load with weights_only=True refuses them.
   torch::jit::Pickler pickler(append, nullptr, nullptr, nullptr, nullptr, /*tag_aggregates=*/false);
   pickler.protocol();
   pickler.pushIValue(root);

@@ -85,7 +85,7 @@ auto loader_of(const PictureData& data, bool held_out, tessera::RankSampler samp
       std::move(sampler), batch);
 }
 
-/// Held-out pictures in their order.
+/// Returns a loader of the held-out pictures, in their order.
 auto held_out_loader(const PictureData& data, const tessera::Mesh& mesh, std::size_t batch) {
   const auto count = static_cast<std::size_t>(data.held_out->count());
   return loader_of(data, /*held_out=*/true, tessera::RankSampler(count, mesh, {.shuffle = false}), batch);
@@ -113,7 +113,7 @@ void keep_epochs(const fs::path& table, std::int64_t epochs) {
   }
   std::string kept, line;  // rows begin with their epoch; the first line has the columns' names
   std::ifstream file(table);
-  for (bool is_head = true; std::getline(file, line) && !file.eof(); is_head = false)  // at the end: half a line
+  for (bool is_head = true; std::getline(file, line) && !file.eof(); is_head = false)  // drops a partial line
     if (is_head || std::atoll(line.c_str()) <= epochs) kept += line + '\n';
   const fs::path renewed = table.string() + ".new";
   std::ofstream out(renewed);

@@ -15,7 +15,7 @@ class Pictures {
  public:
   virtual ~Pictures() = default;
   virtual std::int64_t count() const = 0;
-  /// Picture `i`, [channels, side, side] uint8, and its label.
+  /// Returns picture `i`, [channels, side, side] uint8, and its label.
   virtual std::pair<at::Tensor, std::int64_t> get(std::int64_t i) const = 0;
 };
 

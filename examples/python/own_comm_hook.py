@@ -8,9 +8,9 @@ import tessera
 
 class Signs(tessera.CommHook):
     def __init__(self):
-        self.lacked = {}  # what the signs did not say, by bucket: each bucket adds it to its next gradient
+        self.lacked = {}  # error feedback, by bucket: the part of a gradient that the signs do not contain
 
-    def sum(self, bucket, ranks):  # while backward goes on
+    def sum(self, bucket, ranks):  # called while backward runs
         wanted = bucket.gradients + self.lacked.get(bucket.index, 0)
         scale, signs = wanted.abs().mean(), wanted.sign()
         self.lacked[bucket.index] = wanted - scale * signs

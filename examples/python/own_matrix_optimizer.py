@@ -1,4 +1,5 @@
-"""An update rule of the program's own for whole matrices (Shampoo, arXiv 1802.09568), sharded like the built-in rules."""
+"""The program defines an update rule for whole matrices (Shampoo, arXiv 1802.09568), which is sharded like the built-in
+rules."""
 
 import torch
 from torch import nn

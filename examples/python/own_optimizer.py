@@ -1,4 +1,5 @@
-"""An update rule of the program's own, sharded like the built-in rules: gradients are divided by a running mean of their magnitude."""
+"""The program defines an update rule, which is sharded like the built-in rules. Gradients are divided by a running mean
+of their magnitude."""
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ class MeanMagnitude(tessera.ElementwiseOptimizer):
     def states(self):
         return ["magnitude"]
 
-    def update(self, e):  # runs of fp32 elements, wherever ranks have cut them
+    def update(self, e):  # `e`: a run of fp32 elements; it may begin and end anywhere in a parameter
         e.states[0].mul_(0.95).add_(e.gradient.abs(), alpha=0.05)
         e.parameters.mul_(1 - e.lr * e.weight_decay).sub_(e.lr * e.gradient / (e.states[0] + 1e-6))
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 class Bytes(Dataset):
-    """Samples of `length` bytes, one behind the other."""
+    """The samples are pieces of `length` bytes, one after another."""
 
     def __init__(self, path, length=64):
         text = torch.frombuffer(bytearray(pathlib.Path(path).read_bytes()), dtype=torch.uint8)

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// The number of gradients of each age ("sync" asynchronous and hogwild; StepResult::staleness_mean says what an age
-/// is). It has a fixed size. Engine::staleness and StepResult::ages are histograms of this type.
+/// The number of gradients of each age ("sync" asynchronous and hogwild), in 12 buckets. StepResult::staleness_mean
+/// defines the age of a gradient. Engine::staleness and StepResult::ages are histograms of this type.
 ///
 /// | bucket | 0 to 7     | 8       | 9        | 10       | 11          |
 /// |--------|------------|---------|----------|----------|-------------|

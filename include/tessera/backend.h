@@ -25,15 +25,15 @@ struct BackendRequest {
 using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendRequest&)>;
 
 /// Joins this process to its job as `init` (tessera/init.h) does, but all groups of more than one rank communicate
-/// through a backend that the program provides. The backend must accept CPU tensors in any memory. Call it once, before
-/// any Engine, on every rank.
+/// through a backend that the program provides. The backend must accept CPU tensors in any memory. Call this function
+/// once, before any Engine, on every rank.
 ///
 /// The backend needs these calls on uint8 tensors: `all_gather_single`, `all_to_all_single` (equal parts), `broadcast`
-/// and `barrier`. It also needs `getBackendName`, which messages show. LibTorch before 2.14 has the names
-/// `_allgather_base` and `alltoall_base` for the first two; since 2.14 a backend may override either name. The thread
-/// that calls the Engine makes all calls. Tessera itself makes the sums, from parts that were exchanged, so results
-/// have the same bits as on every other transport. A call that fails or times out must throw, either from the call or
-/// from Work::wait.
+/// and `barrier`. The backend also needs `getBackendName`, whose result appears in messages. LibTorch before 2.14 has
+/// the names `_allgather_base` and `alltoall_base` for the first two; since 2.14 a backend may override either name.
+/// The thread that calls the Engine makes all calls. Tessera itself makes the sums, from parts that were exchanged, so
+/// results have the same bits as on every other transport. A call that fails or times out must throw, either from the
+/// call or from Work::wait.
 ///
 /// Errors (tessera::Error): those of `init`; 78 if comm.transport names another transport; 75 if `make` throws.
 Mesh init(const CommConfig& comm, const MakeBackend& make);

@@ -50,9 +50,9 @@ struct LoadedCheckpoint {
   std::string path;       ///< folder of the checkpoint
   std::int64_t step = 0;  ///< StepResult::step of the last step that it holds
   CheckpointItems items;  ///< the same on every rank
-  /// Sentences about the differences from the moment of the save. States may have been rounded, or start anew. The
-  /// saving run may not have had the generators of some ranks or GPUs. Another version of Tessera may have drawn noise
-  /// differently. The list is empty if nothing was lost.
+  /// Sentences about the differences between the loaded state and the state at the moment of the save. For example,
+  /// states may have been rounded, or may start anew. The saving run may not have had the generators of some ranks or
+  /// GPUs. Another version of Tessera may have drawn noise differently. The list is empty if nothing was lost.
   std::vector<std::string> inexact;
 };
 
@@ -72,11 +72,11 @@ struct LoadedCheckpoint {
 /// ranks must reach `folder`.
 ///
 /// The strategy's `"checkpoint": {"async": true}` makes a save asynchronous: the call returns when this rank's shards
-/// are copied (MemoryCategory::kCheckpoint). A thread writes the copy and commits it when all ranks have written their
-/// copies; the returned path is valid from then on. If the save fails, the next step throws the error on every rank,
-/// after the step itself is done. So a program that catches the error can continue. The next save, load_checkpoint and
-/// Engine::set_trainable also wait for the end of the save, and throw its error. An Engine's destructor waits too, and
-/// logs the error.
+/// are copied (MemoryCategory::kCheckpoint). A thread writes the copy, and commits the checkpoint when all ranks have
+/// written their copies. The returned path is valid from then on. If the save fails, the next step throws the error on
+/// every rank, after the step itself is done. So a program that catches the error can continue. The next save,
+/// load_checkpoint and Engine::set_trainable also wait for the end of the save, and throw its error. An Engine's
+/// destructor waits too, and logs the error.
 ///
 /// The call is collective and is made between steps, by the thread that drives the Engine. Throws tessera::Error, the
 /// same on every rank: 64 between backward and step, or under Gathered; 73, 74 or 77 if a file cannot be written (the
@@ -89,7 +89,7 @@ std::string save_checkpoint(Engine& engine, const std::filesystem::path& folder,
 void finish_checkpoint(Engine& engine);
 
 /// Returns the progress of this rank's asynchronous save, or nothing if none is under way. A save counts as under way
-/// until a step, finish_checkpoint or another call has noticed that it ended. The call is not collective.
+/// until a step, finish_checkpoint or another call has noticed the end of the save. The call is not collective.
 std::optional<CheckpointProgress> checkpoint_progress(Engine& engine);
 
 /// Gives an Engine everything that a checkpoint holds. The number of ranks, the strategy, the precision and the
@@ -97,8 +97,8 @@ std::optional<CheckpointProgress> checkpoint_progress(Engine& engine);
 /// same, training continues as if it had not stopped, bit for bit. `path` is a checkpoint, a folder with `latest`, or
 /// `folder`/best.
 ///
-/// States of parameters that are frozen in this Engine stay in the host's memory until they train again, as with
-/// Engine::set_trainable. The schedule's learning rates, clipping and sharding are not loaded: they come from the
+/// If parameters are frozen in this Engine, their states stay in the host's memory until the parameters train again, as
+/// with Engine::set_trainable. The schedule's learning rates, clipping and sharding are not loaded: they come from the
 /// Engine's strategy.
 ///
 /// The call is collective and is made between steps. It checks all files before it changes anything. Throws

@@ -32,7 +32,7 @@ class Collectives;
 ///
 /// A hook needs a strategy under which a rank has all gradients of a unit in one place: NO_SHARD, SHARD_OPTIMIZER or
 /// SHARD_GRADIENTS, with units or `units.bucket_cap_mb` as buckets. If GPUs train, their hosts make these sums, so a
-/// hook gets tensors on the CPU there too. A job of one rank does not call it.
+/// hook gets tensors on the CPU there too. A job of one rank does not call the hook.
 class CommHook {
  public:
   /// The gradients of one unit or one bucket. All of them belong to parameters of one dtype.

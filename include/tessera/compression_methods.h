@@ -58,8 +58,8 @@ struct OneBitConfig {
   double momentum = 0;  ///< above 0: ranks send momentum with this factor instead of gradients, as 1-bit Adam does
 };
 
-/// "qsgd": gradients are sent as levels, which are fractions of the norm of their neighbours, rounded stochastically
-/// (QSGD, arXiv 1610.02132).
+/// "qsgd": a rank sends the norm of each 256 neighbouring gradients, and for each gradient its sign and a level. The
+/// level is the gradient's fraction of the norm, rounded stochastically (QSGD, arXiv 1610.02132).
 struct QsgdConfig {
   static constexpr bool kKeepsGradients = false;
   std::int64_t levels = 7;  ///< number of levels
@@ -80,11 +80,11 @@ struct CommHookConfig {
 
 // clang-format off
 /// The types of compression.method except "none", with a row for each: ROW(struct, word, text, cost, keys...). A new
-/// row must be the last one, since commits of durable runs hold the index of a type. The library makes
-/// CompressionMethod, the words and keys that a strategy file may use, and their texts in docs/strategy.md from these
-/// rows. A key is TESSERA_METHOD_KEY(struct, member, ...) with fields of StrategyKey (runtime/config/strategy_table.h).
-/// `not_exact` is a function of runtime/config/keys/compression_keys.cc, which reads the rows. A method's memory, its
-/// messages and the method itself are in a file of its own in sharding/compress.
+/// row must be the last one, since commits of durable runs hold the index of a type. The library uses these rows to
+/// make CompressionMethod, the words and keys that a strategy file may use, and the texts about them in
+/// docs/strategy.md. A key is TESSERA_METHOD_KEY(struct, member, ...) with fields of StrategyKey
+/// (runtime/config/strategy_table.h). `not_exact` is a function of runtime/config/keys/compression_keys.cc, which reads
+/// the rows. Each method has a file in sharding/compress, with its memory, its messages and the method itself.
 #define TESSERA_COMPRESSION_METHODS(ROW)                                                                               \
   ROW(PowerSgdConfig, "power_sgd",                                                                                     \
       "The gradient of a matrix goes as two factors (PowerSGD, arXiv 1905.13727), where those are shorter than it; "   \

@@ -29,8 +29,9 @@ struct DataParallelOptions {
 ///     return at::full({}, tessera::all_reduce(mesh, loss.item<double>(), tessera::Reduce::kMean));
 ///   });
 ///
-/// Use it for methods that an Engine does not have, such as your own optimizer or second-order methods. It needs as
-/// much memory as NO_SHARD, and does not overlap communication with backward, so an Engine is smaller and faster.
+/// Use it for methods that an Engine does not have, such as your own optimizer or second-order methods. A DataParallel
+/// needs as much memory as NO_SHARD, and does not overlap communication with backward. An Engine can train with less
+/// memory, and faster.
 ///
 /// The constructor is collective: ranks compare names, shapes and dtypes of all parameters and buffers, and every rank
 /// gets the values of rank 0. Each backward that reaches a parameter is collective at its end, also if it runs under
@@ -38,7 +39,7 @@ struct DataParallelOptions {
 /// bits on all ranks. One thread at a time uses an object.
 ///
 /// * A parameter that only some ranks used gets a mean in which the other ranks count as zero. A parameter that no rank
-///   used keeps an undefined `.grad`, and optimizers leave it alone.
+///   used keeps an undefined `.grad`, and optimizers do not update it.
 /// * If the losses of ranks are means over different numbers of samples or tokens, call `set_weight` with this rank's
 ///   number before backward. Gradients are then means over all samples or tokens. A rank without a batch calls
 ///   `backward_nothing`.

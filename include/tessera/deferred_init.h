@@ -17,13 +17,13 @@ class InitTape;
 /// (shapes without memory), and every operator on them is written on a tape instead of being run. `materialize` plays
 /// the tape back. Guards nest.
 ///
-/// The random generator advances as it would in eager construction (without drawing, if it is known how many numbers an
-/// operator draws). The tape keeps the generator's state before each random operator. The values, and all numbers that
-/// are drawn afterwards, are therefore equal to those of eager construction bit for bit, in whatever order tensors are
-/// materialised later.
+/// The random generator advances as it would in eager construction: the numbers of large uniform and normal tensors are
+/// skipped, and all other numbers are drawn. The tape keeps the generator's state before each random operator. The
+/// values, and all numbers that are drawn afterwards, are therefore equal to those of eager construction bit for bit,
+/// in whatever order tensors are materialised later.
 ///
 /// An operator that needs a value (`item()`, `equal`, ...) causes the tensors that it reads to be computed immediately.
-/// Code that calls `data_ptr()` of a deferred tensor gets a c10::Error that explains this.
+/// Code that calls `data_ptr()` of a deferred tensor gets a c10::Error.
 class DeferredInitScope {
  public:
   /// The content of the tape.
@@ -31,7 +31,7 @@ class DeferredInitScope {
     kValues,      ///< values, which `materialize` makes
     kShapesOnly,  ///< only shapes; see `shapes_only`
   };
-  /// Begins to defer. The destructor ends this, on the same thread.
+  /// Begins to defer construction. The destructor ends the deferral, on the same thread.
   explicit DeferredInitScope(Content content = Content::kValues);
   ~DeferredInitScope();
   DeferredInitScope(const DeferredInitScope&) = delete;
@@ -53,8 +53,8 @@ auto deferred_init(Make&& make) {
 }
 
 /// Runs `make` as deferred_init does, but records only shapes: random operators do not advance the generator, and the
-/// result can never be materialised. It takes no longer for a large model than for a small model with as many layers.
-/// It is meant for `plan_memory`:
+/// result can never be materialised. The call takes no longer for a large model than for a small model with as many
+/// layers. It is meant for `plan_memory`:
 ///
 ///   auto model = tessera::shapes_only([&] { return GPT(config); });
 ///   std::cout << tessera::plan_memory(*model, strategy, topology).table;

@@ -42,8 +42,8 @@ class Engine;
 /// Each rank has separate files: rank-NNNNN.* in D, and `tessera-durable-*` in the directories of offload.paths.
 
 /// Starts a commit after each `every`-th step (StepResult::step), and returns true. After another step it returns
-/// false, and at most completes the commit under way. The `items` of rank 0 are stored, and resume_durable gives them
-/// to every rank.
+/// false; it may then complete the commit that is under way. The `items` of rank 0 are stored, and resume_durable gives
+/// them to every rank.
 ///
 /// A thread writes the commit directly from the memory of training, during the next forward and backward. Before the
 /// next update, or any other change of training state, ranks wait until the commit is on the disks of all ranks. If
@@ -51,10 +51,10 @@ class Engine;
 /// function returns.
 ///
 /// The call is collective and is made between steps. Throws tessera::Error, the same on every rank: 64 in the cases of
-/// save_checkpoint, and if D holds a step of an earlier run from which this run did not continue. It also throws the
-/// error of the previous commit, if no call has thrown that error yet: 73, 74 or 77 if a file could not be written. The
-/// commit before the failed commit then stays the last commit. If a write or a sync failed, all later commits of this
-/// run fail too. Training can continue. An Engine's destructor waits for a commit under way and logs its error;
+/// save_checkpoint, and if D holds a step of an earlier run from which this run did not continue. The call also throws
+/// the error of the previous commit, if no call has thrown that error yet: 73, 74 or 77 if a file could not be written.
+/// The commit before the failed commit then stays the last commit. If a write or a sync failed, all later commits of
+/// this run fail too. Training can continue. An Engine's destructor waits for a commit under way and logs its error;
 /// tessera::run then ends with the exit code of that error.
 bool commit_durable(Engine& engine, const CheckpointItems& items = {});
 

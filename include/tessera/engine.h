@@ -46,10 +46,10 @@ class StepOutcome;
 ///
 /// Here "ranks" means only the ranks of this rank's replica, while replicas train apart (Strategy::sync).
 struct StepResult {
-  /// Number of the step, from 1. Attempts count, so a skipped step has a number too. It grows by 1 from one result to
-  /// the next; with "sync" backups it grows by `missed` if that is not 0. With "sync" backups a loop therefore
-  /// continues while `step` is below the number of steps that it wants. It does work that is due every N steps when
-  /// `step` passes a multiple of N, so that all ranks do it together.
+  /// Number of the step, from 1. Attempts count, so a skipped step has a number too. The number grows by 1 from one
+  /// result to the next; with "sync" backups it grows by `missed` instead, if `missed` is not 0. With "sync" backups a
+  /// loop therefore continues while `step` is below the number of steps that it wants. It does work that is due every N
+  /// steps when `step` passes a multiple of N, so that all ranks do it together.
   std::int64_t step = 0;
   /// Weighted mean (MicrobatchInfo::weight) over ranks and microbatches of the losses given to backward. It is NaN if
   /// all weights are 0.
@@ -104,7 +104,7 @@ struct StepResult {
   /// device may still work. It is NaN if the strategy does not watch operators and Engine::time_data was not called.
   double data_seconds = 0.0;
   /// Parts of `seconds` for which this thread was in TokenBatches::next, and in Engine::upload and Upload::tensors,
-  /// wherever the program called them. Neither counts work that other threads do ahead.
+  /// wherever the program called them. Neither field counts work that other threads do in advance.
   double batch_seconds = 0.0, upload_seconds = 0.0;
   /// Floating-point operations of this rank's operators in a step: of forward, backward and recomputation, as
   /// torch.utils.flop_counter counts them. Products inside an operator for which flop_counter has no formula are
@@ -145,16 +145,16 @@ struct MicrobatchInfo {
   /// True: more losses of this microbatch follow, so the graph stays. The backward with the value false ends the
   /// microbatch. Losses add up, as the gradients do.
   bool retain_graph = false;
-  /// The number of things over which this microbatch's loss is a mean: tokens with a label, pixels, samples. The step
+  /// The number of items over which this microbatch's loss is a mean: tokens with a label, pixels, samples. The step
   /// uses and reports sum(weight * mean) / sum(weight) over ranks and microbatches. This quotient is the mean over all
-  /// things, whatever the number in each microbatch. Only the ratios of weights matter. Give numbers near 1 with fp16
+  /// items, whatever their number in each microbatch. Only the ratios of weights matter. Give numbers near 1 with fp16
   /// parameters (tokens / the tokens of a full microbatch), since gradients are multiplied by them before they are
   /// added up. If the weight is 0, this backward takes part in collectives but contributes nothing, even if its loss is
   /// NaN. All losses of one microbatch (retain_graph) have the same weight.
   double weight = 1.0;
 };
 
-/// A loss (a scalar tensor), and the number of things over which it is a mean (MicrobatchInfo::weight).
+/// A loss (a scalar tensor), and the number of items over which it is a mean (MicrobatchInfo::weight).
 struct WeightedLoss {
   at::Tensor loss;      ///< a scalar of a floating-point dtype
   double weight = 1.0;  ///< not negative, finite
@@ -271,7 +271,8 @@ class Engine {
   /// number is round * ranks + rank, as TokenBatches deals samples. With Strategy::reproducible and gradient_sync
   /// "last_microbatch", a rank's microbatches follow each other (SamplerOptions::runs), and the number is rank *
   /// gradient_accumulation + round. With "deal" by speed it is microbatches().begin + round. With "deal.backups" it may
-  /// be a microbatch of another rank, after this rank's own microbatches; so call this before each forward.
+  /// be the number of another rank's microbatch, after this rank's own microbatches; so call this function before each
+  /// forward.
   std::int64_t microbatch() const;
 
   /// Returns the run of the step's microbatches that this rank computes, among those of all ranks. It has as many
@@ -299,7 +300,7 @@ class Engine {
   ///     engine.note_results_written();
   ///   }
   ///
-  /// `data_order` is a number that stands for the data of all steps, such as TokenBatches::data_order. A program with
+  /// `data_order` is a number that identifies the data of all steps, such as TokenBatches::data_order. A program with
   /// data of its own may compute the number from the count of samples, the seed and the batch size.
   ///
   /// Throws Error (64) without "sync.elastic", and if other workers give other numbers; 75 if the other workers do not
@@ -317,14 +318,14 @@ class Engine {
   /// them.
   void note_results_written();
 
-  /// Runs a microbatch on a rank that has no batch while other ranks have one. It takes part in collectives and
-  /// contributes nothing, like a backward with weight 0 whose forward need not be run. It repeats the communication of
+  /// Runs a microbatch on a rank that has no batch while other ranks have one. The rank takes part in collectives and
+  /// contributes nothing, as in a backward with weight 0, but without a forward. The call repeats the communication of
   /// this rank's latest microbatch, so this rank must have had a microbatch before (since `set_trainable`, if that was
   /// called). The loop of tessera/uneven.h does not require this, since there the other ranks announce their
   /// collectives. A module whose forward is itself collective (SyncBatchNorm) needs a batch on every rank. Throws Error
-  /// (64) if this rank had no microbatch before; under compression.method "sign_majority"; under
-  /// check.as_across_hosts if ranks share parameters; and before a step's first microbatch if sync.replica_ranks is
-  /// above 1. tessera/uneven.h calls it for loaders of different lengths.
+  /// (64) if this rank had no microbatch before; under compression.method "sign_majority"; under check.as_across_hosts
+  /// if ranks share parameters; and before a step's first microbatch if sync.replica_ranks is above 1. tessera/uneven.h
+  /// calls it for loaders of different lengths.
   void backward_nothing();
 
   /// Makes an optimizer step after `gradient_accumulation` calls of backward: agrees on norm and overflow with the
@@ -352,10 +353,10 @@ class Engine {
   /// Returns the learning rate of the next step for one group.
   double lr(const std::string& group) const;
 
-  /// Sets the number of samples that an epoch has over all ranks, for lr_schedule.warmup_epochs. It replaces the
-  /// strategy's epoch_samples. Call it before the first backward, and again after a load. Without warmup_epochs nothing
-  /// depends on this number. The call is collective. Throws Error (64) on all ranks if their numbers differ, if a
-  /// number is below 1, or between backward and step.
+  /// Sets the number of samples that an epoch has over all ranks, for lr_schedule.warmup_epochs. This number replaces
+  /// the strategy's epoch_samples. Call it before the first backward, and again after a load. Without warmup_epochs
+  /// nothing depends on this number. The call is collective. Throws Error (64) on all ranks if their numbers differ, if
+  /// a number is below 1, or between backward and step.
   void set_epoch_samples(std::int64_t samples);
 
   /// Sets a number of the update rule from the next step on. `name` is its key in the strategy's "optimizer":
@@ -369,8 +370,8 @@ class Engine {
   ///   engine.set_option("head", "betas", {0.9, 0.95});
   ///
   /// Throws Error (64) for an unknown group, a key that the rule does not have, or a number that the strategy would not
-  /// allow. It also throws for a momentum that is 0 in the strategy, since such a momentum has no memory. If ranks have
-  /// different numbers, the same error is thrown as with set_lr.
+  /// allow. It also throws if `name` is a momentum that is 0 in the strategy, since the plan then has no memory for its
+  /// buffer. If ranks have different numbers, the same error is thrown as with set_lr.
   void set_option(const std::string& name, double value);
   /// Sets the two numbers of betas for all parameters.
   void set_option(const std::string& name, std::pair<double, double> value);
@@ -455,7 +456,7 @@ class Engine {
 
   /// Throws tessera::Error if a collective that was queued on a GPU has failed there. Values that were read from the
   /// GPU since the failure may be wrong. So call this function, for example, after reading a loss in an evaluation.
-  /// StepResult::wait and Gathered::close call it. It does not wait.
+  /// StepResult::wait and Gathered::close call this function. It does not wait.
   void check() const;
 
   /// Returns true if step() is due: this rank has no microbatch of the step left to compute. Without "deal", step() is
@@ -475,7 +476,7 @@ class Engine {
   const Strategy& strategy() const;
   /// Returns the memory plan of this rank, in bytes.
   PlannedMemory plan() const;
-  /// Returns the bytes in use now by category, counted where they are allocated. It is not collective.
+  /// Returns the bytes in use now by category, counted where they are allocated. The call is not collective.
   MemoryUse allocated() const;
   /// Returns the peak of the bytes that LibTorch's allocator gave out in the first step, beyond those that were
   /// allocated when the Engine had been made. Returns nothing before the first step, and on the CPU.
@@ -494,8 +495,8 @@ class Engine {
   double peak_tflops() const;
   /// Begins to keep histograms of how long each unit's gathers and reductions take, until the Engine ends. The
   /// histograms have a fixed size: 5 KiB for each unit, which the plan does not count. A call costs two readings of the
-  /// clock. On a GPU a call costs two events, and the device's clock measures its time. The time lasts from the point
-  /// at which the call is queued to the point at which the queue has waited for it.
+  /// clock. On a GPU a call costs two events, and the device's clock measures its time. This time lasts from the point
+  /// of the stream at which the call is queued to the point at which the stream has waited for the call.
   void time_calls();
   /// Returns the ages of this rank's gradients in all steps so far ("sync" asynchronous and hogwild); zeros in all
   /// other cases.
@@ -551,14 +552,14 @@ class Engine {
 };
 
 /// Runs backward of one loss that trains several Engines' modules; each Engine takes its own gradients. Gradients of
-/// other Engines' parameters are dropped. So a backward of the generator's Engine alone trains the generator of
-/// a GAN through the discriminator. It is collective. Errors are those of Engine::backward.
+/// other Engines' parameters are dropped. So a backward of the generator's Engine alone trains the generator of a GAN
+/// through the discriminator. The call is collective. Errors are those of Engine::backward.
 void backward(const at::Tensor& loss, const std::vector<Engine*>& engines, const MicrobatchInfo& info = {});
 
 /// A guard: while it lives, parameters are the averages of their weights ("ema" in the strategy). It is meant for
 /// evaluation, by `evaluate` or any forward. A parameter that no step has updated is its own average. Weights and
-/// averages are exchanged in memory, so the guard needs no further memory. It is collective and is used between steps:
-/// all ranks make and end it at the same point of training.
+/// averages are exchanged in memory, so the guard needs no further memory. The guard is collective and is used between
+/// steps: all ranks make and end it at the same point of training.
 ///
 ///   { tessera::EmaWeights average(engine); held_out = engine.evaluate(batches, loss_of).loss; }
 ///
@@ -590,8 +591,8 @@ class EmaWeights {
 ///   { tessera::Gathered guard(engine, tessera::Gathered::kEma); }    // read the averages of weights: see EmaWeights
 ///
 /// Changes made under kWrite are kept: rank 0's values become every rank's parameters and master weights. Under kRead
-/// and kEma a change is an error when the guard ends, under every strategy alike; it ends the communication on all
-/// ranks. To notice writes through pointers, such a guard hashes its parameters when it begins and when it ends. A
+/// and kEma a change is an error when the guard ends, under every strategy alike; the error ends the communication on
+/// all ranks. To notice writes through pointers, such a guard hashes its parameters when it begins and when it ends. A
 /// guard with kWrite may not begin under a guard that only reads.
 class Gathered {
  public:
@@ -614,7 +615,8 @@ class Gathered {
   friend class EngineSafetensors;
   struct State;
   enum OwnUse { kForOwnUse };
-  /// A guard that reads for the Engine itself. No code of the program runs under it, so it hashes nothing.
+  /// A guard that reads for the Engine itself. No code of the program runs under this guard, so the guard hashes
+  /// nothing.
   Gathered(Engine& engine, const std::vector<at::Tensor>& parameters, OwnUse);
   std::unique_ptr<State> state_;
 };

@@ -53,9 +53,9 @@ struct MemoryUse {
   friend bool operator==(const MemoryUse&, const MemoryUse&) = default;
 };
 
-/// The state that a rank keeps on disk ("offload", "durable"), and the bytes that its steps read and write. Steps
-/// alternate between going through the state forward and backward, so two steps in a row are counted together. The
-/// first two steps differ, since nothing is in memory yet.
+/// The state that a rank keeps on disk ("offload", "durable"), and the bytes that its steps read and write. Steps go
+/// through the state alternately forward and backward, so two steps in a row are counted together. The first two steps
+/// differ, since nothing is in memory yet.
 struct DiskUse {
   std::int64_t bytes = 0;                 ///< size of the rank's files
   std::int64_t read_in_two_steps = 0;     ///< bytes read in two steps

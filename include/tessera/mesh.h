@@ -8,8 +8,8 @@ namespace tessera {
 
 class MeshGroups;
 
-/// All ranks of a job. `tessera::init` makes it, and an Engine arranges the ranks in the axes of its strategy. A copy
-/// is cheap and shares everything with the original.
+/// All ranks of a job. `tessera::init` makes the Mesh, and an Engine arranges the ranks in the axes of its strategy. A
+/// copy is cheap and shares everything with the original.
 class Mesh {
  public:
   /// Returns the place of this process in the job, and how the job was started.

@@ -30,7 +30,7 @@ namespace tessera {
 /// The view holds the TensorImpls of the program and has no forward. Units are gathered when operators use their
 /// parameters, whoever calls the operators. Everything that uses names (units, groups, set_trainable, save_weights,
 /// checkpoints) uses the names given here. A tensor with two names is a tied parameter. Add everything before an Engine
-/// is made for it.
+/// is made for the view.
 ///
 /// Errors are tessera::Error (64). A call that throws an error adds nothing.
 class ModuleView : public torch::nn::Module {

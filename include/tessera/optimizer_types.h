@@ -4,8 +4,8 @@ namespace tessera {
 
 // clang-format off
 /// The types of "optimizer", with a row for each: ROW(enumerator, word, text, traits, defaults...). A new row must be
-/// the last one. The library makes OptimizerType, the words that a strategy file may use, their texts in
-/// docs/strategy.md, and the keys that have an effect from these rows. `traits` are those of
+/// the last one. The library uses these rows to make OptimizerType, the words that a strategy file may use, their texts
+/// in docs/strategy.md, and the lists of keys that have an effect. `traits` are those of
 /// runtime/config/optimizer_rows.h, joined by |: the numbers that the rule reads, and how it updates. `defaults` are
 /// members of OptimizerDefaults (the same header) for which the rule has another default than adamw.
 #define TESSERA_OPTIMIZER_TYPES(ROW)                                                                                   \

@@ -32,15 +32,15 @@ struct RankSamplerOptions {
                            ///< DataLoader
 };
 
-/// Deals the samples of a dataset to the ranks, for LibTorch's DataLoader. The DataLoader calls it on the thread that
-/// iterates:
+/// Deals the samples of a dataset to the ranks, for LibTorch's DataLoader. The DataLoader calls the sampler on the
+/// thread that iterates:
 ///
 ///   auto data = MyDataset(...).map(torch::data::transforms::Stack<>());
 ///   auto loader = torch::data::make_data_loader(data, tessera::RankSampler(*data.size(), mesh), /*batch_size=*/32);
 ///   for (int epoch = 0; epoch < epochs; ++epoch)
 ///     for (auto& batch : *loader) ...                 // this rank's share, in another order each epoch
 ///
-/// It keeps these rules of PyTorch's DistributedSampler:
+/// The sampler keeps these rules of PyTorch's DistributedSampler:
 /// 1. Every sample of an epoch is given to exactly one rank, with fewer exceptions than there are ranks. Tail::kPad
 ///    gives the first samples of the order twice (more often if there are fewer samples than ranks). Tail::kDrop leaves
 ///    the last samples out.
@@ -52,7 +52,7 @@ struct RankSamplerOptions {
 ///
 /// A program need not call set_epoch. The DataLoader calls `reset` when an iteration begins, and each `reset` begins
 /// the next epoch; the first call begins `options.epoch`. (LibTorch's DistributedRandomSampler gives every epoch the
-/// same order, since a program cannot reach it inside a DataLoader.)
+/// same order, since a program cannot call its set_epoch inside a DataLoader.)
 ///
 /// A program that saves in the middle of an epoch keeps a second sampler. It takes as many samples from this sampler as
 /// the training loop takes from the loader. The loader's own sampler runs ahead, and cannot be reached.
@@ -71,9 +71,9 @@ struct RankSamplerOptions {
 ///
 /// If RankSamplerOptions::microbatches is above 0, the sampler deals whole microbatches instead of samples. The samples
 /// of a microbatch then depend neither on the number of ranks nor on the rank that computes it. Microbatch m of an
-/// epoch's step k has the `batch` samples from number (k * microbatches + m) * batch of the order on. A rank takes
-/// neighbouring microbatches. At first all ranks take equally many microbatches; if the number of ranks does not divide
-/// `microbatches`, some ranks take one more. A rank that has called `deal` takes the microbatches of its run.
+/// epoch's step k has the `batch` samples of the order that begin with number (k * microbatches + m) * batch. A rank
+/// takes neighbouring microbatches. At first all ranks take equally many microbatches; if the number of ranks does not
+/// divide `microbatches`, some ranks take one more. A rank that has called `deal` takes the microbatches of its run.
 /// Tail::kPad fills the last step of an epoch with the first samples of the order. Tail::kDrop leaves out samples that
 /// do not fill a step. Copies of such a sampler share one position, so `cursor` of the program's copy is also that of
 /// the loader's copy. The DataLoader must not have workers here: they would take samples before it is known which rank
@@ -111,7 +111,7 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   /// step, or for a call in the middle of a step; 64 if samples of a later step were already given, or if
   /// RankSamplerOptions::microbatches was not given.
   void deal(const MicrobatchRun& run);
-  /// Returns the samples of microbatch number `microbatch` of the step under way, to whichever rank it belongs
+  /// Returns the samples of microbatch number `microbatch` of the step under way. The microbatch may belong to any rank
   /// (Engine::microbatch, with "deal.backups"). The function is for a program that reads its data by itself. The step
   /// stays under way until `end_step`, which all ranks call after Engine::step. The next epoch begins automatically.
   /// Throws Error: 78 if a step has no such microbatch, or if `next` has begun the step; 64 without
@@ -120,9 +120,9 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   /// Ends the step whose samples `of` returned. All ranks call it after Engine::step.
   void end_step();
 
-  /// Returns the number of samples of this rank in the epoch that began last. It is the same on all ranks, unless
-  /// UnpaddedEpoch made the epoch, or microbatches are dealt. If microbatches are dealt, it is the number for an epoch
-  /// in which this rank keeps its run.
+  /// Returns the number of samples of this rank in the epoch that began last. It is the same on all ranks, unless the
+  /// epoch began under an UnpaddedEpoch, or microbatches are dealt. If microbatches are dealt, it is the number for an
+  /// epoch in which this rank keeps its run.
   std::size_t size() const;
   /// Returns the current epoch, counted from 0.
   std::int64_t epoch() const;
@@ -134,9 +134,9 @@ class RankSampler : public torch::data::samplers::Sampler<> {
   /// differs.
   void resume(const SamplerCursor& cursor);
 
-  /// Both functions keep the epoch and the position in the epoch. After a load the sampler gives the samples that would
-  /// have come next, also if a DataLoader calls `reset` first. Throws Error (64) if the sampler that loads has another
-  /// number of samples or of ranks than the sampler that saved.
+  /// `save` and `load` keep the epoch and the position in the epoch. After a load the sampler gives the samples that
+  /// would have come next, also if a DataLoader calls `reset` first. Throws Error (64) if the sampler that loads has
+  /// another number of samples or of ranks than the sampler that saved.
   void save(torch::serialize::OutputArchive& archive) const override;
   /// Reads the data that `save` wrote.
   void load(torch::serialize::InputArchive& archive) override;
@@ -180,8 +180,8 @@ class RankSampler : public torch::data::samplers::Sampler<> {
 /// when no step is left except those that the loader has taken. A program must train on all batches of a loader, since
 /// no other worker gets the steps of batches that it leaves out. If samples do not fill the last step of an epoch, the
 /// step takes samples from the beginning of the order (Tail::kPad), or is left out (Tail::kDrop). All workers must make
-/// the sampler with the same numbers. This is checked if the program gives take_step a `data_order` that stands for
-/// these numbers. `options.epoch` has no effect.
+/// the sampler with the same numbers. The servers check this if the program gives take_step a `data_order` that is
+/// computed from these numbers. `options.epoch` has no effect.
 class StepSampler : public torch::data::samplers::Sampler<> {
  public:
   /// A function that returns the number of the next step for this worker, or nothing at the end (Engine::take_step).
@@ -192,11 +192,11 @@ class StepSampler : public torch::data::samplers::Sampler<> {
 
   /// Changes the number of samples, if `new_size` is given, and nothing else.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
-  /// Returns the indices of the next batch; if the step under way is over, it takes a new step first. Returns nothing
-  /// if `take` returns nothing. Throws Error (65) if an epoch has no whole step (Tail::kDrop).
+  /// Returns the indices of the next batch; if all batches of the step under way were given, it takes a new step first.
+  /// Returns nothing if `take` returns nothing. Throws Error (65) if an epoch has no whole step (Tail::kDrop).
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  /// Both functions do nothing, because the servers know which steps are made.
+  /// Does nothing, because the parameter servers record which steps are made.
   void save(torch::serialize::OutputArchive&) const override {}
   /// Does nothing.
   void load(torch::serialize::InputArchive&) override {}

@@ -25,8 +25,8 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 /// throws if a saved tensor requires gradients in only one of the two runs. Like a backward without checkpoint, it
 /// throws if a saved tensor was written in place after it was saved. Values that the function reads and does not save
 /// (such as a bias) are not checked. Code behind the last operator that needs a backward runs only once: an exception
-/// ends the second run there. It is not a std::exception, so a handler of std::exception in `function` does not catch
-/// it.
+/// ends the second run there. This exception is not a std::exception, so a handler of std::exception in `function` does
+/// not catch it.
 ///
 /// Backward may run several times (retain_graph); each time runs `function` again.
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs);

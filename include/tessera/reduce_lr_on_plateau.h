@@ -16,7 +16,7 @@ class Engine;
 ///
 /// All ranks must give the same measures, such as those that `evaluate` returns; if rates differ between ranks, the
 /// next step throws an error. A checkpoint does not hold the state of this object. The thread that drives the Engine
-/// uses it.
+/// uses this object.
 class ReduceLROnPlateau {
  public:
   enum class Mode { kMin, kMax };  ///< whether a lower or a higher measure is better

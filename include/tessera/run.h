@@ -16,7 +16,7 @@ namespace tessera {
 /// Any exception that `body` throws ends this rank. The other ranks of a mesh that `body` made with `init` get the
 /// exception's text and end too; their errors name this rank. The text is logged once. It is also written to
 /// $TORCHELASTIC_ERROR_FILE, where torchrun and `tessera launch` look for the first cause. If a program does not use
-/// `run`, the other ranks only learn from the Engine *that* an exception ended this rank.
+/// `run`, the other ranks learn from the Engine only *that* an exception ended this rank, and not the exception's text.
 ///
 /// When `body` returns, ranks wait for each other (comm.timeout_s at most) and leave together, so that rank 0 may still
 /// write a file after the last step. If a rank fails meanwhile, the ranks that wait end with the text of its error too.

@@ -40,7 +40,7 @@ struct ImportOptions {
 /// they are. The file may have a tied parameter under one of its names, or under several names with the same bits.
 ///
 /// The call is collective and is made between steps. Only rank 0 reads. It sends about a MiB at a time to the other
-/// ranks, so a rank needs no more memory than that in addition to its shards. If a tensor must be transposed, rank 0
+/// ranks, so a rank needs about one MiB of memory in addition to its shards. If a tensor must be transposed, rank 0
 /// holds the whole tensor. Links are not followed, and nothing outside the folder is opened.
 ///
 /// Throws tessera::Error, the same on every rank: 66 if there is no such file or folder; 65 if the file is damaged, is

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Records spans of time while a trace is on, for a picture of a step. There is one recorder for all threads of a
+/// Records spans of time while a trace is on, for a timeline of a step. There is one recorder for all threads of a
 /// process. Any thread may make any call.
 class Trace {
  public:
@@ -47,7 +47,8 @@ class Trace {
 };
 
 /// Measures its own lifetime. It records the lifetime if a trace is on, and adds the seconds to `*seconds` unless
-/// `seconds` is null. It also calls Trace::listener. The time spent in the listener is not measured.
+/// `seconds` is null. It also calls the functions of the listener (Trace::tell). The time spent in the listener is not
+/// measured.
 class Span {
  public:
   /// `what` and `subject` must outlive the span.

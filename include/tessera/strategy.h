@@ -91,7 +91,7 @@ struct SecondaryConfig {
   bool is_used() const { return form != SecondaryForm::kNone; }
 };
 
-/// The modules that become units. Parameters that no unit claims belong to the root unit.
+/// The modules that become units. Parameters that are in no other unit belong to the root unit.
 struct UnitsConfig {
   std::vector<std::string> classes;  ///< class names without namespace and "Impl", such as "Block"
   std::vector<std::string> modules;  ///< module paths such as "layers.0"
@@ -155,7 +155,7 @@ template <class T>
 class OrDefault {
  public:
   /// A value that the program gives.
-  constexpr OrDefault(T value) : value_(value), is_given_(true) {}  // NOLINT: so that `config.lr = 0.1` gives it
+  constexpr OrDefault(T value) : value_(value), is_given_(true) {}  // NOLINT: implicit, for `config.lr = 0.1`
   /// Returns a value that counts as left out; it is `value` until `fill_in`.
   static constexpr OrDefault left_out(T value) {
     OrDefault result(value);
@@ -165,7 +165,7 @@ class OrDefault {
 
   /// Returns the value. If the value was left out, it is a default: the default of adamw before the first call of
   /// fill_in_defaults, and then that of the OptimizerConfig::type at the latest call.
-  constexpr operator T() const { return value_; }  // NOLINT: so that it is read as the value
+  constexpr operator T() const { return value_; }  // NOLINT: implicit, for use as a plain value
   /// Returns whether the program gave the value.
   constexpr bool is_given() const { return is_given_; }
   /// Sets the default of a value that was left out.
@@ -222,8 +222,8 @@ struct OptimizerConfig {
   OrDefault<double> beta2 = OrDefault<double>::left_out(0.999);
   /// for adamw, adam, adagrad, rmsprop, muon, lamb, lars, own_matrix
   OrDefault<double> eps = OrDefault<double>::left_out(1e-8);
-  /// Weight decay. It is decoupled for adamw, lion, muon, lamb and adafactor. The rules of own and own_matrix use it as
-  /// they are written; for other types it is added to the gradient.
+  /// Weight decay. It is decoupled for adamw, lion, muon, lamb and adafactor. The program's rule decides how own and
+  /// own_matrix use it; for other types it is added to the gradient.
   OrDefault<double> weight_decay = OrDefault<double>::left_out(0.01);
   double momentum = 0.0;                      ///< for sgd, rmsprop, lars
   double dampening = 0.0;                     ///< for sgd
@@ -233,7 +233,7 @@ struct OptimizerConfig {
   bool centered = false;                      ///< for rmsprop
   double lr_decay = 0.0;                      ///< for adagrad
   std::int64_t freeze_step = 0;               ///< adamw, adam: number of steps of a parameter after which its second
-                                              ///< moments are frozen (optim/rules/adam.h); 0: they never are
+                                              ///< moments are frozen (optim/rules/adam.h); 0: never
   MuonConfig muon = {};                       ///< used by muon
   AdafactorConfig adafactor = {};             ///< used by adafactor
   StateDType state_dtype = StateDType::kF32;  ///< dtype of moments and momentum
@@ -250,8 +250,8 @@ struct OptimizerConfig {
 /// this function. A program needs it only to read numbers of a Strategy that it has made field by field.
 void fill_in_defaults(OptimizerConfig& optimizer);
 
-/// An exponential moving average of the master weights. The optimizer updates it in the same pass, by average +=
-/// (weight - average) * (1 - decay). The average begins as a copy of the weights after the first step, as
+/// An exponential moving average of the master weights. The optimizer updates the average in its pass over the weights,
+/// by average += (weight - average) * (1 - decay). The average begins as a copy of the weights after the first step, as
 /// torch.optim.swa_utils.AveragedModel does. `Gathered(engine, Gathered::kEma)` makes it readable.
 struct EmaConfig {
   double decay = 0.0;  ///< between 0 and 1; 0: no average
@@ -369,7 +369,7 @@ struct CommConfig {
   /// collectives --fit-file` writes.
   std::string network_fit = {};
   static constexpr const char* kMeasuredNetwork = "measured";  ///< the value of network_fit that makes groups measure
-  static constexpr const char* kDirectNetwork = "direct";      ///< the value of network_fit with which none measures
+  static constexpr const char* kDirectNetwork = "direct";      ///< the value with which no group measures
 };
 
 /// Checks that cost time, for finding mistakes and broken machines.
@@ -381,7 +381,7 @@ struct CheckConfig {
   std::int64_t replica_hash_every = 0;
 };
 
-/// The reaction to a step whose loss is far above those before it.
+/// The reaction to a step whose loss is far above the losses of earlier steps.
 enum class SpikeAction {
   kNone,      ///< the step is made as usual
   kSkip,      ///< "skip": all ranks skip the step
@@ -440,7 +440,7 @@ struct CompressionConfig {
   WireForm gradients = WireForm::kPlain;  ///< codec of the gradients that ranks send
   WireForm sums = WireForm::kPlain;       ///< codec of sums that ranks get from each other if gradients are not sharded
   WireForm gathers = WireForm::kPlain;    ///< codec of parameters in all-gathers over a network
-  CompressedAxes axes = CompressedAxes::kBoth;  ///< axes of the mesh whose gradients are compressed
+  CompressedAxes axes = CompressedAxes::kBoth;  ///< axes of the mesh on which gradients are compressed
   bool error_feedback = false;    ///< whether a contribution's rounding error is added to the next step's contribution
   CompressionMethod method = {};  ///< method that sums gradients
   bool restore_skipped = false;   ///< whether a skipped step keeps the feedback from before the step
@@ -601,7 +601,7 @@ struct Strategy {
   MeshConfig mesh;                                           ///< replicas and shards
   UnitsConfig units;                                         ///< modules that are gathered together
   std::int64_t prefetch = 1;                                 ///< number of units that are gathered ahead of their use
-  std::int64_t prefetch_bytes = 0;  ///< above 0: limit of the bytes that are gathered ahead (at least one unit is); it
+  std::int64_t prefetch_bytes = 0;  ///< above 0: limit of the bytes that are gathered ahead (at least one unit); it
                                     ///< replaces `prefetch`
   /// Number of units whose reductions may be under way while other gradients are computed. No value: Tessera chooses
   /// the number (docs/strategy.md).

@@ -16,10 +16,11 @@ enum class BufferSync {
                   ///< 0
 };
 
-/// Makes the buffers of `module` equal on all ranks. An Engine makes them equal once, when it is made. Each rank's
-/// forward then writes the rank's own buffers, so running statistics of a BatchNorm become different. Call it before an
-/// evaluation, or before saving weights, which writes the buffers of rank 0. "broadcast_buffers" in the strategy makes
-/// the buffers equal in each step, and convert_sync_batchnorm keeps running statistics equal all the time.
+/// Makes the buffers of `module` equal on all ranks. An Engine makes its module's buffers equal once, when the Engine
+/// is made. Each rank's forward then writes the rank's own buffers, so running statistics of a BatchNorm become
+/// different. Call sync_buffers before an evaluation, or before saving weights, which writes the buffers of rank 0.
+/// "broadcast_buffers" in the strategy makes the buffers equal in each step, and convert_sync_batchnorm keeps running
+/// statistics equal all the time.
 ///
 /// The call is collective. Throws tessera::Error (64) on all ranks if their buffers differ in shape or dtype.
 void sync_buffers(torch::nn::Module& module, const Mesh& mesh, BufferSync how = BufferSync::kFromRankZero);

@@ -10,7 +10,7 @@ namespace tessera {
 struct NameInFile {
   /// a save uses the first name; a load uses the first of these names that is in the file
   std::vector<std::string> names = {};
-  bool transposed = false;  ///< true for a matrix: the file has rows and columns exchanged
+  bool transposed = false;  ///< whether the file has rows and columns exchanged; true only for a matrix
   /// Other names under which the file may contain the same tensor again. A model that ties its head to its embedding
   /// has two names, for example. An import throws an error if the values under these names differ.
   std::vector<std::string> copies = {};

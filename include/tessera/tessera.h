@@ -1,8 +1,9 @@
 #pragma once
 
-/// Everything that a training program needs. Each header can also be included alone. This header does not include the
-/// headers that fewer programs need: comm_hook.h, data_parallel.h, elementwise_optimizer.h, matrix_optimizer.h,
-/// metrics_file.h, module_view.h, observe_pointers.h, rank_sampler.h, sync_batch_norm.h, sync_buffers.h.
+/// Everything that most training programs need. Each header can also be included alone. A program that needs one of the
+/// following headers includes it in addition: backend.h, comm_hook.h, data_parallel.h, elementwise_optimizer.h,
+/// matrix_optimizer.h, metrics_file.h, module_view.h, observe_pointers.h, rank_sampler.h, safetensors.h,
+/// sync_batch_norm.h, sync_buffers.h.
 #include "tessera/checkpoint.h"            // IWYU pragma: export
 #include "tessera/collectives.h"           // IWYU pragma: export
 #include "tessera/deferred_init.h"         // IWYU pragma: export

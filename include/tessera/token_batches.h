@@ -17,7 +17,7 @@ class TokenStream;
 ///   engine.backward(loss, {.tokens = batch.input.numel(), .weight = batch.weight});
 ///
 /// Tail::kPad makes the last step of an epoch smaller: its microbatches have only the samples that are left, and
-/// `weight` says how many. A rank without any sample left gets samples a second time, with weight 0.
+/// `weight` is lower accordingly. A rank without any sample left gets samples a second time, with weight 0.
 struct TokenBatch {
   at::Tensor input, target;  ///< [batch, seq_len], int64
   double weight = 1.0;       ///< value for MicrobatchInfo::weight: the fraction of a full microbatch's tokens that
@@ -63,12 +63,12 @@ class TokenBatches {
   /// this rank has taken the whole run. Throws Error (78) if no step has such a run, and for a call within a step.
   void deal(const MicrobatchRun& run);
 
-  /// Goes to the first microbatch of a step, counted from 0 over all epochs (Engine::take_step, for workers that may
-  /// come and go during the run). Each step has its own samples, whichever worker computes it. Throws Error (78) for a
-  /// number below 0.
+  /// Goes to the first microbatch of step number `step`. Steps are counted from 0 over all epochs (Engine::take_step,
+  /// for workers that may come and go during the run). Each step has its own samples, whichever worker computes it.
+  /// Throws Error (78) for a number below 0.
   void go_to_step(std::int64_t step);
-  /// Returns a number that stands for the data of all steps (Engine::take_step). Two objects with the same number have
-  /// the same samples in each step. Tokens themselves are not read for it.
+  /// Returns a number that identifies the data of all steps (Engine::take_step). Two objects with the same number have
+  /// the same samples in each step. The call does not read the tokens.
   std::int64_t data_order() const;
 
   /// Returns the position of the next microbatch, for a checkpoint. A cursor taken between two steps is valid for any

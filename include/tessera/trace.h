@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Writes a picture of training steps, which Perfetto (ui.perfetto.dev) or chrome://tracing shows:
+/// Writes a timeline of training steps into a file, which Perfetto (ui.perfetto.dev) or chrome://tracing shows:
 ///
 ///   tessera::Trace::start();
 ///   ...  // some steps; a tessera::Span names what the program itself does

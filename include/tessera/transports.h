@@ -4,8 +4,8 @@ namespace tessera {
 
 // clang-format off
 /// The transports of "comm", with a row for each: ROW(enumerator, word, text, traits). A new row must be the last one.
-/// The library makes TransportChoice, TransportKind (runtime/comm/collectives.h), the words that a strategy file may
-/// use, and their texts in docs/strategy.md from these rows. `traits` are those of runtime/config/transport_rows.h,
+/// The library uses these rows to make TransportChoice, TransportKind (runtime/comm/collectives.h), the words that a
+/// strategy file may use, and their texts in docs/strategy.md. `traits` are those of runtime/config/transport_rows.h,
 /// joined by |: where the ranks are, and what their groups can do. The function that joins the ranks is a row of
 /// runtime/comm/job/process_mesh.cc.
 #define TESSERA_TRANSPORTS(ROW)                                                                                        \

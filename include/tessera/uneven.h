@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// The work that all ranks do after a step, such as `set_lr` or a save; it gets the step's result.
+/// The work that all ranks do after a step, such as `set_lr` or a save; the function gets the step's result.
 using OnStep = std::function<void(const StepResult&)>;
 
 /// The part of a training loop that handles different numbers of batches on the ranks. `uneven` below uses it, and a
@@ -25,8 +25,8 @@ class UnevenLoop {
   /// Decides whether the program should train with a batch now. `has_batch`: whether this rank has another batch.
   /// Returns true if the program should train with the batch, by one backward, and by a step if a step is due. Returns
   /// false when no rank has a batch left and the last step is complete. A rank without a batch stays in this call while
-  /// other ranks have batches, and takes part in their backwards and steps (Engine::backward_nothing, Engine::step). It
-  /// is collective. Errors are those of Engine::step.
+  /// other ranks have batches, and takes part in their backwards and steps (Engine::backward_nothing, Engine::step).
+  /// The call is collective. Errors are those of Engine::step.
   bool next(bool has_batch);
 
  private:

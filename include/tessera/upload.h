@@ -9,7 +9,7 @@ namespace tessera {
 
 /// Tensors that are being copied to the device on which an Engine trains (Engine::upload), while that device computes.
 /// Nothing is copied if the device is the CPU. The Engine must outlive this object. The thread that drives the Engine
-/// uses it.
+/// uses this object.
 class Upload {
  public:
   /// The object that is moved from must not be used afterwards.

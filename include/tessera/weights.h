@@ -32,8 +32,8 @@ enum class WeightsForm {
 };
 
 /// Writes the full weights of the Engine's module into one file: parameters and buffers by name. The file is for using
-/// the weights, not for continuing a training: parameters have their compute dtype, and the optimizer's state is not in
-/// it. Buffers come from rank 0.
+/// the weights, not for continuing a training: parameters have their compute dtype, and the file does not have the
+/// optimizer's state. Buffers come from rank 0.
 ///
 /// The call is collective and must be made between steps. Rank 0 writes. Units are gathered and written one after
 /// another. Memory therefore holds one unit in addition to the plan, on every rank and in both forms. A tied parameter
@@ -74,7 +74,7 @@ struct LoadOptions {
 /// | `pytorch_model.bin`, its index, a folder with one        | transformers                                    |
 ///
 /// Call it before an Engine is made for the module, or under Gathered(kWrite); all ranks then get the values of rank 0.
-/// It is not collective. All tensors of the file must fit the module, except those that the options leave out;
+/// The call is not collective. All tensors of the file must fit the module, except those that the options leave out;
 /// otherwise nothing is changed. If dtypes are the same, values are written to the memory that the module has. You must
 /// trust the file (SECURITY.md), unless it is a safetensors file.
 ///
@@ -94,11 +94,11 @@ void load_weights(const Holder& holder, const std::filesystem::path& path, const
 void load_weights(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::filesystem::path& path,
                   const LoadOptions& options = {});
 
-/// Gives an Engine's parameters and buffers the values of a file of weights, in the dtypes that the strategy says;
-/// masters get the file's values. Optimizer states stay as they are.
+/// Gives an Engine's parameters and buffers the values of a file of weights, in the dtypes of the strategy; masters get
+/// the file's values. Optimizer states stay as they are.
 ///
 /// The call is collective and must be made between steps. Only rank 0 reads the file. It sends about a MiB at a time to
-/// the other ranks. A rank needs only memory for that MiB, in addition to its shards. Rank 0 also holds two of the
+/// the other ranks, so a rank needs about one MiB of memory in addition to its shards. Rank 0 also holds two of the
 /// file's storages. Errors are those of the load_weights above, the same on every rank. After an error the Engine is
 /// unchanged, unless the message says otherwise. Error 64 is also thrown between backward and step, and under Gathered.
 void load_weights(Engine& engine, const std::filesystem::path& path, const LoadOptions& options = {});

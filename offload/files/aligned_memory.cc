@@ -21,8 +21,8 @@ absl::Status no_memory(const std::string& who, std::size_t bytes, int error) {
                                 who, format_bytes(static_cast<std::int64_t>(bytes)), bytes, errno_text(error)));
 }
 
-// Makes all pages present. Kernels before 5.14 do not know this request; on such kernels the function writes to each
-// page.
+// Makes all pages present. Kernels before 5.14 do not have MADV_POPULATE_WRITE; on such kernels the function writes to
+// each page.
 int populate(std::byte* data, std::size_t bytes) {
   if (::madvise(data, bytes, MADV_POPULATE_WRITE) == 0) return 0;
   if (errno != EINVAL) return errno;

@@ -25,8 +25,8 @@ namespace {
 
 constexpr int kMostNames = 100;
 
-/// The temporary file, until it is renamed. The destructor closes and removes it, so that it is removed wherever the
-/// function returns.
+/// The temporary file, until it is renamed. The destructor closes the file, and removes it unless it was renamed, so no
+/// failed write leaves a file behind.
 class TemporaryFile {
  public:
   TemporaryFile(const FilePlace& file, const std::string& who)

@@ -14,7 +14,7 @@ struct BlockFileOptions {
   std::int64_t bytes = 0;  ///< size of the file, a multiple of 4096, more than 0
   std::string who = {};    ///< beginning of error messages, such as "rank 0 optimizer state"
   /// True: reads and writes go past the page cache (O_DIRECT), if the file system supports that. False: reads and
-  /// writes go through the page cache, which then has a second copy.
+  /// writes go through the page cache, which then has a second copy of the data.
   bool direct = true;
   /// Whether zeros are written over the whole file once. On ext4, overwriting blocks that were written before is about
   /// a quarter faster than writing to blocks that were only reserved. Writing zeros costs one write of the whole file,

@@ -38,7 +38,7 @@ enum class FaultSite {
   kUnlink,   ///< removing a file, or an empty folder
   kMkdir,
   kSubmit,  ///< handing a read or write to io_uring or to the threads
-  kCqe,     ///< the result of a read or write of an IoRing, before it is looked at
+  kCqe,     ///< the result of a read or write of an IoRing, before it is processed
 };
 inline constexpr int kNumFaultSites = 10;
 

@@ -81,8 +81,8 @@ int open_next(int at, const fs::path& part) {
 }
 
 /// The folder of a file, held open. A function of the system that takes a descriptor and a name (openat) finds the file
-/// through it, whatever is done to the path meanwhile. The path is opened part by part, each part from the previous
-/// one, so that the part that is checked is the part that is used.
+/// through this descriptor, even if the path is changed meanwhile. The path is opened part by part, each part from the
+/// previous one, so that the part that is checked is the part that is used.
 class FolderOfFile {
  public:
   explicit FolderOfFile(const FilePlace& file);
@@ -332,7 +332,7 @@ int list_folder(const FilePlace& folder, std::vector<std::string>& names) {
   }
   int error = 0;
   while (true) {
-    errno = 0;  // what the loop does may set it
+    errno = 0;  // calls in the loop may set errno
     const dirent* const entry = ::readdir(entries);
     error = -errno;
     if (entry == nullptr) break;

@@ -72,7 +72,8 @@ struct RootBlockCode {
   static TESSERA_ALWAYS_INLINE Bits magnitude(Float root, float half_inverse, Bits noise) {
     return Code::encode(root * half_inverse, noise);
   }
-  /// A root above zero has a set bit among its upper 16 bits, since the root of the smallest number is 2^-74.5.
+  /// A root above zero gets a code of at least 1. `tops` is not 0 for such a root: the root of the smallest number is
+  /// 2^-74.5, so at least one of the upper 16 bits is set.
   static TESSERA_ALWAYS_INLINE Words code(Words magnitudes, Words tops) {
     return V::max_word(Code::code(magnitudes), V::min_word(tops, 1));
   }

@@ -61,7 +61,7 @@ struct Companding {
     return V::min_word(encoded, kZero + kSteps - 1) - kZero;
   }
 
-  /// Returns the number that a code stands for, times `scale`, rounded once. REQUIRES: block_scale returned the scale.
+  /// Returns the decoded number of a code, times `scale`, rounded once. REQUIRES: block_scale returned the scale.
   static TESSERA_ALWAYS_INLINE Float decode(Int code, float scale) {
     // The float with the bit pattern kBegin + code grows by the same amount from each code to the next. The root is
     // (code + 2) / kCodesOfRoot.

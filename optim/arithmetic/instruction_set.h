@@ -17,10 +17,10 @@ namespace tessera {
 /// The instruction sets for which the optimizer's loops are compiled. The loops have one source, which is compiled
 /// three times. The loops of a step are compiled in three files (step_loops_*.cc), and the loops of the norm in
 /// functions with a target attribute. The operations a * b + c are not contracted into one rounding
-/// (-ffp-contract=off), and sums are not reordered. A fused operation is used only if one of its two operations is
-/// exact. So every variant gives the same bits, and ranks on different processors agree. Function tables are used
-/// instead of `target_clones`, so that tests can call each variant, and because clones need resolvers, which run before
-/// a sanitizer is ready.
+/// (-ffp-contract=off), and sums are not reordered. A fused operation is used only where it gives the same bits as
+/// separate operations. So every variant gives the same bits, and ranks on different processors agree. Function tables
+/// are used instead of `target_clones`, so that tests can call each variant. Clones would also need resolvers, which
+/// run before a sanitizer is ready.
 enum class InstructionSet {
   kPortable,  ///< x86-64 with SSE2, or the default of another architecture
   kAvx2,      ///< x86-64-v3

@@ -14,7 +14,7 @@ namespace tessera {
 //
 // The tensor is cut into blocks of 256 elements, counted from its own start; the last block may be shorter. Blocks are
 // the leaves of a binary tree over block numbers. The node with level l and number i is the sum over the blocks [i *
-// 2^l, (i + 1) * 2^l). This is the sum of the left child plus the sum of the right child. A node whose sibling lies
+// 2^l, (i + 1) * 2^l). This sum is the sum of the left child plus the sum of the right child. A node whose sibling lies
 // behind the tensor's end is carried up unchanged. So the operands of every addition depend only on the tensor's
 // elements and their number.
 

@@ -33,7 +33,8 @@ TESSERA_ALWAYS_INLINE Bits bf16_stochastic(Float value, Bits noise) {
   return __builtin_bit_cast(Bits, value) + noise;
 }
 
-/// fp16: sign, 5 exponent bits (bias 15), 10 mantissa bits; rounds to nearest even. Each formula is right in one range:
+/// fp16 has a sign, 5 exponent bits (bias 15) and 10 mantissa bits. Rounds to nearest, ties to even. Each formula is
+/// right in one range:
 ///  - normal results: the exponent is rebiased by 127 - 15 = 112 while 13 mantissa bits are rounded away; a result
 ///    beyond the largest finite number is clamped to infinity;
 ///  - results below 2^-14: adding 0.5 makes the adder round to the subnormals' spacing of 2^-24, since numbers in

@@ -166,8 +166,8 @@ struct Simd {
 #endif
     if constexpr (kVectors == 1) return __builtin_convertvector(x, Narrow<T>);
   }
-  /// Negates x where the top bit of `tops` is set. The instruction returns 0 if its second operand is 0; the `| 1`
-  /// avoids this.
+  /// Negates x where the top bit of `tops` is set. The instruction of AVX2 returns 0 where its second operand is 0; the
+  /// `| 1` avoids this.
   static TESSERA_ALWAYS_INLINE Words with_sign(Words x, Words tops) {
 #if defined(__AVX2__)
     if constexpr (kWidth == 16) return Words(_mm256_sign_epi16(__m256i(x), __m256i(tops | 1)));

@@ -1,5 +1,5 @@
-// Messages of signs on a GPU. This file is compiled without contraction of a * b + c into one rounding, like the CPU's
-// loops.
+// This file encodes messages of signs on a GPU. It is compiled without contraction of a * b + c into one rounding, like
+// the CPU's loops.
 //
 // A warp takes one run of kMessageRun elements at a time. In register w, a lane has element 32 w + lane of the run, so
 // the word w of a run is a ballot of the warp. Another launch fills the messages with zeros first.

@@ -22,8 +22,8 @@ struct CallCost {
   double coding_s = 0;
   /// The seconds of compute that a rank with busy cores loses because of summing (Links::sum_s_per_byte).
   double sum_s = 0;
-  /// `latency_s` and `transfer_s` while ranks compute (OperationFit). A value below that for idle ranks is replaced by
-  /// the value for idle ranks.
+  /// `latency_s` and `transfer_s` while ranks compute (OperationFit). If such a value is below the value for idle
+  /// ranks, the value for idle ranks is used.
   double busy_latency_s = 0, busy_transfer_s = 0;
   double seconds() const { return latency_s + transfer_s; }
   double busy_seconds() const { return std::max(latency_s, busy_latency_s) + std::max(transfer_s, busy_transfer_s); }
@@ -35,8 +35,8 @@ CallCost operator+(const CallCost& a, const CallCost& b);
 struct OperationFit {
   double alpha_s = 0;
   double beta_s_per_byte = 0;
-  /// Alpha and beta while ranks compute. If no core is idle, the code that transfers the bytes must wait for a core. A
-  /// value below that for idle ranks is replaced by the value for idle ranks.
+  /// Alpha and beta while ranks compute. If no core is idle, the code that transfers the bytes must wait for a core. If
+  /// such a value is below the value for idle ranks, the value for idle ranks is used.
   double busy_alpha_s = 0, busy_beta_s_per_byte = 0;
   friend bool operator==(const OperationFit&, const OperationFit&) = default;
 };
@@ -105,8 +105,8 @@ struct Links {
   /// groups, which make their calls at the same time and so share the host's link. The ranks of a host first sum and
   /// gather in its memory. So a call of N bytes sends groups * (of_hosts - 1) / of_hosts * N bytes from a host (twice
   /// that in an all-reduce). Beta, which counts the bytes that a rank would send alone, is scaled accordingly, and so
-  /// is the work of codecs (CodingFit). Alpha, cpu_s_per_byte and sum_s_per_byte are not changed, nor are links that
-  /// were measured on one host.
+  /// is the work of codecs (CodingFit). Alpha, cpu_s_per_byte and sum_s_per_byte are not changed. Links that were
+  /// measured on one host are not changed either.
   Links of_group(int of_ranks, int of_hosts, int groups) const;
 
   friend bool operator==(const Links&, const Links&) = default;

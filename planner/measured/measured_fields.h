@@ -59,8 +59,8 @@ class MeasuredFields {
   std::vector<std::string> known_;
 };
 
-/// Reads `text` as a JSON object of at most `most_values` values. If the text is not such an object, it returns
-/// nothing, and adds the mistake to `diagnostics`.
+/// Reads `text` as a JSON object of at most `most_values` values. If the text is not such an object, the function
+/// returns nothing, and adds the mistake to `diagnostics`.
 std::optional<JsonNode> parse_measurements(std::string_view text, Diagnostics& diagnostics, std::size_t most_values);
 
 /// Returns OK if `diagnostics` are empty, or else all of them as the error for a file with wrong content (65). `hint`:

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// The speed of a rank in a step, in seconds.
+/// The times of a rank's work in a step, in seconds.
 struct BackupRank {
   double first_s = 0;     ///< seconds before the rank's first forward, in which the rank is idle; 0 or more
   double forward_s = 0;   ///< seconds of the forward of one microbatch, 0 or more

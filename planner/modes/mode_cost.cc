@@ -19,8 +19,8 @@ std::vector<double> unit_seconds(const MemoryPlan& plan, const Links& links) {
   return seconds;
 }
 
-/// Returns the seconds for which a step waits for pulls. A rank asks for a unit when it begins to use the unit before
-/// it.
+/// Returns the seconds for which a step waits for pulls. A rank asks for a unit when the rank begins to use the
+/// preceding unit.
 double exposed_pulls(const StepProfile& profile, const std::vector<int>& units, const std::vector<double>& pull_s) {
   std::vector<char> is_pulled(pull_s.size(), 0);
   double exposed_s = 0, since_s = 0;  // since_s: compute since the latest unit was pulled

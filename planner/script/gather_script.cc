@@ -57,7 +57,7 @@ void GatherScript::gather(int index, ScriptWriter& writer) {
   if (plan_.placement().shared)
     writer.call(Channel::kGather, links.cost(links.small, writer.ranks(Axis::kShard), 0), Spending::kGather, "barrier",
                 index);
-  // Offloaded parameters are only read to memory here; they are sent when the unit is needed.
+  // Offloaded parameters are only read into memory here; they are sent when the unit is needed.
   if (!plan_.parameters_below()) post(index, writer);
 }
 

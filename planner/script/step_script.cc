@@ -56,8 +56,8 @@ std::vector<Visit> updates_of(const StepProgram& program) {
 }
 
 /// Writes the instructions of a step according to its program (StepProgram). The script begins with the step's first
-/// microbatch, and ends before the first microbatch of the next step. But if values are published behind the update,
-/// the script begins with the first update (in backward or after it), and ends before the next step's first update.
+/// microbatch, and ends before the first microbatch of the next step. If values are published behind the update, the
+/// script instead begins with the first update (in backward or after it), and ends before the next step's first update.
 class WholeStep {
  public:
   WholeStep(const MemoryPlan& plan, const StepProfile& profile, const std::vector<int>& units, const MeshLinks& links)

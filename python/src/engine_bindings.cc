@@ -49,8 +49,8 @@ void set_buffers(ModuleView& view, const NamedTensors& buffers) {
   static_cast<torch::nn::Module&>(view) = std::move(changed);
 }
 
-/// Returns whether the values of these dicts, one after the other, are the objects of this list. Each backward calls it
-/// for all modules, so it runs no code of Python.
+/// Returns whether the values of these dicts, one after the other, are the objects of this list. The function runs no
+/// code of Python, since each backward calls it for all modules.
 bool dicts_hold(const py::list& dicts, const py::list& objects) {
   std::size_t known = 0;
   PyObject *key = nullptr, *value = nullptr;

@@ -26,8 +26,8 @@ class Job {
   /// whole process. Throws tessera::Error (64) in a forked process.
   static const Mesh& join(const Strategy& strategy, const Said& said = {});
   static bool is_joined();
-  /// Returns the identity of this process: its rank, host and so on. If the process has not joined its job, this comes
-  /// from the launcher's variables and `said`.
+  /// Returns the identity of this process: its rank, host and so on. If the process has not joined its job, the
+  /// identity comes from the launcher's variables and `said`.
   static Topology topology(const Said& said);
   /// Returns only the rank and the world size, for which the hosts need not be known.
   static std::pair<int, int> rank_of(const Said& said);

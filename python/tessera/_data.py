@@ -21,7 +21,7 @@ class TokenBatch(NamedTuple):
     """One microbatch: `target[b][t]` is the token that follows `input[b][t]`.
 
     With `tail="pad"` the last step of an epoch is smaller: its microbatches have only the remaining samples, and
-    `weight` is their number. A rank for which no samples remain gets samples a second time, with weight 0.
+    `weight` is lower accordingly. A rank for which no samples remain gets samples a second time, with weight 0.
     """
 
     input: torch.Tensor
@@ -62,10 +62,10 @@ class TokenBatches:
     `data` is a file of llm.c, a pair of files of Megatron, or a file or directory of text, whose bytes are the tokens.
     `format` is "auto", "text", "llmc" or "megatron"; `extensions` selects files of a directory, such as [".txt"].
     Tokens must be below `vocab_size`; 0 allows any. `tail` decides about samples that do not fill the last step of an
-    epoch: "drop" leaves them out, "pad" fills the step with samples of weight 0. `runs` gives each rank neighbouring
-    microbatches in a step, as "reproducible" requires with gradient_sync "last_microbatch". `microbatches` is the
-    strategy's deal.microbatches, and replaces `accumulation` times the number of ranks. `rank` and `world_size` are
-    those of the job by default.
+    epoch: "drop" leaves them out, and "pad" makes a smaller step of them (TokenBatch). `runs` gives each rank
+    neighbouring microbatches in a step, as "reproducible" requires with gradient_sync "last_microbatch". `microbatches`
+    is the strategy's deal.microbatches, and replaces `accumulation` times the number of ranks. `rank` and `world_size`
+    are those of the job by default.
 
     Raises Error: 66 if the data is missing, 77 if it may not be read, 65 if its content is wrong or does not fill one
     step, 78 if a number makes no sense, 64 if the word for `format` or `tail` is unknown.
@@ -117,7 +117,7 @@ class TokenBatches:
 
     @property
     def data_order(self) -> int:
-        """Returns a number that stands for the data of all steps, for `Engine.take_step`.
+        """Returns a number that identifies the data of all steps, for `Engine.take_step`.
 
         Two objects return the same number if the steps of both have the same samples. No tokens are read for it.
         """
@@ -160,7 +160,7 @@ class TokenBatches:
 
     @property
     def padded_samples(self) -> int:
-        """Returns the number of samples that an epoch gives twice to fill its last step with `tail="pad"`, or 0 with
+        """Returns the number of samples that are missing in the last step of an epoch with `tail="pad"`, or 0 with
         "drop"."""
         return self._native.padded_samples()
 

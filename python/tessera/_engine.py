@@ -181,7 +181,7 @@ class Engine:
                 engine.save_weights("weights.pt")
                 engine.note_results_written()
 
-        `data_order` is a number that stands for the data of all steps, such as `TokenBatches.data_order`. A program
+        `data_order` is a number that identifies the data of all steps, such as `TokenBatches.data_order`. A program
         with data of its own may make it from the number of samples, its seed and its batch. `StepSampler` calls this
         for a DataLoader. Raises Error: 64 without "sync.elastic", or if other workers give other numbers; 75 if the
         other workers do not finish within comm.timeout_s.

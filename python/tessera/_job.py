@@ -140,8 +140,8 @@ def world_size() -> int:
 def local_rank() -> int:
     """Returns this process's number among the ranks of its host, from 0.
 
-    If only torch.distributed has the numbers of the ranks, this call waits until the other ranks also make it, or join
-    the job.
+    If only torch.distributed has the numbers of the ranks, this call waits until the other ranks also make this call,
+    or join the job.
     """
     _who()
     return _native.local_rank({} if _native.is_joined() else _truths.meet(_SECONDS_TO_MEET)[0])

@@ -23,6 +23,6 @@ def _tolist(tensor: torch.Tensor):
 def let_lists_be_read() -> None:
     """Replaces `tolist` for the whole process, so that it gathers a parameter of an Engine as operators do.
 
-    Printing a tensor calls it, and so does a debugger's view of a tensor.
+    Printing a tensor calls `tolist`, and so does a debugger's view of a tensor.
     """
     torch.Tensor.tolist = _tolist

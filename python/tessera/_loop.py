@@ -125,8 +125,8 @@ class DataParallel:
         optimizer.step()
 
     Use it if you need something that an Engine lacks: your own optimizer, or second-order methods. DataParallel costs
-    the memory of NO_SHARD and does not overlap communication with backward, so an Engine is smaller and faster. Call
-    the model itself; it is not wrapped in another module.
+    the memory of NO_SHARD and does not overlap communication with backward. An Engine can train with less memory, and
+    faster. Call the model itself; it is not wrapped in another module.
 
     The constructor is collective. It compares the modules of all ranks, and gives every rank the values of rank 0. Each
     backward that reaches a parameter is collective at its end. If some ranks did not use a parameter, their gradients

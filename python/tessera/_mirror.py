@@ -1,4 +1,5 @@
-"""The C++ module tree that represents a Python module. This tree has only names, classes, and the same tensors."""
+"""Makes the C++ module tree that represents a Python module. This tree has only names, classes, and the same
+tensors."""
 
 import sys
 from collections.abc import Callable

@@ -112,9 +112,9 @@ class MatrixOptimizer(ABC):
         engine = tessera.Engine(model, {"optimizer": {"type": "own_matrix", "lr": 1e-2}}, RowScaledDescent())
 
     The rule updates parameters of two dimensions, except those of Embedding modules; AdamW updates all other
-    parameters. Groups can change this. One rank computes each matrix, and all ranks get about the same amount of work.
-    Parameters, gradients and states are sharded, saved and averaged like those of the built-in rules, with the same
-    bits under every strategy. All tensors are on the GPU if training runs on one.
+    parameters. A group can choose another rule for its parameters. One rank computes each matrix, and all ranks get
+    about the same amount of work. Parameters, gradients and states are sharded, saved and averaged like those of the
+    built-in rules, with the same bits under every strategy. All tensors are on the GPU if training runs on one.
     """
 
     @abstractmethod
@@ -179,9 +179,9 @@ class CommHook(ABC):
     def sum(self, bucket: Bucket, ranks: _native.Ranks) -> None:
         """Replaces `bucket.gradients` by the *sum* over ranks, or by the values that the rule uses instead.
 
-        The Engine divides by the number of ranks. The result must have the same bits on every rank, since parameters
-        would otherwise drift apart. `check.replica_hash_every` would find the drift. An exception leaves
-        `Engine.backward` or `Engine.step` as an Error (70) with the traceback, and ends the job on all ranks. An
+        The Engine divides by the number of ranks. The result must have the same bits on every rank, since the
+        parameters of ranks would otherwise become different. `check.replica_hash_every` would report that. An exception
+        leaves `Engine.backward` or `Engine.step` as an Error (70) with the traceback, and ends the job on all ranks. An
         interrupt of the program (such as Ctrl-C) ends the job in the same way.
         """
 

@@ -41,7 +41,7 @@ absl::Status refuse(const std::filesystem::path& path, const std::string& kind, 
 }
 
 /// Opens a file of any kind, and writes its kind and its size to `info`. The open itself does not wait (O_NONBLOCK).
-/// Opening a pipe would otherwise wait for its writer, before fstat can tell that it is a pipe.
+/// Opening a pipe would otherwise wait for its writer, before fstat can show that the file is a pipe.
 absl::StatusOr<int> open_any(const std::filesystem::path& path, const std::string& kind, struct stat& info,
                              int more_flags = 0) {
   if (path.native().empty())

@@ -18,7 +18,7 @@
 // CallWatch's thread looks at all groups twice a second (`look`). After a call has taken 3 s, the thread exchanges
 // reports with other ranks through the store (Reports). It looks for a proof of a deadlock in these reports
 // (disagreement_of). It publishes the proof as the verdict when it has found the same proof twice in a row. A rank that
-// hears the verdict waits until the other ranks can have heard it too, and ends its program's call (`end_with`).
+// reads the verdict waits until the other ranks can have read it too, and ends its program's call (`end_with`).
 
 namespace tessera {
 namespace {
@@ -27,8 +27,8 @@ using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooks = 500ms;
 constexpr auto kOften = 10s;           // ranks exchange reports at each `look` for this long, then less often
-constexpr auto kForOthersToHear = 1s;  // what other ranks need to hear the verdict, beyond the time between exchanges
-constexpr auto kForOutsideFirst = 2s;  // how much later than a wait in another library an own wait ends
+constexpr auto kForOthersToHear = 1s;  // time of other ranks to read the verdict, beyond the time between exchanges
+constexpr auto kForOutsideFirst = 2s;  // Tessera's call ends this much later than another library's
 constexpr auto kForTheProgram = 4s;    // time in which the program must leave a call that has failed
 constexpr auto kForOutside = 500ms;    // time to leave another library's call, which has not failed
 constexpr char kWithOutside = '+', kOwnAlone = '-';  // the first character of a verdict in the store
@@ -169,7 +169,7 @@ class CallWatch::Reports {
   };
   /// Publishes this rank's report, and a finding unless it is "". Returns nothing if the store does not answer.
   std::optional<Answer> exchange(const std::string& own, const std::string& finding);
-  /// Says that the wait is over, and removes this rank's report from the store.
+  /// Notes that the wait is over, and removes this rank's report from the store.
   void take_back();
 
  private:
@@ -369,7 +369,7 @@ bool CallWatch::look() {
   const absl::Status verdict =
       make_error(ExitCode::kInternal, rank_name(rank_, world_size_) + ": " + answer->verdict.substr(1));
   verdict_->set(verdict);
-  // A rank that ends first looks like a lost peer to ranks that have not heard the verdict. If a rank waits in another
+  // A rank that ends first looks like a lost peer to ranks that have not read the verdict. If a rank waits in another
   // library, that library sees a lost peer too. A rank that waits in another library therefore ends first.
   std::chrono::milliseconds others_need = between_exchanges(world_size_) + kForOthersToHear;
   if (answer->verdict.front() == kWithOutside && waits_) others_need += kForOutsideFirst;
@@ -449,7 +449,7 @@ void CallWatch::take_back() {
 }
 
 void CallWatch::end_with(const absl::Status& verdict) {
-  // A call of another library does not end when the mesh ends. A program that hears that the mesh has ended may close
+  // A call of another library does not end when the mesh ends. A program that notices the end of the mesh may close
   // objects for which the other library's call waits.
   const bool is_own = waits_;
   const auto end = Clock::now() + (is_own ? kForTheProgram : kForOutside);

@@ -68,7 +68,7 @@ class GroupCalls {
   void aborted(const absl::Status&) {}
   void ends() { is_made_of(nullptr); }
 
-  /// Says which group's calls this object records. It is called with null when that group ends.
+  /// Sets the group whose calls this object records. It is called with null when that group ends.
   void is_made_of(Collectives* group);
 
   /// Returns a number for the group's call in which the program, or the device that makes its calls, is now. 0 means no
@@ -147,17 +147,17 @@ class OutsideNews {
 /// error.
 ///
 /// A call may also take long because a rank has failed and the network library has not noticed the end of the rank's
-/// connection. CallWatch therefore ends a group if one of its ranks has said in the store that it failed
-/// (Collectives::end_if_left_alone). A rank that was killed says nothing. If ranks communicate over Gloo or MPI, the
-/// rank before the killed rank sees the end of the killed process (RankWatch) and says so in the store. If the killed
-/// rank served the store, the end of the store shows that this rank is gone. Ranks of a host that vanishes are noticed
-/// in the same ways. In worlds of at most 64 ranks, all ranks watch rank 0. Rank 0 mostly serves the store, and once it
-/// has ended, no rank can ask the store about it.
+/// connection. CallWatch therefore ends a group if one of its ranks has written to the store that it failed
+/// (Collectives::end_if_left_alone). A rank that was killed writes nothing. If ranks communicate over Gloo or MPI, the
+/// rank before the killed rank notices the end of the killed process (RankWatch) and writes this to the store. If the
+/// killed rank served the store, the end of the store shows that this rank is gone. The end of ranks whose host
+/// vanishes is noticed in the same ways. In worlds of at most 64 ranks, all ranks watch rank 0. Rank 0 mostly serves
+/// the store, and once it has ended, no rank can ask the store about it.
 ///
-/// A rank that ends well tells the ranks that watch it how many calls it has begun. They use this number once the
-/// rank's process has ended, since destructors may make calls. Calls that the rank has begun are not ended. If another
-/// rank waits in a call that the ended rank has not begun, the wait would never end, so this is a disagreement too. The
-/// ranks that watched the ended rank watch the rank behind it from then on.
+/// A rank that ends without an error tells the ranks that watch it how many calls it has begun. They use this number
+/// once the rank's process has ended, since destructors may make calls. Calls that the rank has begun are not ended. If
+/// another rank waits in a call that the ended rank has not begun, the wait would never end, so this is a disagreement
+/// too. The ranks that watched the ended rank watch the rank behind it from then on.
 class CallWatch {
  public:
   using Report = std::function<void(const absl::Status& reason)>;
@@ -182,8 +182,8 @@ class CallWatch {
   /// Returns whether this rank has waited for kLong in a watched call. If so, the caller passes the state of another
   /// library's calls to `tell`. Any thread may call it.
   bool waits() const { return waits_; }
-  /// Tells the ranks that watch this rank that its program is about to end well. A later call replaces what this one
-  /// says of the rank's calls. Any thread may call.
+  /// Tells the ranks that watch this rank that its program is about to end well. A later call of this function replaces
+  /// the numbers of an earlier one. Any thread may call.
   void tell_end() const;
   /// Runs `questions` with `store` as ask_in_time does, for at most `limit`. It does not count as a call of a group.
   /// `store` is a connection to the job's store. If the store does not answer, and its host has vanished, this function
@@ -233,7 +233,7 @@ class CallWatch {
   std::atomic<int> questions_ = 0;                ///< number of threads in ask_store
   std::atomic<bool> store_has_vanished_ = false;  ///< true: a host is gone, so threads in ask_store wait in vain
 
-  // The members below are used by the watch's thread only.
+  // Only the watch's thread uses the members below, except `ranks_` (also in tell_end and bear_outages) and `thread_`.
   OwnConnection connection_;
   RankWatch ranks_;
   const std::unique_ptr<Reports> reports_;

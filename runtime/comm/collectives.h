@@ -128,10 +128,10 @@ struct ReduceOptions {
   /// `gloo` sends fewer bytes with it.
   WireForm contributions = WireForm::kPlain;
   /// This rank's contribution in the form `contributions`, which is lossy, if it was encoded before the call; otherwise
-  /// null. `input` is then not read, and `feedback` is null. A contribution to reduce_scatter has a message
-  /// (encoded_bytes, runtime/base/wire/wire_block.h) for each rank, one after the other, and one to all_reduce has one
-  /// message. Only transports over c10d (c10d_collectives.h) read it. With `method`, it is the beginning of `input`:
-  /// see reduce_by_method.
+  /// null. If it is not null, `input` is not read, and `feedback` is null. A contribution to reduce_scatter has a
+  /// message (encoded_bytes, runtime/base/wire/wire_block.h) for each rank, one after the other. A contribution to
+  /// all_reduce is one message. Only transports over c10d (c10d_collectives.h) read `encoded`. With `method`, `encoded`
+  /// is the beginning of `input`: see reduce_by_method.
   const std::byte* encoded = nullptr;
   WireForm sums = WireForm::kPlain;  ///< codec in which a rank of all_reduce sends its sums to the other ranks
   /// Memory for error feedback: the rounding error of this rank's earlier contributions is added to this contribution.
@@ -159,7 +159,7 @@ struct ReduceCall {
   ReduceOptions options;
 
   Operation operation() const;
-  /// Returns the elements of `input` in a group of `ranks` ranks.
+  /// Returns the number of elements of `input` in a group of `ranks` ranks.
   std::size_t input_numel(int ranks) const { return scatters ? numel * static_cast<std::size_t>(ranks) : numel; }
 };
 
@@ -225,9 +225,9 @@ class Collectives {
   /// call and the wait for it.
   virtual bool gathers_in_background() const { return false; }
 
-  /// Returns which part of a reduction's input this rank rounds if ReduceOptions ask for it. 1: all of it; L: 1 / L of
-  /// it, rounded up, since the L ranks of a host were summed before; 0: nothing, since the transport ignores these
-  /// options.
+  /// Returns which part of a reduction's input this rank rounds if ReduceOptions ask for it. The result is 1 if the
+  /// rank rounds all of it, and L if it rounds 1 / L of it (rounded up), since the L ranks of a host were summed
+  /// before. It is 0 if the rank rounds nothing, since the transport ignores these options.
   virtual int compressed_part() const { return 0; }
 
   /// Allocates zero-filled memory. The call is collective: every rank makes it with the same `bytes`, in the same order

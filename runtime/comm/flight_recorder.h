@@ -14,8 +14,8 @@ namespace tessera {
 
 /// Records the latest calls of a rank's groups, for use after a failure. When a rank of a job hangs, the files of all
 /// ranks show the last calls of each rank in every group. The recorder is on if the environment variable
-/// TESSERA_FLIGHT_RECORDS names a folder. Each call then costs one lock and one more allocation. Groups of GPUs use
-/// c10d's recorder instead.
+/// TESSERA_FLIGHT_RECORDS names a folder. Each call then takes a lock twice, and makes one more allocation at most.
+/// Groups of GPUs use c10d's recorder instead.
 ///
 /// The first call that fails, or an abort, writes FOLDER/rank-00001.json:
 ///
@@ -34,8 +34,8 @@ class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
   static std::shared_ptr<FlightRecorder> from_environment(int rank, int world_size);
   FlightRecorder(std::string folder, int rank, int world_size);
 
-  /// Returns a group that records its calls and passes them on to `group`; `group` itself if it moves a GPU's memory.
-  /// Memory of either group is memory of the other group too.
+  /// Returns a group that records its calls and passes them on to `group`. If `group` moves a GPU's memory, returns
+  /// `group` itself. Memory of either group is memory of the other group too.
   std::shared_ptr<Collectives> record(const std::string& name, std::shared_ptr<Collectives> group);
 
  private:

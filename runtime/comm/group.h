@@ -12,8 +12,8 @@ enum class GroupUse {
   kGather,  ///< all-gathers: each rank gathers from and into the same offsets of its memory of the group
   kOther,   ///< all other calls, such as reductions: each rank chooses the offsets of its buckets
   kOnHost,  ///< compressed sums of a GPU's ranks: the group is for the memory of their hosts (MeshGroups::on_host)
-  /// memory of the hosts that ranks map together, if they are on one host; whatever memory the calls of other groups
-  /// move (MeshGroups::common_memory)
+  /// groups for host memory, even if other groups move a GPU's memory; ranks on one host map this memory together
+  /// (MeshGroups::common_memory)
   kCommonMemory,
 };
 

@@ -23,9 +23,9 @@ constexpr const char* kGivenUp = "given_up";
 constexpr std::chrono::microseconds kFirstPause{200}, kLongestPause{10'000};
 constexpr std::chrono::milliseconds kBetweenQuestions{100};  // pause between questions whether a rank has given up
 
-/// Returns the key of the list of this host's processes: of those whose numbers (pid_t) mean the same here, since they
-/// are on one host and in one container. It is "" if the system does not tell. The key counts the processes; number i
-/// has the key that entry_of returns.
+/// Returns the key of the list of the processes that are on this host and in this container, where their numbers
+/// (pid_t) are valid. The key is "" if the system does not name the host or the container. The value of the key is the
+/// number of processes; process i has the key that entry_of returns.
 std::string key_of_processes() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string boot;
@@ -38,8 +38,8 @@ std::string entry_of(const std::string& list, std::int64_t i) { return list + "/
 
 using Process = std::pair<int, ProcessHandle>;  // a rank, and its process
 
-/// Returns the processes of those of `ranks` that are on this host. It asks for no rank of another host, as a job may
-/// have thousands.
+/// Returns the processes of those of `ranks` that are on this host. It does not ask the store about ranks of other
+/// hosts, since a job may have thousands of ranks.
 std::vector<Process> processes_of(KeyValueStore& store, std::span<const int> ranks) {
   const std::string list = key_of_processes();
   std::vector<Process> processes;
@@ -84,7 +84,7 @@ absl::StatusOr<std::string> get_from_others(KeyValueStore& store, const std::str
     if (now >= next_question) {
       next_question = now + kBetweenQuestions;
       if (!processes) processes = processes_of(store, ranks);
-      // A rank that gives up says so before it ends.
+      // A rank that gives up writes this to the store before it ends.
       const auto ended = std::ranges::find_if(*processes, [](const Process& each) { return !each.second.alive(); });
       TESSERA_ASSIGN_OR_RETURN(const bool has_given_up, store.has(kGivenUp));
       // A rank may have set `key` before it gave up or ended.

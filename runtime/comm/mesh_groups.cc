@@ -18,8 +18,9 @@ namespace tessera {
 //
 // `axes`, `within_replica`, `secondary`, `on_host`, `world` and `neighbours` choose the ranks of a group, and
 // `make_group` makes it under a name that no other group has. Names count how often a mesh of this shape was asked for,
-// so all ranks must ask in the same order. `abort` ends all groups. It uses the store to tell ranks that have no group
-// with this rank. `leave`, and the end of the process (`living`), tell other ranks that this rank has ended well.
+// so all ranks must ask in the same order. `abort` ends all groups. It also writes the reason to the store, for ranks
+// that have no group with this rank. `leave`, and the end of the process (`living`), tell other ranks that this rank
+// has ended well.
 
 namespace {
 

@@ -163,7 +163,7 @@ class MeshGroups {
   const pid_t process_ = getpid();
 
   mutable Mutex mutex_;
-  // key: shape; the count makes group names differ
+  // The key is the groups' shape, and the count makes group names differ.
   std::map<std::pair<int, int>, int> times_asked_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int> worlds_asked_ ABSL_GUARDED_BY(mutex_);           // key: purpose
   std::map<std::string, SharedWorld> shared_worlds_ ABSL_GUARDED_BY(mutex_);  // key: purpose

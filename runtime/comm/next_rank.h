@@ -41,8 +41,8 @@ class NextRank {
   /// Returns the number of the rank that is watched.
   int rank() const { return next_; }
 
-  /// The places that ranks tell each other through the store. A thread for which nobody may wait any more asks for
-  /// them, so this struct owns all its strings.
+  /// The places that ranks tell each other through the store. The thread that exchanges them may still run when no
+  /// other thread waits for it any more (ask_in_time), so this struct owns all its strings.
   struct Places {
     std::string own_key, own;  ///< this rank's address, port and word
     std::string next_key, next;

@@ -25,7 +25,8 @@ ProcessHandle::~ProcessHandle() {
   if (fd_ >= 0) close(fd_);
 }
 
-// Kernels without pidfds (before 5.3) cannot recognise zombies this way. The time limit then shows that a rank is lost.
+// On a kernel without pidfds (before 5.3), the function returns true for a zombie. The time limit of a collective then
+// shows that the rank is lost.
 bool ProcessHandle::alive() const {
   if (gone_) return false;
   if (fd_ < 0) return kill(pid_, 0) == 0 || errno != ESRCH;

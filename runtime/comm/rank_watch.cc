@@ -98,7 +98,8 @@ void RankWatch::find(Watched& watched) {
   const bool is_answered = store_.ask([places](KeyValueStore& store) { places->exchange(store); });
   const bool is_known = is_answered && !places->next.empty();
   if (is_known) watched.rank->connect(places->next);
-  // A host that does not answer may have an outage. Each try to connect to it takes a second, so it counts more.
+  // A host that does not answer may have an outage. Each try to connect to such a host takes a second, so the try
+  // counts more.
   watched.tries += is_known ? kMostTries / 10 : 1;
   const bool may_come = (!is_known || watched.rank->is_silent()) && watched.tries <= kMostTries;
   watched.is_done = !watched.rank->is_watched() && !may_come;

@@ -18,13 +18,14 @@ namespace tessera {
 std::string key_of_report(int rank);
 
 /// Watches the process of the next rank (NextRank), and in worlds of at most 64 ranks also the process of rank 0. A
-/// rank that is gone is published in the store. A rank that has ended well has sent a report with the number of calls
-/// that it has begun. The report is published too, and from then on the rank after that rank is watched. CallWatch has
-/// one RankWatch. Only CallWatch's thread calls a RankWatch's functions, except where a function says otherwise.
+/// rank that is gone is published in the store. A rank that has ended without an error has sent a report with the
+/// number of calls that it has begun. The report is published too, and from then on the rank after that rank is
+/// watched. CallWatch has one RankWatch. Only CallWatch's thread calls a RankWatch's functions, except where a function
+/// says otherwise.
 class RankWatch {
  public:
-  /// A process that ends well may end while other processes are in their last call with it. The other ranks have this
-  /// time to return from that call.
+  /// A process that ends without an error may end while other processes are in their last call with it. The other ranks
+  /// have this time to return from that call.
   static constexpr std::chrono::seconds kForLastCalls{3};
 
   /// `address` is the numeric address at which the other ranks reach this host. If it is "", no rank is watched. The
@@ -36,8 +37,8 @@ class RankWatch {
   void bear_outages(double seconds);
   /// Returns whether any rank is watched. Any thread may call it.
   bool has_ranks() const { return next_.rank != nullptr; }
-  /// Tells the ranks that watch this rank that it ends well, with its report. Any thread may call it. REQUIRES:
-  /// has_ranks().
+  /// Tells the ranks that watch this rank that this rank ends without an error, and sends its report. Any thread may
+  /// call it. REQUIRES: has_ranks().
   void tell_end(const WaitReport& report) const { next_.rank->tell_end(report.to_text()); }
 
   /// Checks whether watched ranks have ended, and publishes their ends.

@@ -60,8 +60,8 @@ bool has(OptimizerType type, unsigned traits);
 /// Returns the words of all types that have one of `traits`: "sgd, rmsprop or lars".
 std::string types_with(unsigned traits);
 
-/// Returns the defaults of a type. `version`: OptimizerConfig::defaults_version; a version later than this program's
-/// version counts as this program's.
+/// Returns the defaults of a type. `version` is OptimizerConfig::defaults_version; a version later than this program's
+/// version counts as this program's version.
 OptimizerDefaults defaults_of(OptimizerType type, std::int64_t version);
 
 /// A key that a strategy leaves out and that had another default in version 1.

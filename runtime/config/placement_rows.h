@@ -57,7 +57,7 @@ std::string problem_of(const PlacementAxes& axes);
 /// Returns the strategy's name for messages, or "placement by axes".
 std::string name_of_placement(const Strategy& strategy);
 
-/// Returns a line such as "parameters [], gradients [rank], optimizer [host, rank] (as SHARD_OPTIMIZER)". The names in
+/// Returns a line such as "parameters [], gradients [], optimizer [rank] (as SHARD_OPTIMIZER)". The names in
 /// parentheses are those of the rows with the axes of a "placement", if there are such rows.
 std::string describe_placement(const Strategy& strategy);
 

@@ -7,9 +7,9 @@
 #include "runtime/config/strategy_table.h"
 #include "runtime/config/transport_rows.h"
 
-// The names of all enumerators as the strategy file spells them, each with its description for the reference page.
-// There are also small functions that return facts about an update rule or a strategy. The names are only in these
-// lists, except those of update rules and transports, which are in the rows of tessera/optimizer_types.h and
+// This file has the names of all enumerators as the strategy file spells them, each with its description for the
+// reference page. It also has small functions that return facts about an update rule or a strategy. The names are only
+// in these lists, except those of update rules and transports, which are in the rows of tessera/optimizer_types.h and
 // tessera/transports.h.
 
 namespace tessera {

@@ -45,8 +45,8 @@ class StrategyReader {
 /// number.
 
 /// Rewrites old keys in `root` into the form of this version; each value keeps its place in the file. An old key that
-/// has no new form, or stands beside its new form, is reported to `diagnostics`. The result is a warning that shows the
-/// new form of these keys. It is empty if the file has no old key.
+/// has no new form, or is given beside its new form, is reported to `diagnostics`. The result is a warning that shows
+/// the new form of these keys. It is empty if the file has no old key.
 std::optional<std::string> renew_old_keys(JsonNode& root, Diagnostics& diagnostics, const std::string& file);
 
 }  // namespace tessera

@@ -93,7 +93,7 @@ struct Condition {
   std::function<bool(const Strategy&)> holds;
 };
 
-/// A default that depends on the optimizer's type (OrDefault). `version`: OptimizerConfig::defaults_version.
+/// A default that depends on the optimizer's type (OrDefault). `version` is OptimizerConfig::defaults_version.
 using RulesDefault = std::function<nlohmann::ordered_json(OptimizerType type, std::int64_t version)>;
 
 /// One row of the table: a key of the file. Most rows leave pointer, range and unit to their field, and the default to
@@ -131,7 +131,7 @@ struct StrategyRule {
   std::function<std::string(const Strategy&)> problem;
 };
 
-const std::vector<StrategyKey>& strategy_keys();  ///< in the order of the page; keys of a group are neighbours
+const std::vector<StrategyKey>& strategy_keys();  ///< in the order of docs/strategy.md; keys of a group are neighbours
 /// Returns every group except the top. An outer group comes before its inner groups.
 const std::vector<StrategyGroup>& strategy_groups();
 const std::vector<StrategyRule>& strategy_rules();

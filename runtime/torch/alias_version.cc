@@ -28,9 +28,9 @@ const c10::TensorImpl* find_owner(const TensorBase& alias) {
   return find ? find(alias) : nullptr;
 }
 
-/// Calls `move`, which gives `alias` other memory, and then `count`, which may count that as a write. An alias of a
+/// Calls `move`, which gives `alias` other memory, and then `count`, which may count the move as a write. An alias of a
 /// parameter that leaves the parameter's memory takes a counter of its own before `count`, since nothing is written in
-/// the parameter. An alias that comes to lie over a parameter then shares that parameter's counter.
+/// the parameter. An alias that is moved over a parameter then shares that parameter's counter.
 template <class Move, class Count>
 void move_and_share(const TensorBase& alias, const Move& move, const Count& count) {
   c10::TensorImpl* const own = alias.unsafeGetTensorImpl();

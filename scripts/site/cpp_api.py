@@ -113,7 +113,7 @@ def template(element):
 
 
 def declaration(member):
-    """Returns a declaration as it stands in the header, without its body."""
+    """Returns a declaration as it is in the header, without its body."""
     kind, name = member.get("kind"), words(member.find("name"))
     if kind == "enum":
         values = ", ".join(words(value.find("name")) for value in member.findall("enumvalue"))

@@ -11,7 +11,8 @@ namespace tessera {
 /// if it continues from a checkpoint of the same kNoiseVersion.
 class DrawStream {
  public:
-  /// `group`: the number of the group's first parameter. `of_rank`: the rank, if each rank draws separately; else -1.
+  /// `group` is the number of the group's first parameter. `of_rank` is the rank if each rank draws separately;
+  /// otherwise it is -1.
   DrawStream(std::int64_t seed, std::int64_t group, std::int64_t of_rank)
       : stream_(mix_bits(mix_bits(mix_bits(static_cast<std::uint64_t>(seed) + 1) + static_cast<std::uint64_t>(group)) +
                          static_cast<std::uint64_t>(of_rank + 1))) {}

@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-/// Makes the sums of one group's gradients, of which ranks send only a part (CompressionConfig). If a method is biased,
-/// each rank keeps the part that it did not send, and adds it to its next contribution (error feedback, arXiv
-/// 1901.09847).
+/// Makes the sums of one group's gradients, of which ranks send only a part (CompressionConfig). Under most biased
+/// methods, each rank keeps the part that it did not send, and adds this part to its next contribution (error feedback,
+/// arXiv 1901.09847).
 class GradientMethod : public SumMethod {
  public:
   virtual ~GradientMethod() = default;

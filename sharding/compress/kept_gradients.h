@@ -42,8 +42,8 @@ struct KeptGradients {
 };
 
 /// Returns the runs of a reduction's input that a rank rounds, in order, if it rounds one of `part` parts
-/// (Collectives::compressed_part). `scatters`: whether the reduction is a reduce_scatter. If the input of an all-reduce
-/// is not a multiple of `part`, no rank rounds the last elements.
+/// (Collectives::compressed_part). `scatters` says whether the reduction is a reduce_scatter. If the input of an
+/// all-reduce is not a multiple of `part`, no rank rounds the last elements.
 std::vector<Extent> rounded_runs(int rank, int ranks, int part, std::int64_t numel, bool scatters);
 
 }  // namespace tessera

@@ -16,7 +16,7 @@ namespace {
 /// residual.
 class LevelMethod final : public GradientMethod {
  public:
-  /// `draws`: this rank's random numbers. `work` has the shape [1 + ranks, words of a message].
+  /// `draws` gives this rank's random numbers. `work` has the shape [1 + ranks, words of a message].
   LevelMethod(std::int64_t numel, LevelForm form, DrawStream draws, float* work)
       : form_(form),
         words_(static_cast<std::size_t>(level_words(form.levels, numel))),

@@ -23,7 +23,7 @@ namespace {
 /// and does not drift.
 class MajorityVote final : public GradientMethod, private SumOfMessages {
  public:
-  /// `work`: memory for the messages, of the shape [2 * ranks, words of an owner's message].
+  /// `work` is memory for the messages, of the shape [2 * ranks, words of an owner's message].
   MajorityVote(const Layout& layout, int ranks, float* work)
       : gaps_(layout.gaps().begin(), layout.gaps().end()),
         ranks_(ranks),

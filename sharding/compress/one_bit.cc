@@ -25,18 +25,18 @@ namespace {
 ///
 /// 1-bit Adam itself compresses momentum, which is less noisy than gradients, and freezes the variance when compression
 /// begins (OptimizerConfig::freeze_step). With momentum b, this class compresses momentum too. If M is the last sum, a
-/// rank sends b M / ranks + (1 - b) g. From the new sum M' the gradients are computed as (M' - b M) / (1 - b). If the
+/// rank sends b M / ranks + (1 - b) g. The gradients are computed from the new sum M' as (M' - b M) / (1 - b). If the
 /// optimizer's first moment is b m + (1 - b) g, it then changes as M changes, and never by the rounding of a single
 /// gradient. (The optimizer's second moments would square a gradient's rounding error, which is 1 / (1 - b) times that
 /// of M.) The factor b is used once in each step; further reductions of a step use a factor of one. M begins at 0, and
-/// is set to 0 again when the residuals are. This does no harm, since M has an effect on rounding but not on the sum.
-/// If gradients are scaled or dropped after the sum (clipping), M does not follow this, but the optimizer's momentum
-/// does.
+/// is set to 0 again when the residuals are set to 0. This does no harm, since M has an effect on rounding but not on
+/// the sum. If gradients are scaled or dropped after the sum (clipping), M does not change with them, but the
+/// optimizer's momentum does.
 class OneBit final : public GradientMethod, private SumOfMessages {
  public:
   /// `kept` has `numel` elements, then the elements that a rank owns, and then, with momentum, `numel` elements again.
-  /// Each of these parts is rounded up to whole cache lines. `work` has 2 * ranks messages of an owner. `momentum`: 0
-  /// or more, and below 1.
+  /// Each of these parts is rounded up to whole cache lines. `work` has 2 * ranks messages of an owner. `momentum` is
+  /// at least 0 and below 1.
   OneBit(const Layout& layout, int rank, int ranks, float momentum, float* kept, float* work)
       : gaps_(layout.gaps().begin(), layout.gaps().end()),
         ranks_(ranks),

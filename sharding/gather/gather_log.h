@@ -20,7 +20,7 @@ class GatherLog {
  public:
   static constexpr int guard_code(int unit) { return -2 - unit; }
 
-  /// `recent`: the number of units that ranks on several hosts would hold gathered at once (see `note_use`). The root
+  /// `recent` is the number of units that ranks on several hosts would hold gathered at once (see `note_use`). The root
   /// unit, which has a separate slot, is not counted.
   explicit GatherLog(std::size_t recent) : most_recent_(recent) { recent_.reserve(recent); }
 

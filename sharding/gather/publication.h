@@ -23,7 +23,7 @@ namespace tessera {
 /// in its own step, also if it does not read the group. So a single rank may also read a group.
 class Publication final : public UnitKeeper {
  public:
-  /// `form`: the codec on the wire, which must not be lossy.
+  /// `form` is the codec on the wire, which must not be lossy.
   Publication(std::vector<Unit*> units, Collectives& group, WireForm form, OnFailure on_failure);
   /// Waits for all gathers under way. A group whose values did not arrive cannot be read afterwards.
   ~Publication();

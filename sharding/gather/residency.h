@@ -64,8 +64,8 @@ struct SlotMemory {
 /// parameters, its own part included. For `hold`, however, a unit has exact values: it is gathered once more, and
 /// released at its next use.
 ///
-/// One thread at a time calls it: the thread that runs forward and backward. Every rank must use units in the same
-/// order, since a gather is a collective. A transport that notices a difference reports both units.
+/// One thread at a time calls a Residency: the thread that runs forward and backward. Every rank must use units in the
+/// same order, since a gather is a collective. A transport that notices a difference reports both units.
 class Residency final : public UnitKeeper {
  public:
   /// `on_failure` is called for a gather that failed inside an operator (see `use_or_poison`). `log` records every
@@ -77,8 +77,8 @@ class Residency final : public UnitKeeper {
   /// Gathers `unit` if necessary, waits for it, pins it, and prefetches the units that follow. Each call must be
   /// followed by `unpin`.
   void use(Unit& unit) override;
-  /// Gathers, waits and pins as `use` does, but outside of the schedule. If all planned slots are taken, it uses a slot
-  /// beyond the plan.
+  /// Gathers, waits and pins as `use` does, but outside of the schedule. If all planned slots hold pinned units, it
+  /// uses a slot beyond the plan.
   void hold(Unit& unit) override;
   void drop(Unit& unit) override;
 
@@ -93,8 +93,8 @@ class Residency final : public UnitKeeper {
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
   /// From now on, records in `latencies` how long each gather takes: from its beginning until its values have arrived
-  /// and a caller has waited for them. `latencies` [unit] must outlive this object. `queue`: a GPU's clock for gathers;
-  /// else null.
+  /// and a caller has waited for them. `latencies` [unit] must outlive this object. `queue` is a GPU's clock for
+  /// gathers; it is null on the CPU.
   void time_gathers(std::span<LatencyHistogram> latencies, QueueTimes* queue = nullptr) {
     latencies_ = latencies;
     clock_.use(queue);
@@ -131,7 +131,7 @@ class Residency final : public UnitKeeper {
     std::int64_t bytes = 0;
     Unit* holder = nullptr;
     int reserved_for = -1;  ///< index of the unit for which the slot is reserved; -1: units share the slot
-    Arena overflow;         ///< memory of a slot beyond the plan; it is freed when the step ends
+    Arena overflow;         ///< memory of a slot beyond the plan (see give_back_overflow)
   };
 
   /// The gather of one unit: the gather that is under way, or else the last gather.

@@ -29,7 +29,8 @@ class SecondaryShards {
     Arena parts, codes;
   };
 
-  /// `group`: the ranks that hold one copy (MeshAxes::secondary). `plan`, `units` and `group` must outlive this object.
+  /// `group` has the ranks that hold one copy (MeshAxes::secondary). `plan`, `units` and `group` must outlive this
+  /// object.
   SecondaryShards(const MemoryPlan& plan, const std::vector<Unit*>& units, Collectives& group, Memory memory);
 
   /// Returns whether the copy has the values of `unit`.

@@ -15,16 +15,16 @@ namespace tessera {
 /// the sum of samples is exact up to 2^24.
 namespace unit_notes {
 
-/// `notes`: [used.size() + 64 + 2] or longer; further elements are filled with zeros.
+/// `notes` has used.size() + 64 + 2 elements or more; the elements behind these are filled with zeros.
 void write(std::span<float> notes, std::span<const char> used, std::uint64_t digest, double weight,
            std::int64_t samples);
 
-/// Returns the index of the weight in the notes. `parameters`: used.size() of write.
+/// Returns the index of the weight in the notes. `parameters` is used.size() of write.
 std::int64_t place_of_weight(std::int64_t parameters);
 /// Returns the index of the number of samples in the notes.
 std::int64_t place_of_samples(std::int64_t parameters);
 
-/// Returns whether all ranks gave the same digest, read from the sum of the notes of `ranks` ranks. `parameters`:
+/// Returns whether all ranks gave the same digest, read from the sum of the notes of `ranks` ranks. `parameters` is
 /// used.size() of write.
 bool have_one_digest(std::span<const float> sum, std::int64_t parameters, int ranks);
 

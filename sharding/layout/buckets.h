@@ -19,8 +19,8 @@ struct BucketItem {
 struct BucketLimits {
   /// Limit for the first bucket of each dtype. It is small, so that this bucket is complete early.
   std::int64_t first_bytes = 0;
-  /// Limit for the other buckets, and also for the first bucket if cap_bytes is smaller than first_bytes. 0: each item
-  /// becomes a bucket.
+  /// Limit for the other buckets, and also for the first bucket if cap_bytes is smaller than first_bytes. If it is 0,
+  /// each item becomes a bucket.
   std::int64_t cap_bytes = 0;
 };
 

@@ -14,11 +14,11 @@ namespace tessera {
 
 /// The work that the owner of a matrix does.
 struct MatrixWork {
-  /// True: Muon, for which the owner gets a direction, makes it orthogonal, and sends it back. False: a rule of whole
-  /// tensors, for which the owner gets gradient, master and states, and sends master and states back.
+  /// If true, the rule is Muon: the owner gets a direction, makes it orthogonal, and sends it back. If false, it is a
+  /// rule of whole tensors: the owner gets gradient, master and states, and sends master and states back.
   bool is_muon = true;
-  /// True: the rule multiplies matrices, so owners are balanced by the number of products. False: they are balanced by
-  /// elements.
+  /// If true, the rule multiplies matrices, so owners are balanced by the number of products. If false, they are
+  /// balanced by elements.
   bool multiplies = true;
 };
 
@@ -57,8 +57,8 @@ class MatrixDeal {
   static constexpr double kMostUneven = 1.1;
 
   MatrixDeal() = default;
-  /// `optimizer`: how optimizer state is cut over the mesh. `by_unit`: units are updated one by one, in backward. In
-  /// this case a batch has the matrices of one unit, even if they cannot be dealt evenly.
+  /// `optimizer` says how optimizer state is cut over the mesh. If `by_unit` is true, units are updated one by one, in
+  /// backward. In this case a batch has the matrices of one unit, even if they cannot be dealt evenly.
   MatrixDeal(std::span<const UnitShape> units, AxisPlacement optimizer, const MeshPosition& mesh, MatrixWork work = {},
              bool by_unit = false);
 
@@ -94,8 +94,8 @@ class MatrixDeal {
   /// Returns `numel`, a number of fp32 elements, rounded up to whole cache lines, since each piece begins on a cache
   /// line.
   static std::int64_t in_whole_lines(std::int64_t numel) { return rounded_up(numel, 16); }
-  /// Returns the amount of an owner's work, as a number for comparison: the multiplications of the orthogonalization,
-  /// or the elements.
+  /// Returns the work that one matrix makes for its owner, as a number for comparison: the number of products if
+  /// `work.multiplies`, or else the number of elements.
   static std::int64_t cost_of(MatrixShape shape, MatrixWork work = {});
 
  private:
@@ -113,8 +113,8 @@ class MatrixDeal {
 };
 
 /// Returns the number of fp32 elements of scratch with which one rank, or one server, updates any matrix of a group
-/// where it lies, without an exchange. `is_cut`: whether masters and states lie in several parts, and are joined first.
-/// It is 0 if the group has no matrices.
+/// where it lies, without an exchange. `is_cut` says whether masters and states lie in several parts, and are joined
+/// first. The result is 0 if the group has no matrices.
 std::int64_t work_where_it_lies(const GroupShape& group, MatrixWork work, bool is_cut);
 
 }  // namespace tessera

@@ -18,7 +18,7 @@ namespace tessera {
 ///
 /// The schedule only gives advice. Wrong advice costs a gather, but never changes a result. If a round differs from the
 /// record (another branch was taken), this round becomes the new record. Passes without a backward (evaluation) belong
-/// to the round that follows them. If that round ends like the record, the record stays.
+/// to the round that follows them. If that round ends like the record, the record stays, but not twice in a row.
 ///
 /// Every call takes O(log units); the cost of `use` and `end_round` is amortised over the entries of a round. Nothing
 /// is allocated once rounds are equal. The object needs a few words of memory for each unit, for each entry of the
@@ -37,7 +37,8 @@ class Schedule {
   /// of the unit, the cursor stays. In that case only the record's first unit moves the cursor, back to the beginning,
   /// since a forward pass begins with this unit.
   void use(int unit);
-  /// It is called at the end of a round. The round becomes the record if it differs from the present record.
+  /// It is called at the end of a round. The round becomes the record if it differs from the present record, except for
+  /// the case of an evaluation that is described above.
   void end_round();
 
   bool recorded() const { return !record_.empty(); }
@@ -49,7 +50,7 @@ class Schedule {
   /// not used again in this round. Before anything is recorded, the least recently used unit counts as farthest.
   std::size_t distance(int unit) const;
 
-  /// These are called when `unit` becomes held, and when it is no longer held.
+  /// These functions are called when `unit` becomes held, and when it is no longer held.
   void hold(int unit);
   void give_up(int unit);
 

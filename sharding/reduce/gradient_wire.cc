@@ -33,7 +33,7 @@ GradientWire::Feedback GradientWire::take_feedback(const FlatGroup& group, float
   const FeedbackNumel numel = plan.feedback_numel_of(shape);
   Feedback feedback{take(numel.shard), take(numel.replicate)};
   const MethodLayout layout = plan.method_layout_of(shape);
-  if (layout.messages.empty()) return feedback;  // gradients are sent unchanged, or by a hook of the program
+  if (layout.messages.empty()) return feedback;  // no method, or a hook of the program makes the sums
   std::vector<std::int64_t> numbers;
   for (const FlatParameter& parameter : group.parameters) numbers.push_back(parameter.number);
   const MeshPosition& mesh = plan.placement().mesh;

@@ -33,11 +33,11 @@ class GradientWire {
   /// same.
   void reset();
 
-  /// These return the options with which the sum over the shard axis, or the replicate axis, is made.
+  /// These functions return the options with which the sum over the shard axis, or the replicate axis, is made.
   ReduceOptions shard_options(const FlatGroup& group, Waits waits) const;
   ReduceOptions replicate_options(const FlatGroup& group, Waits waits) const;
-  /// Returns the method that makes a group's sums over the shard axis. The result is null if gradients are sent
-  /// unchanged, or if there is one rank, which sends nothing.
+  /// Returns the method that makes a group's sums over the shard axis. The result is null if no method compresses the
+  /// gradients, or if there is one rank, which sends nothing.
   GradientMethod* method_of(const FlatGroup& group) const;
   /// Returns the bytes that this rank sends in a reduction of the group over the shard axis. `dtype` is the dtype of
   /// the bucket, and `options` are the options of the reduction.

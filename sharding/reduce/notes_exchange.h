@@ -22,7 +22,8 @@ class NotesExchange {
   /// Notes of one unit, while they are exchanged over the shard axis.
   struct Notes {
     std::span<float> values;  ///< SumPlan::notes_numel numbers, in memory of the plan
-    std::vector<char> used;   ///< [trainable parameter of the unit]: whether any rank used the parameter
+    std::vector<char> used;   ///< [trainable parameter of the unit]: whether this rank used the parameter; after `end`
+                              ///< on the CPU, whether any rank used it
     Work work;
   };
 

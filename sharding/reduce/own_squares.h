@@ -43,7 +43,7 @@ class OwnSquares {
   const UnitBuckets& buckets_;
   GradientSquares* there_ = nullptr;   ///< set on a GPU
   std::vector<GradientPiece> pieces_;  ///< pieces of a unit, while they are handed to `there_`
-  std::vector<char> has_own_;          ///< [unit]: whether the unit's gradients of this microbatch are in `sum_`
+  std::vector<char> has_own_;          ///< [unit]: whether the unit's gradients of this microbatch were squared
   double sum_ = 0;                     ///< squared norm of the contributions since the last `take`
   bool is_on_ = false, warned_ = false;
 };

@@ -20,7 +20,7 @@ struct ReducerCounts {
   std::int64_t overflow_bytes = 0;    ///< bytes of buckets and scratch beyond the plan that are held now
   std::int64_t overflow_peak = 0;     ///< largest `overflow_bytes` since `Reducer::reset`
 
-  /// Adds memory beyond the plan.
+  /// Counts `bytes` of memory beyond the plan; a negative number if memory was freed.
   void hold(std::int64_t bytes) {
     overflow_bytes += bytes;
     overflow_peak = std::max(overflow_peak, overflow_bytes);
@@ -32,8 +32,8 @@ struct ReduceSetup {
   const MemoryPlan& plan;
   const MeshAxes& axes;
   ComputeDevice device;
-  bool is_alone = false;  ///< whether there is a single rank, which copies gradients directly to their sum's place and
-                          ///< reduces nothing
+  bool is_alone = false;  ///< whether there is a single rank and sums are not offloaded; gradients are then copied
+                          ///< directly to their sum's place, and nothing is reduced
 
   const MeshPosition& mesh() const { return plan.placement().mesh; }
   /// Returns whether gradients stay in place until `Reducer::finish`. Otherwise a unit is reduced as soon as its

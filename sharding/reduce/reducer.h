@@ -37,10 +37,10 @@ namespace tessera {
 /// Takes each gradient when backward has computed it, packs it into its unit's bucket, and reduces a unit when its
 /// gradients are complete.
 ///
-/// Units are reduced in the same order on all ranks, in whatever order gradients arrive. In the first step it is the
-/// reverse order of their definition; later it is the order in which rank 0 completed them in the first step. A unit
-/// that a rank did not use takes part with zeros, at the latest when backward ends. Ranks may therefore take different
-/// branches.
+/// Units are reduced in the same order on all ranks, in whatever order gradients arrive. In the first microbatch it is
+/// the reverse order of their definition; later it is the order in which rank 0 completed them in the first microbatch.
+/// If gradients accumulate in place, it stays the reverse order. A unit that a rank did not use takes part with zeros,
+/// at the latest when backward ends. Ranks may therefore take different branches.
 ///
 /// Reducer does not wait for gradients of parameters that no rank used in the last step (`expect`). If Reducer waited
 /// for these gradients, their units would hold buckets that other units need. When the set of used parameters changes,
@@ -92,8 +92,8 @@ class Reducer final : private ReductionEnds {
     Carrier* sums_below = nullptr;
   };
 
-  /// `visitor` gets every reduced gradient. (If there is one rank, there are no reductions.) It is null if work is
-  /// queued, since values that are not computed yet cannot be read.
+  /// `visitor` gets every reduced gradient. (If there is one rank, and sums are not offloaded, there are no
+  /// reductions.) It is null if work is queued, since values that are not computed yet cannot be read.
   Reducer(const MemoryPlan& plan, std::vector<Unit*> units, const MeshAxes& axes, Memory memory, ComputeDevice device,
           GradientVisitor* visitor);
 
@@ -109,8 +109,8 @@ class Reducer final : private ReductionEnds {
   void tell(RoundLog& rounds) { rounds_ = &rounds; }
 
   /// From now on, records in `latencies` how long each unit's reduction takes from its beginning to its end, including
-  /// the lags of the plan. If there is one rank, there are no reductions. `latencies` [unit] must outlive this object.
-  /// `queue` is a GPU's clock for reductions, and is null on the CPU.
+  /// the lags of the plan. If there is one rank, and sums are not offloaded, there are no reductions. `latencies`
+  /// [unit] must outlive this object. `queue` is a GPU's clock for reductions, and is null on the CPU.
   void time_reductions(std::span<LatencyHistogram> latencies, QueueTimes* queue = nullptr) {
     reductions_.time(latencies, queue);
   }

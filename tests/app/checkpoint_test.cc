@@ -258,7 +258,7 @@ TEST_F(Checkpoints, RunKilledAtAnyMomentResumesWithTheSameBits) {
     EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << entry.path();
 }
 
-// Fault F10 (docs/faults.md).
+// This is fault F10 (docs/faults.md).
 TEST_F(Checkpoints, RandomKillsChangeNoBits) {
   survive_random_kills(tests_are_long() ? 200 : 2, tests_are_long() ? "3000" : "400",
                        [&](const auto& up_to, const auto&... words) {
@@ -315,7 +315,7 @@ TEST_F(Checkpoints, RanksOfOtherProcessorsAreRefused) {
               AllOf(HasSubstr("rank 1: threads 2, rank 0 has 1"), HasSubstr("hint: set one OMP_NUM_THREADS")));
 }
 
-// Fault F7 (docs/faults.md): the exit code is 0, or the code that a scheduler wants.
+// Fault F7 (docs/faults.md): the exit code is 0, or the code that --signal-exit-code gives.
 TEST_F(Checkpoints, SignalsEndTheStepSaveAndExitWithZero) {
   const std::string steps = "120";  // there are so many steps that every run below gets its signal before its end
   run(run_of(2, steps, "whole", "whole.jsonl"));

@@ -324,7 +324,7 @@ TEST_F(DurableRanks, CheckpointOfCommitsGoesOnWithOtherRanksToTheSameBits) {
     fs::remove_all(path("made"));
     const std::string commit = read_file(commits + "/rank-00001.commit-0");
     const Words from_commits = {TESSERA_PROGRAM, "checkpoint", "from-commits", commits, "--to", path("made")};
-    // the commits have the hosts of the ranks
+    // each commit says on which hosts its ranks were
     const Ended ended = run(from_commits + Words{"--"} + run_of_eight(durable, "2"));
     EXPECT_THAT(ended.out, AllOf(HasSubstr(" after step 2"), HasSubstr("checkpoint after step 2: ")));
     EXPECT_FALSE(fs::exists(path("parts.jsonl"))) << "no step is made";

@@ -97,7 +97,7 @@ TEST_F(Prediction, MeasuredProfileAndLinksPredictAndSimulate) {
                                               path("profile.json"), "--steps", "2", "--show", "share"}));
   EXPECT_THAT(beside.out, AllOf(HasSubstr(", predicted "), ContainsRegex("of 2, measured [0-9.]+ ")));
   EXPECT_EQ(steps("two.jsonl").size(), 2u);
-  for (const json& step : steps("two.jsonl")) {  // `work`: seconds of one rank's step
+  for (const json& step : steps("two.jsonl")) {  // `work` is the seconds of one rank's step
     const double efficiency = step.at("measured_efficiency").get<double>();
     EXPECT_NEAR(efficiency * step.at("seconds").get<double>(), work, 1e-6) << step;
     EXPECT_DOUBLE_EQ(step.at("measured_speedup").get<double>(), 2 * efficiency) << step;

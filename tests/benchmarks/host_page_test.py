@@ -114,7 +114,8 @@ class Tables(unittest.TestCase):
     def test_collective_ratio_needs_the_same_bytes_and_dtype(self):
         row = self.row("ratios.csv", measure="collective", subject="barrier", bytes="0")
         self.assertEqual(numbers(row, "measured_ratio"), [200.0])
-        # fp32 is compared with fp32; bf16 has another ratio. Tessera has no measurement with 4 bytes, so no row has it.
+        # fp32 is compared with fp32; bf16 has another ratio. Tessera has no measurement with 4 bytes, so no row has 4
+        # bytes.
         self.assertEqual(numbers(self.row("ratios.csv", subject="all_reduce", bytes="1048576", peer="gloo"),
                                  "measured_ratio"), [8.0])
         row = self.row("ratios.csv", subject="all_reduce", bytes="1048576", peer="limit")

@@ -244,7 +244,7 @@ TEST(ThreadFailures, TimeoutNamesTheMissingRankAndItsLastCall) {
   EXPECT_THAT(message_of(results[1]), HasSubstr("rank 0 gave up"));
 }
 
-// Fault F5 (docs/faults.md): the calls in which ranks were at the failure can be compared afterwards.
+// Fault F5 (docs/faults.md): after a failure, one can compare the calls that the ranks were making when it happened.
 TEST(ThreadFailures, FlightRecordsHaveTheLastCallsOfAllGroups) {
   const std::string folder = ::testing::TempDir() + "flight-" + std::to_string(::getpid());
   ::setenv("TESSERA_FLIGHT_RECORDS", folder.c_str(), 1);

@@ -26,7 +26,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Fault F4 (docs/faults.md): the rank that serves the store stands still. The first caller waits for the rank. Other
+// Fault F4 (docs/faults.md): the rank that serves the store has stopped. The first caller waits for the rank. Other
 // groups of the process do not wait again.
 TEST(AskInTime, UnansweredStoreIsWaitedForOnlyOnce) {
   const std::shared_ptr<KeyValueStore> store = memory_store();

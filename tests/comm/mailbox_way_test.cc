@@ -14,8 +14,8 @@ constexpr std::size_t kRounds = 12;
 /// A rank whose rounds take the time that a test chooses, depending on how they are written.
 class Rank {
  public:
-  /// Makes a call and returns how its rounds were written. `disturbed`: the round that takes ten times as long.
-  /// `short_end`: the last round takes no time.
+  /// Makes a call and returns how its rounds were written. `disturbed` is the round that takes ten times as long. If
+  /// `short_end` is true, the last round takes no time.
   std::vector<bool> call(int kept, int streamed, std::size_t rounds = kRounds, std::size_t disturbed = kRounds,
                          bool short_end = false) {
     const auto cost = [&](std::size_t round) {

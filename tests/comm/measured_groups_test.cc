@@ -149,7 +149,7 @@ TEST(MeasuredGroups, NetworkThatTakesTooLongIsNotMeasured) {
     for (int time = 0; time < 2; ++time) ASSERT_TRUE(join(group_with(mesh, {0, 1, 2})).ok());
     EXPECT_EQ(slow->most_bytes(), 512u);
     EXPECT_EQ(slow->reductions(), 0);
-    EXPECT_EQ(slow->gathers(), 5);  // what is left, a warm-up, two times, and the longest times of all ranks
+    EXPECT_EQ(slow->gathers(), 5);  // the time left, a warm-up, two timed gathers, and the longest times of all ranks
     for (const ChooseAlgorithm& choose : given)
       for (const Algorithm chosen : choices(choose)) EXPECT_EQ(chosen, Algorithm::kDirect);
   });

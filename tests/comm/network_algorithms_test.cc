@@ -227,7 +227,7 @@ struct Sent {
 };
 void PrintTo(const Sent& sent, std::ostream* out) { *out << sent.messages << " messages, " << sent.bytes << " bytes"; }
 
-/// Makes one call. `numel`: elements of a rank's part, or of the whole buffer for all_reduce.
+/// Makes one call. `numel` is the number of elements of a rank's part, or of the whole buffer for all_reduce.
 absl::Status call_once(Collectives& group, Operation operation, void* input, DType dtype, float* output,
                        std::size_t numel) {
   switch (operation) {
@@ -502,7 +502,7 @@ class FailuresInRounds : public ::testing::TestWithParam<Failing> {
     };
   }
 
-  /// Sends rank 1 a signal while all ranks work, and checks that every other rank names it.
+  /// Sends rank 1 a signal while all ranks work, and checks that every other rank names rank 1.
   static void expect_named(double timeout_s, int signal) {
     const Failing what = GetParam();
     ForkedRanks ranks(what.ranks, call_until_failure(timeout_s));
@@ -642,7 +642,7 @@ TEST(FailureWithOpenConnections, KilledRankIsNamedThoughItSaidNothing) {
   }
 }
 
-// A program that returns from main too early says that it ends well, and how many calls it has begun.
+// A program that returns from main too early reports that it ends without an error, and how many calls it has begun.
 TEST(FailureWithOpenConnections, RankThatEndsWellTooEarlyIsNamed) {
   std::array<std::unique_ptr<ForkedRanks>, 2> worlds;
   for (int ends = 0; ends < 2; ++ends)
@@ -655,8 +655,8 @@ TEST(FailureWithOpenConnections, RankThatEndsWellTooEarlyIsNamed) {
   }
 }
 
-// A static object is destroyed after the program has said that it ends well. Here its destructor makes a call. The
-// other rank waits for this call longer than it would wait for a rank that has ended.
+// A static object is destroyed after the program has reported that it ends without an error. Here the object's
+// destructor makes a call. The other rank waits for this call longer than it would wait for a rank that has ended.
 TEST(FailureWithOpenConnections, RankWhoseDestructorsRunLongIsNotSaidToHaveEnded) {
   const int port = free_port();
   expect_all_ok(fork_ranks(2, [&](int rank, KeyValueStore&) -> absl::Status {
@@ -689,7 +689,7 @@ TEST(FailureWithOpenConnections, RankWhoseProgramEndedWellLeavesNobodyAlone) {
 }
 
 // A firewall may end an idle connection. Here the other end of such a connection is closed, while the process continues
-// to live.
+// to run.
 TEST(FailureWithOpenConnections, RankThatTakesAnotherConnectionIsNotGone) {
   NextRank watching(0, 2, "127.0.0.1");
   auto watched = std::make_unique<NextRank>(1, 2, "127.0.0.1");
@@ -784,7 +784,7 @@ TEST(FailureWithOpenConnections, RankThatEndsWellTellsThoseThatWatchIt) {
   }
 }
 
-// The thread that gathers gets the reason. The caller must learn it too.
+// The thread that gathers gets the reason. The caller must get the reason too.
 TEST(AbortInRounds, PeersLearnTheReason) {
   const int port = free_port();
   const auto ends = fork_ranks(3, [&](int rank, KeyValueStore& outside) -> absl::Status {

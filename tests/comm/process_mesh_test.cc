@@ -582,8 +582,8 @@ TEST(GlooFailures, KilledRankZeroThatServesTheStoreIsNamed) {
 }
 
 // Fault F1 (docs/faults.md): rank 1 has announced itself, and dies before the ranks have connected over a transport.
-// Ranks of its host see that. Gloo does not say which rank is missing if a rank lives but does not come. The other
-// ranks name it anyway.
+// Ranks of its host notice its end. Gloo does not report which rank is missing if that rank is alive but does not
+// connect. The other ranks name the missing rank anyway.
 TEST(ProcessMeshTest, RankThatDiesBeforeTheFirstCallIsMissed) {
   struct Absent {
     TransportChoice transport;
@@ -820,7 +820,7 @@ ForkedRanks::Body in_different_groups(const World& world, int port) {
     require(axes.world->transport() == world.transport, axes.world->transport());
     const TimedEnd end = call_in_different_groups(axes, rank);
     outside.set("seconds/" + std::to_string(rank), std::to_string(end.seconds)).IgnoreError();
-    if (rank == 0) told(outside, "end/1").status().IgnoreError();  // it serves the store until rank 1 has ended
+    if (rank == 0) told(outside, "end/1").status().IgnoreError();  // rank 0 serves the store until rank 1 has ended
     return end.status;
   };
 }

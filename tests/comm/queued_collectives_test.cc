@@ -145,7 +145,7 @@ TEST(QueuedCollectives, VisitorsAndIntegerSumsAreRefused) {
   });
 }
 
-/// The caller has long continued before the watch notices that a call stands still.
+/// The caller continues long before the watch notices that a call hangs.
 TEST(QueuedCollectives, StuckCallEndsTheGroup) {
   on_queued(1, little_s(), [](Queued& queued) {
     int data = 0;
@@ -205,7 +205,7 @@ TEST(QueuedCollectives, CallThatBlocksTheHostIsEndedAtTheTimeLimit) {
   });
 }
 
-/// A device that stands still in one group's call never reaches the calls of another group.
+/// A device that hangs in one group's call never reaches the calls of another group.
 TEST(QueuedCollectives, StuckCallEndsAllGroupsOfTheRank) {
   on_queued(1, little_s(), [](Queued& queued) {
     const auto make = [&](const char* name) {

@@ -124,7 +124,7 @@ TEST(TcpStore, Ipv6LoopbackServesTheStore) {
     if (rank == 1) return outside.set("has come", "yes");
     return told(outside, "has come").status();  // this process serves the store until rank 1 has joined
   });
-  // If the machine has no IPv6, rank 0 says so, and rank 1 finds no store.
+  // If the machine has no IPv6, rank 0 ends with kUnavailable, and rank 1 finds no store.
   const bool has_ipv6 = ends[0].exit_code != ExitCode::kUnavailable;
   for (const auto& end : ends) EXPECT_TRUE(!has_ipv6 || end.exit_code == ExitCode::kOk) << end.message;
 }

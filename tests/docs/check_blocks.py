@@ -1,6 +1,6 @@
 """Checks blocks of code in pages without running them. Usage: check_blocks.py ROOT TESSERA
 
-Each block must have a known language. A block that is marked as coming from a file must stand in that file. It must be
+Each block must have a known language. A block that is marked as coming from a file must be in that file. It must be
 possible to apply a diff, or to read both of its sides. It must be possible to read JSON. Commands must have only
 options that `tessera ... --help` and our scripts show. blocks.py says how a block is marked.
 

@@ -389,7 +389,7 @@ TEST_F(Gpu, CompressedSumsAreTheSameUnderEveryStrategy) {
   });
 }
 
-/// The loss of the last rank has one spike. It is skipped, or training goes back to a checkpoint.
+/// The loss of the last rank has one spike. The step with the spike is skipped, or training goes back to a checkpoint.
 TEST_F(Gpu, SpikeIsFoundUnderEveryStrategy) {
   constexpr double kHeights[] = {1, 1, 1, 1, 1, 1, 40, 1, 1, 1};
   const TestFolder folder;

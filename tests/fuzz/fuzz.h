@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string_view>
 
-/// libFuzzer calls this with each input. It returns 0; a fault that it finds ends the process.
+/// libFuzzer calls this function with each input. It returns 0; a fault that it finds ends the process.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
 namespace tessera::fuzz {

@@ -24,7 +24,8 @@ GoldenFile::Lines without(const GoldenFile::Lines& lines, const GoldenFile::Line
   return rest;
 }
 
-/// Returns the lines that only one side has: "-" before stored lines, and "+" before present lines of the same name.
+/// Returns the lines that only one side has, with "-" before stored lines and "+" before present lines. A stored line
+/// is followed by the present lines of the same name; present lines without such a stored line are at the end.
 std::string difference(const GoldenFile::Lines& stored, const GoldenFile::Lines& now) {
   const GoldenFile::Lines gone = without(stored, now);
   GoldenFile::Lines come = without(now, stored);

@@ -359,7 +359,7 @@ TEST(RanksOverGloo, OneFailedRankEndsAllAtOnce) {
   EXPECT_FALSE(half_of_the_ranks_limit.passed());
 }
 
-/// This runs before any test, and so before LibTorch computes.
+/// This initializer runs before any test, and so before LibTorch computes.
 [[maybe_unused]] const bool kTakesLeastKernels = (take_least_kernels(), true);
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace tessera::testing {
 /// Appends all numbers of a plan. `what` begins each line.
 void write_plan(const std::string& what, const MemoryPlan& plan, GoldenFile::Lines& lines);
 
-/// Appends all numbers of a predicted step, without the text about what is not included.
+/// Appends all numbers of a predicted step, without the text about the parts that are not included.
 void write_step(const std::string& what, const PredictedStep& step, GoldenFile::Lines& lines);
 
 }  // namespace tessera::testing

@@ -11,9 +11,9 @@ MIB = 1 << 20
 class Case:
     """One process of a command. If `ranks` is not 0, there is one process for each rank of a job.
 
-    It runs in the folder `inside`, with the files that seeds.py makes and the changes that `prepare` makes. The folder
-    `outside` lies beside it, with copies of the same files. Links point to these copies. No process may open or change
-    anything in `outside`.
+    Each process runs in the folder `inside`, with the files that seeds.py makes and the changes that `prepare` makes.
+    The folder `outside` lies beside it, with copies of the same files. Links point to these copies. No process may open
+    or change anything in `outside`.
     """
     group: str  # files, links, limits or network
     place: str  # the file, the port or the limit that is hostile

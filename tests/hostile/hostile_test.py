@@ -4,8 +4,8 @@ them may cause a signal, a hang, unlimited use of memory, or a change outside of
     Usage: python3 hostile_test.py path/to/hostile_commands.so path/to/tessera [--all] [-k PART_OF_A_NAME] [-v] [--list]
 
 Cases come from tables. A case is a place, and a way in which this place is hostile. Only a sample of the cases runs
-unless --all or TESSERA_LONG_TESTS is given. The sample has as many pairs of a place, a family of ways and a command as
-the number SAMPLE allows. A seed decides which cases are drawn.
+unless --all or TESSERA_LONG_TESTS is given. The sample has SAMPLE cases, which are chosen so that they cover as many
+pairs of a place, a family of ways and a command as possible. A seed decides which cases are drawn.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-// Reports for each file that stdin names whether TensorFiles opens it. It prints "ok" or "no".
-// safetensors_verdicts_test.py runs it.
+// Reports for each file that stdin names whether TensorFiles opens it. The program prints "ok" or "no".
+// safetensors_verdicts_test.py runs the program.
 
 #include <iostream>
 #include <string>

@@ -44,7 +44,7 @@ def body_of(cpp, tokens):
 
 
 def is_move(cpp, tokens):
-    """Returns whether this moves an object: `X(X&&)` or `operator=(X&&)`."""
+    """Returns whether this declaration moves an object: `X(X&&)` or `operator=(X&&)`."""
     bracket = next((i for i in tokens if cpp.is_sign(i, "(")), 0)
     return cpp.is_name(bracket + 1) and cpp.is_sign(bracket + 2, "&&") and (
         cpp.is_name(bracket - 1, cpp.tokens[bracket + 1].text) or cpp.is_name(bracket - 2, "operator"))

@@ -11,7 +11,7 @@ as a browser follows it.
 A page in MOST_BYTES has the limit of bytes that is given there. Other pages of docs/ have a limit too, except
 pages that a program makes.
 
-An option behind the name of a program of scripts/ must be in the text of the program.
+An option after the name of a program of scripts/ must be in the text of the program.
 
 A page names a test as `FILE: Suite.Name` (GoogleTest), `FILE: method` (Python), or, for the table in
 tests/app/odd_inputs, `FILE: name of a row`.

@@ -1,5 +1,5 @@
-"""Tests scripts/demo with stand-ins for what it builds and runs: how many steps it chooses, and which loss shows that
-the model has learnt."""
+"""Tests scripts/demo with stand-ins for the programs that it builds and runs: how many steps the script chooses, and
+which loss shows that the model has learnt."""
 
 import json
 import os

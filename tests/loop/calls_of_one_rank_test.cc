@@ -1,6 +1,6 @@
 // Tests programs in which only one rank makes a call that all ranks must make. Ranks are processes. Such a program
-// works if ranks share memory. Otherwise every rank gets an error that names the calls within 10 s. Programs wait most
-// of the time, so all of them run at the same time.
+// works if ranks share memory. Otherwise every rank gets an error within 10 s, and the error names the calls. Programs
+// wait most of the time, so all of them run at the same time.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randn.h>

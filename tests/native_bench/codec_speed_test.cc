@@ -21,8 +21,8 @@ TEST(CodecSpeed, EveryPassIsTimedWithItsBytes) {
   EXPECT_THAT(names,
               ::testing::ElementsAre("int8_encode", "int8_encode_feedback", "int8_decode", "int4_encode",
                                      "int4_encode_feedback", "int4_decode", "votes_encode", "signs_encode_feedback"));
-  // A pass moves 4 bytes for each value, and the 4 scales and the codes of a message. Feedback is both read and
-  // written.
+  // A pass moves 4 bytes for each value, and a message: 4 scales and the codes, or one word and the votes. Feedback is
+  // both read and written.
   constexpr std::size_t kInt8 = 4 * 4 + 1024, kInt4 = 4 * 4 + 512, kVotes = 4 + 128, kSigns = 4 * 4 + 128;
   EXPECT_THAT(bytes, ::testing::ElementsAre(4096 + kInt8, 3 * 4096 + kInt8, 4096 + kInt8, 4096 + kInt4,
                                             3 * 4096 + kInt4, 4096 + kInt4, 4096 + kVotes, 3 * 4096 + kSigns));

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-// Returns the pages of address space that the process has.
+// Returns the number of pages of address space that the process has.
 std::size_t mapped_pages() {
   std::size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;

@@ -1,5 +1,5 @@
-// Tests the estimates of the gradient noise scale against the paper's equations and against what a model with known
-// noise must give.
+// Tests the estimates of the gradient noise scale against the paper's equations, and against the exact values of a
+// model with known noise.
 
 #include "optim/noise_scale.h"
 

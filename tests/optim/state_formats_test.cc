@@ -132,7 +132,7 @@ TEST(StateFormats, SecondMomentDecaysBelowItsPrecision) {
     std::uniform_real_distribution<float> between(0.2f, 1.0f);
     for (float& g : gradient) g = between(random);
     run.step(gradient, 0.0f);
-    for (std::size_t i = 0; i < kNumel; ++i) gradient[i] = i % 256 == 0 ? 0.03f : 0.0f;  // keeps the block's scale up
+    for (std::size_t i = 0; i < kNumel; ++i) gradient[i] = i % 256 == 0 ? 0.03f : 0.0f;  // this keeps the scale large
     for (int t = 0; t < kSteps; ++t) run.step(gradient, 0.0f);
     std::fill(gradient.begin(), gradient.end(), 1e-6f);
     run.step(gradient, 1.0f);

@@ -14,9 +14,9 @@ bool python_has(const std::vector<std::string>& modules);
 bool python_has_torch();
 
 /// Runs a script of this folder with one thread per process, waits for it, and returns its output. Returns an error if
-/// the script fails. It is also an error if the script does not end within the limit for `at_rest_s` seconds on a
-/// machine at rest (tests/support/limits/patience.h). The message contains the end of the script's stderr, which is
-/// stored in `folder`.
+/// the script fails, or if it does not end in time. `at_rest_s`: the seconds that the script takes at most on a machine
+/// at rest; the limit grows with the load of the machine (tests/support/limits/patience.h). The message contains the
+/// end of the script's stderr, which is stored in `folder`.
 absl::StatusOr<std::string> run_python(const std::string& script, const std::vector<std::string>& arguments,
                                        const std::filesystem::path& folder, int at_rest_s);
 

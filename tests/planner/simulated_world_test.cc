@@ -171,7 +171,7 @@ TEST(SimulatedWorld, BackupsMakeStallsShorterAndChangeNothingForRanksThatAreAlik
   EXPECT_EQ(alike.seconds, world_of(with_backups(0), {.steps = 3}).seconds);
   EXPECT_EQ(alike.made_again, 0);
   const double even_s = alike.mean_s;
-  // A rank stands still for twice the step, so its last three microbatches are made by others.
+  // A rank stops for twice the time of a step, so other ranks make its last three microbatches.
   const WorldOptions stalls{.seed = 3, .stall_share = 0.1, .stall_s = 2 * even_s, .steps = 50};
   const SimulatedWorld with = world_of(with_backups(3), stalls), without = world_of(with_backups(0), stalls);
   EXPECT_GT(with.made_again, 0.1);

@@ -50,8 +50,8 @@ TEST(Parameters, LoadBetweenBackwardAndStepCounts) {
   });
 }
 
-// torch::load copies the file's bytes into a parameter whatever its dtype is. Plain LibTorch then trains on noise,
-// without an error.
+// torch::load copies the file's bytes into a parameter, whatever dtype the parameter has. Plain LibTorch then trains on
+// noise, without an error.
 TEST(Parameters, LoadOfAFileOfAWiderDtypeIsRefused) {
   const Mistake load = [](Scene&, Trainer& trainer, Tiny& model) { trainer.write([&] { load_first_values(model); }); };
   expect_refused(load, {{"BFloat16", "wider dtype", "hint"}}, {.dtype = DType::kBF16});

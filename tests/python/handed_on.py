@@ -284,7 +284,7 @@ def run_plain(folder, loader):
 
 def expect_effects(found, folder, loader):
     """Expects that each scheduler, write and callback changes the weights by far more than expect_same allows. A run
-    that leaves it out thus fails."""
+    that leaves one of them out thus fails."""
     weights = {}
     for name, case in CASES.items():
         rest = {key: value for key, value in case.items() if key not in ("scheduler", "write", "callbacks")}

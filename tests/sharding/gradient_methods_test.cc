@@ -411,8 +411,8 @@ TEST(TopKMomentum, MomentumDecaysOncePerStepOverSeveralReductions) {
     };
     reduce(1, 4);
     reduce(1, 4);
-    EXPECT_EQ(alone.kept[64], 8);  // u
-    EXPECT_EQ(alone.kept[0], 8);   // v
+    EXPECT_EQ(alone.kept[64], 8);  // the momentum (u of the paper)
+    EXPECT_EQ(alone.kept[0], 8);   // the values that were not sent (v)
     reduce(2, 1);
     reduce(2, 1);
     EXPECT_EQ(alone.kept[64], 6);

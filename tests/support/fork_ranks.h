@@ -43,7 +43,7 @@ class ForkedRanks {
   pid_t pid(int rank) const { return pids_[rank]; }
   void signal(int rank, int number) const;
   /// Waits until `rank` has ended, or until the limit for `at_rest` on a machine at rest has passed (patience.h). If
-  /// the limit passes, it kills the rank and reports SIGKILL.
+  /// the limit passes, the function kills the rank and reports SIGKILL.
   RankEnd wait(int rank, std::chrono::duration<double> at_rest = std::chrono::seconds(30));
   /// Does the same with `limit`, which several calls can share.
   RankEnd wait(int rank, Deadline& limit);
@@ -59,8 +59,8 @@ inline void expect_ok(ForkedRanks& ranks, int first, int end) {
   for (int rank = first; rank < end; ++rank) expect_ok(ranks.wait(rank), rank);
 }
 
-/// Waits until a rank has set `key`, and returns its value. Returns an error if the limit for `at_rest` on a machine at
-/// rest passes before that.
+/// Waits until a rank has set `key`, and returns its value. `at_rest`: the time that this takes at most on a machine at
+/// rest. Returns an error if the limit that belongs to this time passes before that (Deadline).
 absl::StatusOr<std::string> told(KeyValueStore& store, const std::string& key,
                                  std::chrono::duration<double> at_rest = std::chrono::seconds(20));
 

@@ -15,7 +15,7 @@ void put_below(Strategy& s, const Below& below) {
   const auto state = [](double fraction) {
     return fraction > 0 ? OffloadedState{Tier::kNvme, fraction} : OffloadedState{};
   };
-  // otherwise the placement of the parameters stays the same
+  // If no share of the parameters is offloaded, their placement stays the same.
   if (below.parameters > 0) s.offload.parameters = state(below.parameters);
   s.offload.masters = state(below.masters);
   s.offload.moments = state(below.moments);

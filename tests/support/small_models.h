@@ -70,7 +70,8 @@ struct Placed {
 std::string name_of(const Placed& placed);
 /// Returns the error that occurs if code reads parameters that an Engine under `strategy` left without memory.
 std::string refusal_after(const Strategy& strategy);
-/// Places the state of `strategy` as `placed` says. Other offloaded state stays the same.
+/// Sets the sharding, the sharing inside a host and the tier of the parameters in `strategy` as `placed` has them. The
+/// tiers of other state stay the same.
 void place(Strategy& strategy, const Placed& placed);
 
 /// Returns a strategy that divides Tiny into a root and one unit per block.

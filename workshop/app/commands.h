@@ -143,8 +143,8 @@ struct ServeCommand {
   std::int64_t lose = 16;              ///< KeepOptions::lose
   std::string offload;                 ///< folder for scratch files with shards; empty: shards are in memory
 };
-/// Serves shards to ranks with "sync": {"owners": "servers"}. It runs until SIGTERM or SIGINT comes, or, after SIGUSR1,
-/// until no worker is connected or awaited (ParameterServer::may_end). Prints the address at which it listens.
+/// Serves shards to ranks with "sync": {"owners": "servers"}. The command runs until SIGTERM or SIGINT comes, or, after
+/// SIGUSR1, until no worker is connected or awaited (ParameterServer::may_end). Prints the address at which it listens.
 int run_serve(const ServeCommand& command);
 
 /// The options of `tessera sample`.
@@ -321,7 +321,7 @@ struct DoctorCommand {
   std::string transport;  ///< transport for these measurements: "host", "gloo" or "mpi"; empty: the best there is
   bool overwrite = false;
 };
-/// Measures collectives between the ranks and writes their fit, if `links` is set. Every rank calls it.
+/// Measures collectives between the ranks and writes their fit, if `links` is set. Every rank calls this function.
 int run_doctor_links(const DoctorCommand& command);
 /// Inspects this machine. Prints what Tessera finds, what is missing, and how to repair it. Measures the disks of the
 /// directories `disks`, with a private scratch file on each. Returns 69 if something that Tessera needs is missing,

@@ -17,7 +17,7 @@ int run_command_line(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "launch-agent") == 0) return serve_launch_agent();
   CommandLine line;
   LaunchLine launching;
-  for (const Part& part : parts()) add_command(line.app, part.command);  // --help and the typo search need all
+  for (const Part& part : parts()) add_command(line.app, part.command);  // --help and hints need all parts
   launching.add_to(line.app);
   line.app.add_subcommand("schema", "print the JSON schema of the strategy file");
   launching.options.command = take_words_behind_dashes(argc, argv);

@@ -75,8 +75,8 @@ inline constexpr CodecPass kCodecPasses[] = {{"int8_encode", WireForm::kInt8, tr
 /// of as many bytes, half of them read and half of them written.
 std::vector<PassTiming> bench_codecs(std::size_t numel, int rounds);
 
-/// Makes the measurements of bench_codecs on the current GPU, whose kernels have messages and residuals in the GPU's
-/// memory here. Times are those of CUDA events. Errors: 69 without a GPU, or in a build without kernels; those of CUDA.
+/// Makes the measurements of bench_codecs on the current GPU. Messages and residuals lie in the GPU's memory here.
+/// Times are those of CUDA events. Errors: 69 without a GPU, or in a build without kernels; those of CUDA.
 absl::StatusOr<std::vector<PassTiming>> bench_device_codecs(std::size_t numel, int rounds);
 
 }  // namespace tessera

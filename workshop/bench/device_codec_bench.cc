@@ -26,7 +26,7 @@ absl::Status fill_with_normal_numbers(const TimedMemory& memory, std::size_t num
 }  // namespace
 
 absl::StatusOr<std::vector<PassTiming>> bench_device_codecs(std::size_t numel, int rounds) {
-  // number of thread blocks, so large that each warp has one block of elements or a few
+  // This number of thread blocks is so large that each warp has one block of elements or a few.
   constexpr unsigned kWholeGpu = 1 << 20;
   TESSERA_ASSIGN_OR_RETURN(const CopyLimit limit, CopyLimit::make());
   TESSERA_ASSIGN_OR_RETURN(const TimedMemory values, TimedMemory::of(4 * numel));

@@ -86,7 +86,8 @@ class LinkMeter {
   }
 
  private:
-  /// An operation on a buffer of `bytes` bytes on all ranks together (all_reduce: on each rank).
+  /// A call of an operation. `bytes` is the size of the full buffer: the output of an all-gather, or a rank's input of
+  /// a reduction.
   using Call = absl::Status (LinkMeter::*)(std::int64_t bytes);
 
   absl::Status all_gather(std::int64_t bytes) { return start_all_gather(bytes).wait(); }
@@ -265,8 +266,8 @@ class LinkMeter {
     return absl::OkStatus();
   }
 
-  /// Returns the share of its time that computation loses while a thread encodes and decodes int8: lost seconds over
-  /// the seconds in which that thread has a core.
+  /// Returns the share of its time that computation loses while a thread encodes and decodes int8: the lost seconds,
+  /// divided by the seconds in which that thread has a core.
   absl::StatusOr<double> measure_coding_load() {
     TESSERA_ASSIGN_OR_RETURN(const std::int64_t rounds, rounds_of(/*seconds=*/0.1));
     CodecRun codec(std::size_t{64} << 10);

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// The times of one pass over a flat run of `numel` elements, such as an optimizer's step. `limit` has the times that
-/// code which only reads and writes as many bytes takes.
+/// The times of one pass over a flat run of `numel` elements, such as an optimizer's step. `limit` has the times of
+/// code that only reads and writes as many bytes.
 struct PassTiming {
   std::string name;
   std::size_t numel = 0;

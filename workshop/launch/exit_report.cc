@@ -49,7 +49,7 @@ std::string meaning_of(int code) {
 
 std::string gibibytes(std::int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30)); }
 
-/// Returns " or for CPU time (ulimit -t is 60 s here)", or "" if there is no such limit. Ranks inherit it.
+/// Returns " or for CPU time (ulimit -t is 60 s here)", or "" if there is no such limit. Ranks inherit this limit.
 std::string or_for_cpu_time() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_CPU, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";

@@ -26,8 +26,8 @@ struct RankRecord {
   std::string message;                  ///< text of the rank's error file; empty: none
   std::optional<std::chrono::system_clock::time_point> message_time;
   bool told_by_peer = false;  ///< whether the rank's error file says that it ended because another rank had failed
-  /// This is set if the rank's error file says that Tessera chose the exit code (tessera/exit_code.h). Any other exit
-  /// code is chosen by the program, and may mean anything.
+  /// This field is set if the rank's error file says that Tessera chose the exit code (tessera/exit_code.h). Any other
+  /// exit code is chosen by the program, and may mean anything.
   std::optional<int> code_of_tessera;
 
   bool failed() const { return exit.failed() && !ended_by_launcher; }

@@ -9,8 +9,8 @@
 namespace tessera {
 
 /// A small process that lives slightly longer than the launcher. If the launcher dies in any way, the guard kills every
-/// process group that it knows and removes the error files. A rank itself would end because of its parent-death signal.
-/// The rank's children (data loaders, shells) would not end, and would hold ports and memory after a crash.
+/// process group that it watches and removes the error files. A rank itself would end because of its parent-death
+/// signal. The rank's children (data loaders, shells) would not end, and would hold ports and memory after a crash.
 ///
 /// The guard waits for the end of a pipe whose only writer is the launcher. It therefore does not poll and takes no CPU
 /// time, and the pipe ends even if SIGKILL ends the launcher. The guard leads its own session, so signals of the

@@ -19,10 +19,11 @@ class RankListener {
   virtual void on_started(int rank, pid_t pid) = 0;
   virtual void on_output(int rank, std::string_view bytes) = 0;
   virtual void on_errors(int rank, std::string_view bytes) = 0;
-  /// This is called when the leader of the rank's process group has ended. `record` has everything that the host has
-  /// found out about the rank.
+  /// HostRanks calls this function when the leader of the rank's process group has ended. `record` has everything that
+  /// the host has found out about the rank.
   virtual void on_exit(RankRecord record) = 0;
-  /// This is called after on_exit, when no process of the rank's group is left and all of its output was reported.
+  /// HostRanks calls this function after on_exit, when no process of the rank's group is left and all of its output was
+  /// reported.
   virtual void on_gone(int rank) = 0;
 };
 

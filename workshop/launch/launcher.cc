@@ -28,8 +28,8 @@ namespace tessera {
 
 // This file checks the options, reserves ports, and makes attempts.
 //
-// `run` takes the port of the rendezvous and those of parameter servers: a HeldPort binds a port on which nobody
-// listens yet. It makes the folder of the ranks' error files, and starts the Guard. An attempt is one Supervisor
+// `run` reserves the port of the rendezvous and those of parameter servers: a HeldPort binds the port and does not
+// listen. `run` also makes the folder of the ranks' error files, and starts the Guard. An attempt is one Supervisor
 // (`run_once`). If an attempt failed and another may succeed, all ranks begin anew, as often as max_restarts says, and
 // at another port unless the user named one.
 

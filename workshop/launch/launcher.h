@@ -120,7 +120,8 @@ struct LaunchOptions {
 /// Servers listen at `address`, or else at the loopback address. The launcher prints the `join` that workers on other
 /// machines need. The secret is that of `secret_file`, or else that of the environment, or else a random one.
 ///
-/// A stopped rank (SIGSTOP) cannot act on SIGTERM and is continued first. SIGKILL ends it in any case.
+/// A stopped rank (SIGSTOP) cannot act on SIGTERM, so SIGCONT is sent right after SIGTERM. SIGKILL ends a stopped rank
+/// in any case.
 ///
 /// Each rank has its own process group and reads /dev/null. While it runs, `launch` blocks the signals of the table in
 /// the calling thread, ignores SIGPIPE, sets SIGCHLD to its default and is a child subreaper. `launch` restores all of

@@ -17,7 +17,7 @@ struct JobSettings;
 /// A folder for the ranks' error files. It exists as long as the object.
 class ErrorDirectory {
  public:
-  /// Makes the folder. It fails with error 73 if the folder cannot be made in the folder for temporary files.
+  /// Makes the folder. The function fails with error 73 if the folder cannot be made in the folder for temporary files.
   static absl::StatusOr<ErrorDirectory> make();
   ErrorDirectory(ErrorDirectory&& other) noexcept;
   ~ErrorDirectory();

@@ -47,8 +47,8 @@ struct RankProcess {
   /// Sends `signal` to the whole group.
   void send(int signal) const;
   /// Reaps other processes of the group that became the launcher's children. Returns true if the group has no process
-  /// left. REQUIRES: the leader was reaped. Don't call this again for a group after it was empty, since the system uses
-  /// its number again.
+  /// left. REQUIRES: the leader was reaped. Don't call this function again for a group that was empty, since the system
+  /// may give the group's number to other processes.
   bool is_group_empty() const;
   /// Returns true if the leader is stopped (SIGSTOP, a debugger).
   bool is_stopped() const;

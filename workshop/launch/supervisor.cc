@@ -73,7 +73,7 @@ absl::Status Supervisor::start_all() {
 absl::Status Supervisor::make_hosts() {
   RankListener& listener = *this;
   const int here = options_.hosts.empty() ? options_.ranks : options_.hosts.front().slots;
-  for (int i = 0; i < options_.workers.most; ++i) {  // each may be started again by itself
+  for (int i = 0; i < options_.workers.most; ++i) {  // each may be started again separately
     hosts_.push_back(std::make_unique<LocalRanks>(options_, job_, LocalRanks::Range{i, 1}, guard_, mask_, listener));
     add_ranks(hosts_.back().get(), 1, "");
   }
@@ -130,7 +130,7 @@ void Supervisor::start_servers_again() {
     rank.starts_again = rank.is_ready = false;
     if (urgency_ != Urgency::kNone) {
       rank.gone = true;
-      if (!is_needed) rank.record.ended_by_launcher = true;  // it was to start again, so its end is no failure
+      if (!is_needed) rank.record.ended_by_launcher = true;  // the server was to start again, so this is no failure
       continue;
     }
     ++rank.starts;

@@ -36,9 +36,9 @@ AttentionImpl::AttentionImpl(const GPTConfig& config)
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
   const std::int64_t batch = x.size(0), time = x.size(1), heads = config_.heads;
-  // This splits [B, T, 3 * width] into three tensors. The backward of a split puts the three gradients side by side in
-  // one copy, and the product before the split needs them in this form. The backward of unbind would make a second
-  // copy.
+  // This call splits [B, T, 3 * width] into three tensors. The backward of a split puts the three gradients side by
+  // side in one copy, and the product before the split needs them in this form. The backward of unbind would make a
+  // second copy.
   std::vector<at::Tensor> qkv = linear(qkv_, x).split(config_.width, 2);
   for (at::Tensor& part : qkv) part = part.view({batch, time, heads, -1}).transpose(1, 2);
   const double dropout = is_training() ? config_.dropout : 0.0;

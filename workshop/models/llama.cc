@@ -29,9 +29,9 @@ at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
 
 namespace {
 
-/// Changes frequencies as rope_type "llama3" does, with which Llama 3.1 was trained (arXiv 2407.21783; the formula is
-/// that of its reference code). Waves shorter than positions / high do not change. The frequencies of waves longer than
-/// positions / low are divided by the factor, and those of waves between the two are mixed.
+/// Changes frequencies as rope_type "llama3" requires. Llama 3.1 was trained with this type (arXiv 2407.21783; the
+/// formula is from Llama's reference code). Waves shorter than positions / high do not change. The frequencies of waves
+/// longer than positions / low are divided by the factor, and those of waves between the two are mixed.
 at::Tensor scaled_as_llama3(const at::Tensor& frequencies, const RopeConfig& rope) {
   const auto positions = static_cast<double>(rope.original_positions);
   const double low = rope.low_freq_factor, high = rope.high_freq_factor;

@@ -12,8 +12,8 @@
 namespace tessera {
 
 /// The number of steps that expressions may take to cut one text. It is linear in the text's length, for every
-/// expression. A fixed number of steps is added. This number lets expressions cut short texts even if they search from
-/// each place to the end of the text.
+/// expression. A fixed number of steps is added, so that expressions can cut short texts even if they search from each
+/// place to the end of the text.
 class StepBudget {
  public:
   explicit StepBudget(std::size_t text_bytes) : text_bytes_(text_bytes), left_(kFree + kPerByte * text_bytes) {}
@@ -33,7 +33,7 @@ class StepBudget {
 /// A regular expression that cuts text into words. It has the syntax of tokenizer.json (Oniguruma's), as far as PCRE2
 /// gives it the same meaning: `\s` is Unicode's White_Space, `\p{L}` is a general category, and `^` and `$` are the
 /// ends of lines. Expressions that would have another meaning (`\w`, `\h`, `\b`, `&&` in a class) are refused. One
-/// thread at a time may use it.
+/// thread at a time may use a SplitPattern.
 class SplitPattern {
  public:
   /// Compiles the expression. Errors: 65, with the position, if PCRE2 does not understand the expression.

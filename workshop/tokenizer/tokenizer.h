@@ -34,7 +34,8 @@ struct PieceCutter {
 ///   tables of its release.
 ///
 /// Encoding has these steps. Added tokens are found. The text between them is brought into Unicode's form NFC if the
-/// file says so. Patterns cut it into words. Byte pairs are joined in each word. One thread at a time may use it.
+/// file says so. Patterns cut this text into words. Byte pairs are joined in each word. One thread at a time may use a
+/// Tokenizer.
 class Tokenizer {
  public:
   using Id = std::uint32_t;
@@ -51,8 +52,8 @@ class Tokenizer {
   std::optional<Id> id_of(const std::string& token) const;
 
   /// Appends the tokens of a text. If `add_special` is true, the tokens that the file puts before and after a text
-  /// ("[BOS]") are included. Returns the number of parts of the text that were no UTF-8. Errors: 65 if a pattern takes
-  /// too long.
+  /// ("[BOS]") are included. Returns the number of parts of the text that were no UTF-8. Errors: 65 if a pattern or the
+  /// search for added tokens takes too many steps.
   absl::StatusOr<std::size_t> encode(std::string_view text, bool add_special, std::vector<Id>& ids) const;
 
   /// Returns the text of tokens, always UTF-8: U+FFFD stands at places where the tokens end within a character. Ids

@@ -1,5 +1,5 @@
 // Reads tokenizer.json into a Tokenizer. Options of the file that a Tokenizer does not support are refused, since wrong
-// tokens without a warning would be worse.
+// tokens without a warning would be worse. Only "truncation" and "padding" are left out with a warning.
 //
 // TokenizerReader goes over the sections in turn: normalizer, pre-tokenizer (`read_cutters`), decoder, model
 // (`read_vocabulary`, `read_merges`), added tokens, post-processor. Each function checks the types of its section and

@@ -21,9 +21,9 @@ void append_utf8(char32_t code, std::string& text);
 /// Returns the code point of text[0, length). REQUIRES: utf8_length(text) is `length`.
 char32_t code_point(std::string_view text, std::size_t length);
 
-/// GPT-2's way to write bytes as visible characters, which vocabularies in JSON use ("Ġthe" is " the"). A byte that is
-/// visible in Latin-1 is written as the character of that number. The other 68 bytes are written as U+0100 to U+0143,
-/// in order.
+/// GPT-2 writes bytes as visible characters, and vocabularies in JSON contain these characters ("Ġthe" is " the"). A
+/// byte that is visible in Latin-1 is written as the character of that number. The other 68 bytes are written as U+0100
+/// to U+0143, in order.
 
 /// Returns the bytes for which a token's characters stand; nothing if a character stands for no byte.
 std::optional<std::string> bytes_of_characters(std::string_view token);

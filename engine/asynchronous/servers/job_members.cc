@@ -11,11 +11,12 @@ namespace tessera {
 
 // This file counts workers, deals steps and holds back pushes, all under one mutex.
 //
-// A function that changes anything calls `note_change`, which wakes all waits. A wait also looks again after
-// kMembersPause, since a connection may end without a notification. Workers that are present are in `members_`. Workers
-// that are expected back, after the server itself had ended, are in `away_`, until `give_up_late` gives them up. The
-// steps that a worker has not made when it leaves are added to `returned_`, and `deal` takes steps from there first.
-// `image` returns all of this as numbers, and `restore` reads such numbers.
+// When workers or steps change, `note_change` counts the change and wakes all waits. The end of a push or of a save
+// wakes the waits and is not counted. A wait also looks again after kMembersPause, since a connection may end without a
+// notification. Workers that are present are in `members_`. When a server is started again, the workers of the run are
+// in `away_` until they join again, or until `give_up_late` gives them up. The steps that a worker has not made when it
+// leaves are added to `returned_`, and `deal` takes steps from there first. `image` returns the workers and the steps
+// as numbers, and `restore` reads such numbers.
 
 namespace {
 

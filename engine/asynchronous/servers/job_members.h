@@ -95,7 +95,7 @@ class JobMembers {
     bool has_rested = false;
   };
   /// Says that the worker pulls for a step. If the worker rested, the other workers wait for it from now on, and its
-  /// count of steps becomes at least that of the slowest worker.
+  /// count of steps becomes at least the slowest worker's count.
   Begun begin_step(int number);
   /// Waits until `has_come` is true for all other workers that are present or away. It does not wait for workers that
   /// rest. Error 75 if a worker does not come in time, or if `is_gone` returns true.

@@ -22,8 +22,8 @@ namespace tessera {
 /// go ("sync.elastic") lasts as long as the server.
 ///
 /// Each worker has a connection and a thread of its own here, so the end of a worker is noticed immediately, and
-/// affects no other worker. A push is applied only after all of it has arrived. If a worker is killed before that, its
-/// push is not applied.
+/// affects no other worker. A push to a shard is applied only after all of its bytes have arrived. If a worker is
+/// killed before that, the shard does not change.
 class ParameterServer {
  public:
   /// The smallest and the largest number of bytes of a secret.
@@ -31,9 +31,9 @@ class ParameterServer {
 
   /// Listens at `address` (listen_for_workers), and from now on serves workers that send `secret`. `keep`: where shards
   /// are kept. A server that is started again with the same options then continues the run. If `keep` has no value, the
-  /// shards end with the server. `offload`: folder for scratch files in which shards lie; empty: they are in memory.
-  /// Errors: those of listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`; those of
-  /// make_folders and look_at_scratch_directory for the two folders.
+  /// shards are lost when the server ends. `offload`: folder for scratch files in which shards lie; empty: they are in
+  /// memory. Errors: those of listen_for_workers; 78 for a secret that is too short or too long, or a bad `keep`; those
+  /// of make_folders and look_at_scratch_directory for the two folders.
   static absl::StatusOr<std::unique_ptr<ParameterServer>> start(const std::string& address, const std::string& secret,
                                                                 const std::optional<KeepOptions>& keep = {},
                                                                 const std::string& offload = "");

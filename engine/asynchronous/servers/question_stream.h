@@ -88,7 +88,7 @@ class QuestionStream {
   /// fit its question.
   absl::StatusOr<bool> receive_some(ServerLink& link);
 
-  /// Sends a question on a new connection, and waits until it is over. Its answer comes before those of all other
+  /// Sends a question on a new connection, and waits until it is over. Its answer comes before the answers to all other
   /// questions. Each wait is at most `limit`.
   absl::Status ask_now(const Ticket& question, ServerLink& link, ServerLink::Limit limit);
   /// Returns the questions that are not over, in the order in which they were asked, and forgets them.

@@ -176,7 +176,7 @@ ServedJob::~ServedJob() {
   if (const absl::Status status = keep_members(); !status.ok()) log_error(message_of(status));
 }
 
-/// Reads the shards of this run that a server with the same number has kept. From now on, keeps this server's shards.
+/// Reads the shards of this run that a server with the same number has kept. Then begins to keep this server's shards.
 absl::Status ServedJob::begin_keeping(const KeepOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(kept_, KeptShards::open(options, server_, definition_));
   for (std::size_t i = 0; i < groups_.size(); ++i) {
@@ -284,7 +284,7 @@ std::vector<std::span<std::byte>> ServedJob::data_of(const Group& group) const {
   return data;
 }
 
-/// The image: version, lengths of the lists `counts` and `last`, these lists, and then the elements.
+/// The image consists of the version, the lengths of the lists `counts` and `last`, these lists, and the elements.
 void ServedJob::write_image(const Group& group, std::vector<std::byte>& image) const {
   std::vector<std::int64_t> numbers = {group.version, static_cast<std::int64_t>(group.counts.size()),
                                        static_cast<std::int64_t>(group.last.size())};
@@ -566,8 +566,8 @@ std::vector<std::span<std::byte>> ServedJob::run_of(const Group& group, Extent r
   return spans;
 }
 
-/// Reads or writes a run of elements. Ranks wait for each other before and after this call, so no rank pushes during
-/// it.
+/// Reads or writes a run of elements. No rank pushes during this call: either all ranks wait for each other before and
+/// after it, or this is an elastic run, and the servers hold back the pushes of other workers.
 absl::Status ServedJob::Worker::do_range(const MessageHead& head, ServerLink& link) {
   if (job_.groups_.empty()) return broken("a range");
   Group& group = *job_.groups_[head.shard];

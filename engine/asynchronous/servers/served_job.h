@@ -32,7 +32,8 @@ namespace tessera {
 
 /// The shards that this server owns for one run of a job: a part of each trainable flat group, or whole groups, with
 /// values, states, version and counts. ParameterServer makes a ServedJob when the first worker of a run comes, and
-/// drops it when the last worker has gone. All functions may be called by several threads, one for each worker.
+/// drops it when the last worker has gone, unless the run lasts longer (JobMembers::lasts). All functions may be called
+/// by several threads, one for each worker.
 ///
 /// The server has no module. A worker sends a definition. The definition begins with the run's name of kRunName
 /// letters, which no other run has. JSON follows, with the strategy, the sizes of all parameters and their groups. The
@@ -47,8 +48,8 @@ namespace tessera {
 ///
 /// Invariants:
 ///  1. The holder of a shard's mutex computes nothing but an update of the shard, and waits for nothing but the shard's
-///     turn and the disk. (Ranges of elements are sent and received under the mutex too. No rank pushes then, since all
-///     ranks wait for each other.)
+///     turn and the disk. (Ranges of elements are sent and received under the mutex too. No rank pushes then: all ranks
+///     wait for each other, or the servers of an elastic run hold back pushes.)
 ///  2. No worker waits for a worker that has ended.
 class ServedJob {
  public:
@@ -59,9 +60,9 @@ class ServedJob {
   /// Returns the name of the run in a definition.
   static std::string run_of(const std::string& definition) { return definition.substr(0, kRunName); }
 
-  /// `keep`: where and how shards are kept; no value: the shards end with this object. If shards of the same run were
-  /// kept, they are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are in
-  /// memory. Errors: 78 for a text that is no definition; those of KeptShards and BlockFile.
+  /// `keep`: where and how shards are kept; no value: the shards are lost with this object. If shards of the same run
+  /// were kept, they are read. `offload`: folder for a scratch file with the shards, which is mapped; empty: they are
+  /// in memory. Errors: 78 for a text that is no definition; those of KeptShards and BlockFile.
   static absl::StatusOr<std::unique_ptr<ServedJob>> make(const std::string& definition,
                                                          const std::optional<KeepOptions>& keep,
                                                          const std::string& offload);

@@ -28,7 +28,7 @@ namespace tessera {
 // This file communicates with the parameter servers.
 //
 // `ask` gives a question to a server's courier, and `hear` waits for that server's oldest answer: answers come in the
-// order of questions. `pull_unit` asks for a unit's shards (`ask_for_copies`) and for those of the unit that comes
+// order of questions. `pull_unit` asks for a unit's shards (`ask_for_copies`) and for the shards of the unit that comes
 // next, and takes this unit's shards (`take_copies`). `reduced` sends gradients ahead. `push` then tells the servers to
 // apply them, or sends those that were not sent ahead (`send_push`). `wait_for_slowest` and `wait_for_turn_of_round`
 // bound staleness; they ask server 0. `write_values`, `fetch_states` and `bring_together` serve first values and
@@ -213,7 +213,7 @@ void ServedShards::tell_all(MessageKind kind, const char* operation) {
   for (int server = servers() - 1; server >= 0; --server) answer_to({.head = {.kind = kind}}, server, operation);
 }
 
-/// Server 0 decides which worker gives the values. It is told last, when all servers have the values.
+/// Server 0 decides which worker gives the values. Server 0 is told last, when all servers have the values.
 void ServedShards::begin() {
   if (!config_.elastic || !worker_.begin()) return;
   if (worker_.gives_values()) tell_all(MessageKind::kBegin, "start");
@@ -406,8 +406,8 @@ void ServedShards::settle() {
   }
 }
 
-/// This also asks for the next unit in the order of the previous step, so that the next unit's values arrive while this
-/// unit computes.
+/// The function also asks for the next unit in the order of the previous step, so that the next unit's values arrive
+/// while this unit computes.
 void ServedShards::pull_unit(const Unit& unit) {
   begin();
   const auto index = static_cast<std::size_t>(unit.index);

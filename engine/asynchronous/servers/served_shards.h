@@ -101,7 +101,7 @@ class ServedShards final : public PulledParameters {
 
   /// Returns the number of the step that this worker makes next, of the `steps` steps that all workers make together
   /// (Engine::take_step). Returns nothing if all steps are made, or if this worker itself holds the last steps.
-  /// `data_order`: a number that stands for the data of all steps (JobMembers::deal). REQUIRES: sync.elastic.
+  /// `data_order`: a number that identifies the data of all steps (Engine::take_step). REQUIRES: sync.elastic.
   std::optional<std::int64_t> take_step(std::int64_t steps, std::int64_t data_order);
   /// These return whether all steps are made, and whether this worker writes the results.
   bool is_over() const { return worker_.is_over(); }

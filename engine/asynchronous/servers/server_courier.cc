@@ -294,7 +294,7 @@ absl::Status ServerCourier::come_back(const absl::Status& why) {
   return absl::OkStatus();
 }
 
-/// Counts the pushes that this worker knew of and that are missing in the server's shards now.
+/// Counts the pushes that this worker knew of and that were missing in the shards when the server came back.
 absl::Status ServerCourier::count_lost() {
   std::vector<std::int64_t> now(versions_.size());
   ServerQuestion question{.head = {.kind = MessageKind::kReadVersions},

@@ -24,8 +24,8 @@
 namespace tessera {
 
 /// A worker's connection with one parameter server, and a thread that sends its questions and receives the answers
-/// while the worker computes. The gradients of a unit are sent while backward makes those of the next unit. The values
-/// of a unit arrive while forward reads the previous unit. ServedShards has a ServerCourier for each server.
+/// while the worker computes. The gradients of a unit are sent while backward makes the gradients of the next unit. The
+/// values of a unit arrive while forward reads the previous unit. ServedShards has a ServerCourier for each server.
 ///
 /// Questions are sent in the order of `send`, and the server answers in this order. If the connection breaks and the
 /// server comes back after its end (KeptShards), the thread connects again; it tries this for as long as an answer may

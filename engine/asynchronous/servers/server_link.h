@@ -137,8 +137,8 @@ class ServerLink {
   absl::Status refuse(const absl::Status& why, Limit limit);
   absl::Status refuse(ExitCode code, const std::string& text, Limit limit);
   absl::Status receive(std::span<std::byte> bytes, Limit limit);
-  /// These send or receive as many bytes as is possible without waiting, and return their number. It is 0 if `socket`
-  /// has to be polled first.
+  /// These functions send or receive as many bytes as is possible without waiting, and return their number. The number
+  /// is 0 if `socket` has to be polled first.
   absl::StatusOr<std::size_t> send_some(std::span<const std::byte> bytes, bool more);
   absl::StatusOr<std::size_t> receive_some(std::span<std::byte> bytes);
   /// Waits until bytes may have come, or `limit` is over.

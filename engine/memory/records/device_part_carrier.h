@@ -22,7 +22,7 @@ namespace tessera {
 /// Brings shards to a GPU from their records (FlatGroup::parameters_below) in its host's memory or in files; parts that
 /// lie in the GPU's own memory are copied within it. The residency calls it when it gathers a unit.
 ///
-/// `announce` and `acquire` do what they do in PartCarrier; `acquire` also makes work that is queued later wait for the
+/// `announce` and `acquire` work as in PartCarrier; `acquire` also makes work that is queued later wait for the
 /// copy. The destructor waits for the copies under way (DeviceUse).
 ///
 /// Records in the host's memory are copied on a separate stream as soon as a gather begins; no call waits for the

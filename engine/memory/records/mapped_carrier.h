@@ -36,7 +36,7 @@ class MappedCarrier final : public Carrier {
   /// It does not wait for queued work that uses records.
   void flush() override;
 
-  /// Waits until no kernel changes a record. Throws what `acquire` throws.
+  /// Waits until no kernel changes a record. Throws the errors of `acquire`.
   void settle();
 
   bool are_in_files() const { return are_in_files_; }

@@ -21,8 +21,8 @@ namespace tessera {
 /// takes them back. A record goes through a slot in the GPU's memory; the slots are used one after another (double
 /// buffering, with `count` buffers). TrainingMemory owns it, and the thread of the step calls it. The memory of a lease
 /// is the slot. Work that is queued on the current stream during the lease finds the record there, and its result is
-/// copied back to the host. Copies run on separate streams beside the computation, and events (DeviceKernels::Mark)
-/// keep them in order:
+/// copied back to the host. Copies run on separate streams at the same time as the computation, and events
+/// (DeviceKernels::Mark) keep them in order:
 ///
 /// 1. A copy to a slot waits until the slot's earlier content is copied back. It also waits until the result of the
 ///    record's last use is copied back. Records in pinned memory whose order is known are copied as soon as their slot
@@ -59,7 +59,7 @@ class SlotCarrier final : public Carrier {
   /// It does not wait for the copies that are under way.
   void flush() override;
 
-  /// Waits until all records are copied back to the host. Throws what `acquire` throws.
+  /// Waits until all records are copied back to the host. Throws the errors of `acquire`.
   void settle();
 
   /// Measures the speed at which records in pinned memory are copied to the GPU while as many are copied back, in bytes

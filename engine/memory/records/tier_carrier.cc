@@ -74,7 +74,7 @@ std::span<std::byte> TierCarrier::take(std::int64_t record, LeaseUse use) {
   return held.memory;
 }
 
-/// Gives the tier the record that was given back before this one, and keeps this one.
+/// Gives the tier the record that was given back before `record`, and keeps `record`.
 void TierCarrier::give_back(std::int64_t record, bool changed) {
   const MutexLock lock(mutex_);
   const auto found = std::ranges::find(leased_, record, &Held::record);

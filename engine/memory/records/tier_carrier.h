@@ -23,10 +23,9 @@
 namespace tessera {
 
 /// Brings the offloaded records of all groups of this rank from their tier into memory, and takes them back. The
-/// records are those of masters and optimizer states (RecordLayout), or those of parameters (Chunks). TrainingMemory
-/// and the groups share it. Any thread may call it; a mutex admits one thread at a time. A lease does
-/// not exclude other leases, so that a carrier to a device can hold several records at once. A call of `visit` excludes
-/// other visits.
+/// records hold masters and optimizer states (RecordLayout), or parameters (Chunks). TrainingMemory and the groups
+/// share it. Any thread may call it; a mutex admits one thread at a time. A lease does not exclude other leases, so
+/// that a carrier to a device can hold several records at once. A call of `visit` excludes other visits.
 ///
 /// A record that was given back stays in memory until another record is acquired. Several leases of one record in a row
 /// therefore move the record only once. A lease that is dropped leaves the bytes in the record's memory as they are.
@@ -60,8 +59,8 @@ class TierCarrier final : public Carrier {
   /// Begins to copy a record to `memory`, which is as large as the record (RecordTier::start_copy). The announced order
   /// of records does not change.
   void start_copy(std::int64_t record, std::span<std::byte> memory, std::uint64_t tag);
-  /// Waits for the copies of `tag`. Throws what `acquire` throws. No copy of `tag` is under way afterwards, even if the
-  /// function throws.
+  /// Waits for the copies of `tag`. Throws the errors of `acquire`. No copy of `tag` is under way afterwards, even if
+  /// the function throws.
   void end_copies(std::uint64_t tag);
 
   /// Calls `body` with the tier, at a time when this object has no record in use. REQUIRES: records are durable, and

@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-/// Returns a 64-bit digest of an order of gathers; ranks compare their digests in every step. `units`: indices of the
-/// units, in the order in which they were gathered. If ranks gather different units of the same size in one call, a
-/// transport that does not compare calls reports no error, and values are wrong.
+/// Returns a 64-bit digest of an order of gathers; ranks compare their digests in every step. `units`: the entries of a
+/// GatherLog, in their order: the indices of gathered units, and codes of guards. If ranks gather different units of
+/// the same size in one call, a transport that does not compare calls reports no error, and values are wrong.
 std::uint64_t digest_of_gathers(std::span<const int> units);
 
 /// Exchanges the orders and throws tessera::Error (70). The error names the first two ranks of a shard group whose

@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-/// The learning rates of a run before its schedule multiplies them: that of all parameters, and those of the groups
-/// (OptimizerConfig::groups). A group has a share of the common rate unless it was given a rate of its own. Steps and
-/// update rules read the rates; Step::set_lr changes them between steps.
+/// The learning rates of a run before its schedule multiplies them: the rate of all parameters, and the rates of the
+/// groups (OptimizerConfig::groups). A group has a share of the common rate unless it was given a rate of its own.
+/// Steps and update rules read the rates; Step::set_lr changes them between steps.
 class LearningRates {
  public:
   explicit LearningRates(const OptimizerConfig& optimizer);

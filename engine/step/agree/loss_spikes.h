@@ -21,8 +21,8 @@ struct SpikeHistory {
 ///
 /// The window holds the losses of the last `window` steps that were no spikes. A step is a spike if the window is full
 /// and its loss is above `factor` times the window's median. The median of an even number of losses is the mean of the
-/// two in the middle. If window / 2 spikes (at least one) came in a row and the next loss is high too, the change
-/// counts as lasting: the step of that loss is not skipped, and the window begins anew with that loss. A loss that is
+/// two in the middle. The change counts as lasting if window / 2 spikes (at least one) came in a row and the next loss
+/// is high too. The step of that loss is then not skipped, and the window begins anew with that loss. A loss that is
 /// not finite never gets into the window. All memory is allocated when the object is made.
 class LossSpikes {
  public:

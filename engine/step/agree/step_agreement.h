@@ -1,6 +1,6 @@
 #pragma once
 
-// See docs/glossary.md: residency, unit.
+// See docs/glossary.md: unit.
 
 #include <bit>
 #include <cstddef>
@@ -48,7 +48,7 @@ struct LocalStep {
   double loss = 0.0;    ///< this rank's sum of weight * loss, divided by a rank's mean number of microbatches a step
   double weight = 0.0;  ///< sum of the weights of this rank's microbatches (MicrobatchInfo::weight)
   std::int64_t tokens = 0, samples = 0;
-  std::span<const int> gathered;    ///< units gathered in this step, in order (Residency::gathered)
+  std::span<const int> gathered;    ///< units gathered in this step, in order (GatherLog::entries)
   std::span<const double> rates;    ///< LearningRates::all
   std::span<const double> options;  ///< UpdateOptions::all
   double busy_seconds = 0;          ///< seconds since the last step, without waits for other ranks
@@ -91,7 +91,7 @@ class StepAgreement {
   const AgreedStep& agree(const LocalStep& local, std::span<const MicrobatchLoss> losses);
 
   /// From the next step on, `losses` belong to the microbatches of `order`. REQUIRES: the longest run that `order`
-  /// allows is at most as long as that of the order before.
+  /// allows is at most as long as the longest run of the order before.
   void deal(const MicrobatchOrder& order) { order_ = order; }
 
   /// Returns the seconds spent so far on the exchange of messages.

@@ -323,8 +323,8 @@ void DeviceUpdate::end_pass() {
 }
 
 /// Calls `body` for the pieces of `run` whose parameters lie in memory or in one record, or for the whole run if
-/// parameters are not needed. `view_of(piece)` has the piece's masters and states. `visit` says what `body` does with
-/// them.
+/// parameters are not needed. `view_of(piece)` has the piece's masters and states. `visit` says whether `body` reads or
+/// writes the parameters.
 template <class ViewOf, class Body>
 void DeviceUpdate::visit_pieces(const FlatGroup& group, Extent run, const Visit& visit, const ViewOf& view_of,
                                 const Body& body) {

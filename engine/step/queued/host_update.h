@@ -22,8 +22,8 @@ namespace tessera {
 /// The CPU's update of a GPU's masters and optimizer states where they lie, in records in pinned memory of its host
 /// (OffloadedStep::kCpu). It also makes the transfers for this update. Sums of gradients are copied to the host, and so
 /// are the parameters that are masters or halves of masters. New parameters are copied back. Parameters that themselves
-/// lie in the host's memory are updated there. Copies run on separate streams beside the computation, and events keep
-/// them in order:
+/// lie in the host's memory are updated there. Copies run on separate streams at the same time as the computation, and
+/// events keep them in order:
 ///
 /// 1. A unit's gradients are copied after its reduction, in a step's last backward. Gradients that are offloaded to the
 ///    host's memory (DeviceGradients) are used where they lie. If a sum changes again, it is copied again. Copies to
@@ -43,8 +43,8 @@ class HostUpdate {
   HostUpdate(const HostUpdate&) = delete;
   HostUpdate& operator=(const HostUpdate&) = delete;
 
-  /// Sets whether sums of gradients are now those of a whole step, so that `fetch` copies them. The sums are those of a
-  /// whole step from the beginning of its last backward to its end.
+  /// Sets whether sums of gradients now belong to a whole step, so that `fetch` copies them. They belong to a whole
+  /// step from the beginning of its last backward to its end.
   void expect(bool sums_of_step) { fetches_ = sums_of_step; }
   /// Copies the sum of a unit's gradients, which is on the current stream.
   void fetch(const Unit& unit);

@@ -20,8 +20,9 @@ namespace tessera {
 /// The memory for measuring is freed afterwards. The slowest rank decides, so all ranks make the same choice. Rank 0
 /// logs the choice with the measured numbers. The choice is the GPU without a measurement if the program has a rule for
 /// elements, if the plan has records that the CPU cannot update, or if "durable" needs the same choice of "auto" tiers
-/// in each run. It is the CPU if only the plan with updates on the CPU fits memory.limit. The result has no value if
-/// there is nothing to choose. `scene`: the scene of the plan that is to be made. It is collective over `control`.
+/// in each run. The choice is the CPU if only the plan with updates on the CPU fits memory.limit. The result has no
+/// value if there is nothing to choose. `scene`: the scene of the plan that is to be made. It is collective over
+/// `control`.
 std::optional<OffloadedStep> choose_offloaded_step(const std::vector<std::unique_ptr<Unit>>& units,
                                                    const Strategy& strategy, const PlanScene& scene,
                                                    const Optimizer& optimizer, Accelerator& accelerator,

@@ -13,7 +13,7 @@ namespace tessera {
 namespace {
 
 constexpr auto kPortion =
-    // the number of elements in a call changes no bit of the result
+    // The number of elements in a call changes no bit of the result.
     static_cast<std::size_t>(ElementwiseOptimizer::kMostElementsOnGpu);
 
 /// Returns the elements [begin, begin + count) of `run`.

@@ -18,7 +18,7 @@ namespace tessera {
 /// Computes the norms of LAMB and LARS on a GPU; all work is queued. Ranks agree on each parameter's norms between the
 /// two passes of a step. If units are updated in backward, ranks agree between the two passes of each unit. The
 /// parameter's rate follows from its norms. DeviceUpdate owns and calls a QueuedLayers. The norms have the same bits as
-/// those of LayerNorms and LayerwiseUpdate on the CPU.
+/// the norms of LayerNorms and LayerwiseUpdate on the CPU.
 class QueuedLayers {
  public:
   /// This rank's optimizer part of a group.

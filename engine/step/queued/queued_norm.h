@@ -24,8 +24,8 @@ NormTables norm_tables(const NormLaunch& launch, DeviceTables& memory);
 NormTables moved(NormTables tables, const float* made_for, const float* values);
 
 /// Queues the norm's sums over this rank's gradients on a GPU. Usually it adds up the squares of all gradients at once
-/// in the step. If the gradients of units have no memory of their own, it adds up those of each unit as soon as the
-/// unit's sum over ranks is complete. QueuedStep owns and calls it.
+/// in the step. If the gradients of units have no memory of their own, it adds up the squares of each unit as soon as
+/// the unit's sum over ranks is complete. QueuedStep owns and calls it.
 class QueuedNorm {
  public:
   /// `groups`: the trainable groups, in the order of units. `sums`: memory of the device for the sums of squares of all

@@ -239,8 +239,8 @@ std::shared_ptr<StepOutcome> QueuedStep::queue(const LocalStep& local, std::int6
   return slot.outcome;
 }
 
-/// Makes later work on the device wait until the last decision and its flags are on the host, before new ones overwrite
-/// them.
+/// Makes later work on the device wait until the last decision and its flags are on the host. A new decision and new
+/// flags then overwrite them on the device.
 void QueuedStep::join_downloads() const {
   marks_.used_downloaded->join();
   marks_.downloaded->join();

@@ -32,7 +32,7 @@
 namespace tessera {
 
 /// The step of an Engine on a GPU: norm, agreement, decision and update. The host queues them without waiting. The
-/// agreement of ranks, and the decisions that follow from it, have the same bits as those of CpuStep on the CPU.
+/// agreement of ranks, and the decisions that follow from it, have the same bits as in CpuStep on the CPU.
 /// DeviceUpdate makes the update.
 ///
 /// If units are updated in backward (OptimizerConfig::in_backward), each unit begins separately: the device checks that
@@ -100,7 +100,7 @@ class QueuedStep final : public Step {
     GroupNumbers* there = nullptr;        ///< StepTables::group_numbers
   };
 
-  /// This rank's message, and those of all ranks, in the device's memory.
+  /// This rank's message, and the messages of all ranks, in the device's memory.
   struct Message {
     std::byte* own = nullptr;
     std::byte* of_all = nullptr;

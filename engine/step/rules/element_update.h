@@ -33,8 +33,8 @@ struct UpdateRun {
 };
 
 /// The CPU's update of elements, one by one. It finds the elements of a flat group that are updated with the same
-/// numbers in a step, and updates them. Masters and states may be those of the CPU, or those of a GPU in its host's
-/// memory.
+/// numbers in a step, and updates them. Masters and states may belong to training on the CPU, or to training on a GPU
+/// that keeps them in its host's memory.
 class ElementUpdate {
  public:
   /// `rates` must outlive this object.

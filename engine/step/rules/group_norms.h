@@ -14,8 +14,8 @@
 namespace tessera {
 
 /// Computes the same norms as LayerNorms, for one flat group of which the caller has all elements, so there is no
-/// exchange. The sums use the same trees as those of LayerNorms, so the norms have the same bits. One thread at a time
-/// may use it.
+/// exchange. The sums use the same trees as the sums of LayerNorms, so the norms have the same bits. One thread at a
+/// time may use it.
 ///
 ///   begin(); add_weights(...), add_update(...) in the order of elements; end(); of(i)
 class GroupNorms {

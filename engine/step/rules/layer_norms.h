@@ -30,7 +30,7 @@ LayerMeeting layer_meeting(std::vector<const FlatGroup*> groups, std::size_t par
 std::vector<LayerMeeting> layer_meetings(const std::vector<std::unique_ptr<Unit>>& units, std::size_t parts,
                                          bool by_unit);
 
-/// Computes the norms that LAMB and LARS compare: the norm of each parameter's weights, and that of its update. The
+/// Computes the norms that LAMB and LARS compare: the norm of each parameter's weights, and the norm of its update. The
 /// sums go over the optimizer parts of all ranks and use the trees of optim/grad_norm.h. So the norms have the same
 /// bits with every strategy, whether ranks exchange the norms of all units at once or of one unit at a time.
 ///
@@ -50,11 +50,11 @@ class LayerNorms {
   /// out count as zeros.
   void add_weights(const FlatGroup& group, std::int64_t first, std::span<const float> values);
   void add_update(const FlatGroup& group, std::int64_t first, std::span<const float> values);
-  /// Agrees on all norms, or on those of the unit with index `unit`. It is collective. Throws tessera::Error. REQUIRES:
-  /// a unit is given if and only if Options::by_unit.
+  /// Agrees on all norms, or on the norms of the unit with index `unit`. It is collective. Throws tessera::Error.
+  /// REQUIRES: a unit is given if and only if Options::by_unit.
   void agree(std::optional<std::int32_t> unit);
 
-  /// These return the norms of the parameter whose FlatParameter::number is `number`. The norms are those of the latest
+  /// These return the norms of the parameter whose FlatParameter::number is `number`. The norms come from the latest
   /// `agree` that included the parameter.
   double weights(std::int64_t number) const;
   double update(std::int64_t number) const;

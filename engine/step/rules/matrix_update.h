@@ -32,8 +32,8 @@ class MatrixUpdate {
   /// Takes the numbers in `options` for the next step.
   void follow(const UpdateOptions& options) { rule_.follow(options); }
 
-  /// Announces the exchange of all units, or in backward that of `unit`. The offloaded state that the exchange uses is
-  /// then read ahead.
+  /// Announces the exchange of all units, or in backward the exchange of `unit`. The offloaded state that the exchange
+  /// uses is then read ahead.
   void expect(std::optional<std::int32_t> unit);
 
   /// Returns the rule, for the passes over single elements before and after the exchange.

@@ -48,10 +48,10 @@ class Translated(NamedTuple):
 def translate(text: str | bytes, name: str = "configuration", format: str = "", device: str = "") -> Translated:
     """Translates the text of a file and reports how each key was handled.
 
-    `name` stands for the file in errors. Its extension (".json", ".yaml") determines how the text is read. If it has no
-    such extension, a text that begins with "{" is read as JSON, and any other text as YAML. `format` is one of FORMATS;
-    if it is "", the format is found from the keys. `device` is the device on which the training will run, "cpu" or
-    "gpu". It is needed if the file moves something to the host's memory.
+    `name` is the name of the file in errors. Its extension (".json", ".yaml") determines how the text is read. If it
+    has no such extension, a text that begins with "{" is read as JSON, and any other text as YAML. `format` is one of
+    FORMATS; if it is "", the format is found from the keys. `device` is the device on which the training will run,
+    "cpu" or "gpu". It is needed if the file moves something to the host's memory.
 
     Raises Error: 78 if the text cannot be read, or if the file is of no known kind; 78 if no key was refused and the
     strategy would contradict itself; 64 if the format or the device is unknown; 69 for YAML without PyYAML.

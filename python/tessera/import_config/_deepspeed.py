@@ -18,8 +18,8 @@ _SIZES = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumu
 
 
 def trains_in(session: Session, *dtypes: str) -> bool:
-    """Returns whether training uses one of `dtypes` ("fp16", "bf16") in DeepSpeed's way. The section of that dtype can
-    enable this, or Accelerate's mixed_precision if distributed_type is DeepSpeed."""
+    """Returns whether training uses one of `dtypes` ("fp16", "bf16") in DeepSpeed's way. The section of a dtype can
+    enable the dtype, and so can Accelerate's mixed_precision if distributed_type is DeepSpeed."""
     if any(session.is_on(f"{dtype}.enabled") for dtype in dtypes) or "bf16" in dtypes and session.is_on("bfloat16.enabled"):
         return True
     return word(session.find("accelerate.distributed_type")) == "deepspeed" and word(session.find("accelerate.mixed_precision")) in dtypes

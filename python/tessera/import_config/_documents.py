@@ -27,8 +27,8 @@ _YAML_WORDS = {**dict.fromkeys(["", "~", "null"]), **dict.fromkeys(["true", "yes
 def read(data: bytes, name: str) -> dict[str, Any]:
     """Returns the object in a file.
 
-    `name` stands for the file in errors. Its ending (".json", ".yaml") determines how the text is read. If it has no
-    such ending, a text that begins with "{" is read as JSON, and any other text as YAML. JSON may have all that
+    `name` is the name of the file in errors. Its ending (".json", ".yaml") determines how the text is read. If it has
+    no such ending, a text that begins with "{" is read as JSON, and any other text as YAML. JSON may have all that
     DeepSpeed accepts too: comments (// # /* */), a comma after the last member or no comma at the end of a line, keys
     without quotes, NaN and Infinity. YAML may have no aliases or tags, and needs the package PyYAML. Each key may be
     given only once. Raises Error (78).

@@ -7,8 +7,8 @@ namespace tessera {
 
 /// Makes writes beyond the limit of file sizes fail with EFBIG, for every writer of this process, from now on. The
 /// kernel's signal, SIGXFSZ, would end the process. A program's own handler stays, and programs that this program
-/// starts have the signal as before. Code that writes files or begins a program calls it. Any thread may call it, also
-/// more than once.
+/// starts have the signal as before. Code that writes files or starts a program calls this function. Any thread may
+/// call it, also more than once.
 void turn_size_signal_into_error();
 
 /// Makes a send fail with EPIPE if the peer has died, so that this rank can report which rank died. SIGPIPE would end
@@ -26,8 +26,9 @@ void take_process_limits();
 /// standard input and writes to standard output still fail with EBADF, so lost output is noticed.
 void fill_standard_descriptors();
 
-/// Starts `count` threads and ends them. Returns 0, or the errno of the system's refusal. LibTorch's own threads
-/// (libgomp) would otherwise end the process without a message of Tessera.
+/// Starts `count` threads and ends them. Returns 0, or the errno of the system's refusal. Tessera tries this first,
+/// because libgomp, which starts LibTorch's threads, ends the process without a message of Tessera if the system
+/// refuses a thread.
 int try_threads(int count);
 
 }  // namespace tessera

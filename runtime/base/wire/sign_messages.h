@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-// The arithmetic of messages of signs, which the loops on the host (runtime/comm/sum/sign_codec.h) and the kernels of a
-// GPU (optim/cuda/device_signs.h) share, so that both give the same bits. A word has the signs of 32 elements. Its
-// lowest bit is that of the first element.
+// This header has the arithmetic of messages of signs. Loops on the host (runtime/comm/sum/sign_codec.h) and kernels of
+// a GPU (optim/cuda/device_signs.h) use this code, so both give the same bits. A word has the signs of 32 elements. Its
+// lowest bit is the sign of the first element.
 
 /// Returns the votes of 32 elements of value 0: minus for elements at odd places if `turn`, the step's number, is even.
 TESSERA_ALWAYS_INLINE std::uint32_t votes_of_zeros(std::uint64_t turn) {
@@ -17,8 +17,8 @@ TESSERA_ALWAYS_INLINE std::uint32_t votes_of_zeros(std::uint64_t turn) {
   return turn % 2 == 0 ? kOddBits : ~kOddBits;
 }
 
-/// Returns the votes of 32 elements. `negative` has a bit for each element with a minus sign, and `zero` has one for
-/// each of value 0.
+/// Returns the votes of 32 elements. `negative` has a bit for each element with a minus sign, and `zero` has a bit for
+/// each element of value 0.
 TESSERA_ALWAYS_INLINE std::uint32_t vote_word(std::uint32_t negative, std::uint32_t zero, std::uint32_t of_zeros) {
   return (negative & ~zero) | (of_zeros & zero);
 }
@@ -29,8 +29,8 @@ TESSERA_ALWAYS_INLINE float with_sign(float magnitude, std::uint32_t word, std::
   return __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, magnitude) ^ (word << (31 - place) & kSignBit));
 }
 
-/// Messages of signs that a GPU makes of fp32 values: one for each part of them. Behind the words of a message that has
-/// fewer elements, zeros follow.
+/// Messages of signs that a GPU makes of fp32 values: one message for each part of the values. If a message has fewer
+/// elements than the others, zeros follow its words.
 struct SignMessages {
   enum class Kind {
     kVotes,   ///< as cast_votes writes them

@@ -95,7 +95,7 @@ void C10dCalls::drop_backend() {
   // collective, so it runs later (left_in_use_).
   try {
     dropped->abort();
-  } catch (const std::exception&) {  // the call cannot end; whoever aborts the group then ends the process (CallWatch)
+  } catch (const std::exception&) {  // the call cannot be ended; CallWatch then ends the process
   }
   const MutexLock lock(mutex_);
   left_in_use_ = std::move(dropped);

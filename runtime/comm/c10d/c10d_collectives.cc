@@ -480,8 +480,7 @@ absl::Status C10dCollectives::make_rounds(const CallSignature& call, const Round
       .wait();
 }
 
-// Scatters every rank's part piece by piece. The contributions lie one slice behind the other, in the order of the
-// rounds.
+// Makes a reduce-scatter piece by piece. The contributions lie one slice behind the other, in the order of the rounds.
 absl::Status C10dCollectives::scatter_in_rounds(const CallSignature& call, const std::byte* input, float* output,
                                                 std::size_t numel, SumVisitor* visitor) {
   const std::size_t ranks = size(), element = size_of(call.dtype), own = static_cast<std::size_t>(rank());

@@ -11,7 +11,7 @@
 namespace tessera {
 
 /// Returns collectives over a c10d::Backend that can all-gather, broadcast and exchange CPU tensors: `gloo`, `mpi`, or
-/// a user's own backend. gloo_collectives, mpi_collectives and backend groups call it when a group is made.
+/// a user's own backend. gloo_collectives, mpi_collectives and backend groups call this function when a group is made.
 ///
 /// Tessera makes the sums itself, so that they have the bits that rule 3 in collectives.h demands. The ranks exchange
 /// the parts in the wire's dtype and add them in fp32. An all_reduce is such a sum, which is then gathered. Up to 64
@@ -25,7 +25,8 @@ namespace tessera {
 /// `choose`, unless it is null, chooses the algorithm of each call over Gloo or MPI. Calls for which `choose` does not
 /// decide use kDirect. These are compressed reductions, broadcasts (the library's own broadcast is a tree),
 /// all-to-alls, and all calls of a user's own backend. An all_gather in rounds, or with a codec, is made by a thread of
-/// the group after earlier gathers. Reductions are split into pieces of 2 MiB of input.
+/// the group after earlier gathers. A user's own backend makes a gather with a codec at once, and the gather is done
+/// when the call returns. Reductions are split into pieces of 2 MiB of input.
 ///
 /// The error of a failed backend seldom names the cause. If a call fails, every rank therefore writes its last call to
 /// `store` and reads the calls of the other ranks. The message names the call of each rank, and the ranks that do not

@@ -88,8 +88,8 @@ struct FailureReport::Shared {
   std::string arrivals() const { return "came/" + group.key(); }
   std::string heard_key(int member) const { return "heard/" + group.key() + "/" + std::to_string(member); }
 
-  /// Writes to the store that this rank has read it. If this rank serves the store, waits until the other ranks have
-  /// read it too, but no longer than kForLateRanks, since the store ends with this rank.
+  /// Writes to the store that this rank has read the answers. If this rank serves the store, the store ends with this
+  /// rank. This function then waits until the other ranks have read the answers too, but no longer than kForLateRanks.
   void let_others_hear(const Answers& answers) const {
     store->set(heard_key(group.rank), "").IgnoreError();
     if (group.world_rank(group.rank) != 0 || server() != "rank 0") return;

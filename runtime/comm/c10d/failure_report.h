@@ -13,7 +13,7 @@
 namespace tessera {
 
 /// Lets the ranks of a group without shared memory tell each other, through the store, why they failed. A rank writes
-/// nothing while all goes well, except once, when it has arrived. It is thread-safe.
+/// nothing while all goes well, except once, when it has arrived. This class is thread-safe.
 ///
 /// The store may hang with the rank that serves it. A separate thread therefore talks to the store. If the store does
 /// not answer for two seconds, the rank no longer waits for this thread.

@@ -9,7 +9,7 @@ namespace tessera {
 /// the process, and no file can be opened.
 ///
 /// This function limits, from now on, the silent connections of `listener`, a listening socket of this process. At most
-/// an eighth of the limit of descriptors, and at most 4096, may be connections that have sent nothing (for a moment,
+/// a sixteenth of the limit of descriptors, and at most 4096, may be connections that have sent nothing (for a moment,
 /// twice as many). If there are more, the oldest connections are shut down. The code that owns such a connection
 /// notices its end and closes it. If a burst opens more than twice as many descriptors as this limit allows, the kernel
 /// drops new requests for a while. Their clients ask again after a second. A rank sends as soon as it is connected, so

@@ -29,9 +29,10 @@
 #include "runtime/comm/meet_in_store.h"
 
 // Joins the job's store in three stages, on a separate thread, because c10d may wait for ever. In the first stage, a
-// rank finds the address and waits for the listener (rank 0 binds it). Then it connects, and in the last stage it calls
-// the roll. The roll call checks that each rank is claimed only once, and waits until all ranks have joined. If a stage
-// does not end in time, the error tells what this rank waited for. The error of the roll call names the missing ranks.
+// rank looks up the store's address and waits until a process listens there (rank 0 opens the listening socket). Then
+// it connects, and in the last stage it calls the roll. The roll call checks that each rank is claimed only once, and
+// waits until all ranks have joined. If a stage does not end in time, the error tells what this rank waited for. The
+// error of the roll call names the missing ranks.
 
 namespace tessera {
 namespace {
@@ -39,8 +40,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMostAskedFor = 1024;  // largest number of ranks that an error looks up one by one
-/// Time that a rank has after the limit to find out which ranks are missing, and to tell this to the other ranks
-/// (RollCall).
+/// Time that a rank has after the limit to find out which ranks are missing. Within this time, the rank that serves the
+/// store also waits for the other ranks to find it out (RollCall).
 constexpr std::chrono::milliseconds kTimeToReport{2500};
 
 /// The stage of a rank that joins the store. The error names the stage in which the rank waits.

@@ -13,7 +13,7 @@
 namespace tessera {
 
 /// Runs calls one after the other, in the order in which they are pushed. They run on a thread that starts with the
-/// first call. The destructor waits for all pushed calls. It is thread-safe.
+/// first call. The destructor waits for all pushed calls. This class is thread-safe.
 class CallThread {
  public:
   CallThread() = default;

@@ -89,8 +89,8 @@ class HierarchicalCollectives : public Collectives {
           inside_->reduce_scatter(label, input + host * host_bytes, dtype, sums + host * numel, numel).wait());
     return across_->reduce_scatter(label, sums, DType::kF32, output, numel, options).wait();
   }
-  /// Reduces: every rank sums one of L equal parts over its host, then over the hosts. The elements that are left over
-  /// (fewer than L) are reduced whole on every rank, and are never compressed.
+  /// Makes a reduction. Every rank sums one of L equal parts over its host, then over the hosts. The elements that are
+  /// left over (fewer than L) are reduced whole on every rank, and are never compressed.
   absl::Status reduce(std::string_view label, std::byte* input, DType dtype, float* output, std::size_t numel,
                       const ReduceOptions& options) {
     const std::size_t part = numel / places_, done = part * places_;

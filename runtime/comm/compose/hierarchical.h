@@ -14,7 +14,8 @@ namespace tessera {
 /// without `inside`. Sums are added inside hosts first, then across hosts. They have the same bits as sums of the flat
 /// pairwise tree whenever L is a power of two (collectives.h rule 3).
 ///
-/// allocate() gives memory of `inside`. Calls run on the caller's thread and are done when they return.
+/// allocate() gives memory of `inside`. A thread of the group makes all-gathers, and reductions with Waits::kLater
+/// (working_in_background). All other calls run on the caller's thread and are done when they return.
 std::shared_ptr<Collectives> hierarchical_collectives(std::shared_ptr<Collectives> inside,
                                                       std::shared_ptr<Collectives> across);
 

@@ -149,7 +149,7 @@ absl::Status QueuedCollectives::fail(const CallSignature& call, const std::strin
   const std::string recorded = record();
   const absl::Status failure =
       report_->explain(call, transport() + ": " + why + (recorded.empty() ? "" : "; " + recorded));
-  log_error(message_of(failure));  // also logged here, since a program that waits for the device may never ask
+  log_error(message_of(failure));  // also logged: a program that waits for the device may never read it
   queued_.groups->end(failure);
   return status();
 }

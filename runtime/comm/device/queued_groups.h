@@ -11,7 +11,8 @@
 namespace tessera {
 
 /// The asynchronous groups of one rank. They end together, since a device that hangs in a call of one group never
-/// reaches the calls of another. Aborting one group may wait until the other groups are aborted too. It is thread-safe.
+/// reaches the calls of another. Aborting one group may wait until the other groups are aborted too. This class is
+/// thread-safe.
 class QueuedGroups {
  public:
   struct Member {

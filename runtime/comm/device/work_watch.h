@@ -48,7 +48,7 @@ class WorkWatch {
   struct Started {
     CallSignature call;
     std::function<bool()> reached;
-    c10::intrusive_ptr<c10d::Work> work;  ///< null while it is being started
+    c10::intrusive_ptr<c10d::Work> work;  ///< null while the call is being started
   };
 
   void run();

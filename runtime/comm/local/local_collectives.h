@@ -11,7 +11,7 @@ namespace tessera {
 /// One rank of a group of any size, alone in its process. Each call does this rank's own part, and counts the bytes
 /// that the other ranks would have moved. A group of size 1 ("solo") is exact, and its calls cost nothing if output is
 /// input. Any larger group is "fake": a gathered buffer holds only this rank's shard, and a sum holds only this rank's
-/// addend. `one_host` is true if the group that this object stands for could share memory. `compressed_part` is the
+/// addend. `one_host` is true if the group that this object represents could share memory. `compressed_part` is the
 /// result of that group's compressed_part().
 class LocalCollectives : public Collectives {
  public:

@@ -78,9 +78,11 @@ absl::StatusOr<std::shared_ptr<Collectives>> nccl_collectives(const Group& group
   set_environment();
   TESSERA_RETURN_IF_ERROR(meet_in_store_or_fail(group, "met/nccl", *store));
   auto options = c10d::ProcessGroupNCCL::Options::create();
-  options->is_high_priority_stream = true;        // calls go first, since compute waits for them
-  options->timeout = std::chrono::hours(24 * 7);  // c10d counts from when a call is queued, WorkWatch from its start
-  options->group_name = group.key();              // name and ranks, as the flight record shows them
+  options->is_high_priority_stream = true;  // calls go first, since compute waits for them
+  // c10d measures its timeout from the moment at which a call is queued, which may be long before the call starts. This
+  // timeout is therefore never reached: WorkWatch limits the time from a call's start.
+  options->timeout = std::chrono::hours(24 * 7);
+  options->group_name = group.key();  // name and ranks, as the flight record shows them
   options->global_ranks_in_group.assign(group.world_ranks.begin(), group.world_ranks.end());
   const auto own_keys = c10::make_intrusive<c10d::PrefixStore>("nccl/" + group.key(), store->c10d_store());
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(own_keys, group.rank, group.size(), options);

@@ -10,7 +10,8 @@ struct SliceMessage {
   int peer = 0;           ///< rank of the peer in the group
   std::size_t first = 0;  ///< index of the first slice
   std::size_t count = 1;  ///< number of slices
-  /// true: elements of the input, in its dtype; false: elements of the buffer of results, where sums are fp32
+  /// If true, these are elements of the input, in its dtype. If false, these are elements of the buffer of results,
+  /// where sums are fp32.
   bool is_contribution = false;
   friend bool operator==(const SliceMessage&, const SliceMessage&) = default;
 };
@@ -23,8 +24,8 @@ struct SliceMessage {
 /// be in rounds with different numbers.
 struct Round {
   std::vector<SliceMessage> sends, receives;
-  /// True: received data is added to this rank's data, with the lower rank's data on the left. False: it replaces this
-  /// rank's data.
+  /// If true, received data is added to this rank's data, with the lower rank's data on the left. If false, received
+  /// data replaces this rank's data.
   bool adds = false;
 };
 

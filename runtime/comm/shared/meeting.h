@@ -16,10 +16,10 @@ namespace tessera {
 /// before it waits for them (`arrive`, `await`), up to as many as the lane has slots. It waits for them in order. Only
 /// one thread at a time may use a Meeting.
 ///
-/// Each rank writes its own arrival and reads those of its peers. No word is written by two ranks. A phase is over when
-/// all ranks have arrived. This rule alone would let one rank continue while another rank gives up because its time
-/// ended just before the last arrival. A rank that is about to give up therefore sets GroupBlock::doubt first, and then
-/// the ranks vote on the phase (GroupBlock::verdicts). After the vote, the phase is over on all ranks, or on none.
+/// Each rank writes its own arrival and reads those of its peers. No two ranks write the same arrival. A phase is over
+/// when all ranks have arrived. This rule alone would let one rank continue while another rank gives up because its
+/// time ended just before the last arrival. A rank that is about to give up therefore sets GroupBlock::doubt first, and
+/// then the ranks vote on the phase (GroupBlock::verdicts). After the vote, the phase is over on all ranks, or on none.
 ///
 /// A waiting rank spins for some microseconds, and yields its core now and then (at every check if there are more ranks
 /// than cores). It sleeps afterwards (Peers::wait). After the first failure every wait returns that failure.

@@ -19,14 +19,14 @@ class MemorySegment {
   MemorySegment& operator=(MemorySegment&& other) noexcept;
   ~MemorySegment();
 
-  /// Makes zero-filled memory. `name` shows in /proc/<pid>/maps. `populate`: all pages are present when this returns.
-  /// Error: 71 if there is not that much memory.
+  /// Makes zero-filled memory. `name` shows in /proc/<pid>/maps. If `populate` is true, all pages are present when this
+  /// function returns. Error: 71 if there is not that much memory.
   static absl::StatusOr<MemorySegment> create(const std::string& name, std::size_t bytes, bool populate);
 
   /// Maps the segment behind file descriptor `fd` of process `pid`, while that descriptor is open, through
-  /// /proc/<pid>/fd. The processes must have the same PID namespace and the same user. `populate`: this process's page
-  /// tables are filled now, and not by page faults later. Errors: 75 if the process is gone, 77 if this process may not
-  /// access it, 70 if the segment's size is not `bytes`.
+  /// /proc/<pid>/fd. The processes must have the same PID namespace and the same user. If `populate` is true, this
+  /// process's page tables are filled now, and not by page faults later. Errors: 75 if the process is gone, 77 if this
+  /// process may not access it, 70 if the segment's size is not `bytes`.
   static absl::StatusOr<MemorySegment> open(pid_t pid, int fd, std::size_t bytes, bool populate);
 
   std::byte* data() const { return data_; }

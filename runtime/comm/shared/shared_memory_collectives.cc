@@ -34,7 +34,7 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (to != from) copy_large(to, from, bytes);
 }
 
-// Copies the `bytes` bytes of one round. `whole`: the bytes that the call copies in all its rounds.
+// Copies the `bytes` bytes of one round. `whole` is the number of bytes that the call copies in all its rounds.
 void take_bytes(void* to, const std::byte* from, std::size_t bytes, std::size_t whole) {
   if (whole >= kStreamBytes) return stream_bytes(to, from, bytes);
   if (bytes > 0) std::memcpy(to, from, bytes);
@@ -50,7 +50,7 @@ std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
 
 }  // namespace
 
-// A window of a call that goes through the mailboxes. The call decides whether it counts bytes or elements.
+// A window of a call that goes through the mailboxes. The call decides whether a window counts bytes or elements.
 struct SharedMemoryCollectives::Round {
   std::size_t number, begin, length;
   SharedSpace* space;

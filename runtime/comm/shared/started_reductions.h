@@ -18,7 +18,7 @@ namespace tessera {
 /// A rank that waits therefore relies on its peers to advance their calls as far as the same program does on this rank.
 /// If every rank advances and waits at the same places, the rank that is furthest behind can always continue.
 ///
-/// Only one thread at a time may use it, as with Collectives.
+/// Only one thread at a time may use an object of this class, as with Collectives.
 class StartedReductions {
  public:
   /// Makes a call with buffers that peers cannot reach. All ranks do so at the same time, and the call blocks.

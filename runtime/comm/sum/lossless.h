@@ -12,12 +12,12 @@ namespace tessera {
 ///
 /// Signs and mantissas of gradients and weights look random, and exponents do not. Half of the numbers of a normal
 /// distribution have one of two exponents, and 98 % of them have one of seven. A block of 256 elements is therefore
-/// written as its signs and mantissas unchanged, and one exponent. For each element there are 3 bits that say by how
-/// much its own exponent is lower. The number 7 in these bits says that the element's exponent is written in full, at
-/// the end of the block. Gradients of a GPT take 0.85 of their original bytes in fp32, and 0.70 in bf16. If all fp32
-/// numbers of a block are exact in bf16, the low halves are left out. This is the case for the gradients of one
-/// microbatch in bf16. A block of zeros (rows of an embedding that no token used) takes one byte. Blocks that would not
-/// get smaller are copied.
+/// written as its signs and mantissas unchanged, and one base exponent. For each element there are 3 bits, which say by
+/// how much the element's exponent is below the base exponent. The number 7 in these bits says that the element's
+/// exponent is written in full, at the end of the block. Gradients of a GPT take 0.85 of their original bytes in fp32,
+/// and 0.70 in bf16. If all fp32 numbers of a block are exact in bf16, the low halves are left out. This is the case
+/// for the gradients of one microbatch in bf16. A block of zeros (rows of an embedding that no token used) takes one
+/// byte. Blocks that would not get smaller are copied.
 inline constexpr std::size_t kLosslessBlock = 256;
 
 /// Returns whether numbers of `dtype` can be packed: fp32 and bf16.

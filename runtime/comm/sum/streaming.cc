@@ -28,8 +28,8 @@ void stream_lines(std::byte* to, const std::byte* from, std::size_t lines) {
   }
 }
 
-// Copies with a loop and not with memcpy. memcpy may use one instruction for all bytes (rep movs), which is slower if
-// other cores have copies of the lines.
+// Copies line by line. One memcpy of all bytes may use a single instruction (rep movs), which is slower if other cores
+// have copies of the lines.
 template <bool kAsks>
 void copy_lines(std::byte* to, const std::byte* from, std::size_t bytes) {
   constexpr std::size_t kLoadAhead = 2048;

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// The part of a SumMethod whose messages a GPU can make. Then the contribution itself need not come to the host.
+/// The part of a SumMethod whose messages a GPU can make. Then the contribution itself need not be copied to the host.
 class SumOfMessages {
  public:
   /// Returns how a GPU makes the messages of the next sum's contribution, which has `numel` elements; or nothing if the

@@ -43,7 +43,7 @@ class WireCoding {
     std::size_t part_numel = 0;           ///< number of elements of each part
   };
 
-  /// `feedback`: ReduceOptions::feedback, of the whole input of the call, or null.
+  /// `feedback` is ReduceOptions::feedback, of the whole input of the call, or null.
   WireCoding(WireForm form, DType dtype, float* feedback = nullptr) : WireCoding(form, dtype, feedback, {}) {}
   WireCoding(WireForm form, DType dtype, float* feedback, const Encoded& encoded)
       : form_(form), dtype_(dtype), feedback_(feedback), encoded_(encoded) {}

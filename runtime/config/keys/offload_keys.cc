@@ -2,7 +2,7 @@
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
-// The rows of "offload": first the conditions under which keys have an effect, then one row for each key.
+// This file has the rows of "offload": first the conditions under which keys have an effect, then one row for each key.
 
 namespace tessera {
 namespace {

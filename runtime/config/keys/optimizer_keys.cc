@@ -5,7 +5,7 @@
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
-// The rows of "optimizer", "ema" and of keys that describe a step. Helpers come first: conditions ("only
+// This file has the rows of "optimizer", "ema" and of keys that describe a step. Helpers come first: conditions ("only
 // with type sgd"), defaults that depend on the type, and the keys of a parameter group, which are rows of their own.
 // The functions at the end have one row for each key.
 

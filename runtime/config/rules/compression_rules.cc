@@ -11,7 +11,7 @@
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/strategy_names.h"
 
-// Checks of the settings that "compression" needs and of those that it excludes.
+// This file has the checks of the settings that "compression" needs and of those that it excludes.
 
 namespace tessera {
 namespace {

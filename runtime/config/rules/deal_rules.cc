@@ -8,15 +8,15 @@
 #include "runtime/config/strategy_keys.h"
 #include "runtime/config/transport_rows.h"
 
-// Checks of the settings that "deal" by speed needs and of those that it excludes. Placements that gather, and steps
-// with one microbatch per rank, are refused when the Engine plans (engine/memory/make_plan.cc).
+// This file has the checks of the settings that "deal" by speed needs and of those that it excludes. Placements that
+// gather, and steps with one microbatch per rank, are refused when the Engine plans (engine/memory/make_plan.cc).
 
 namespace tessera {
 namespace {
 
 bool by_speed(const Strategy& s) { return s.deal.by == DealBy::kSpeed; }
 
-/// Makes a check that a setting is not used together with "deal" by speed. `more`: the end of the remedy.
+/// Makes a check that a setting is not used together with "deal" by speed. `more` is the end of the remedy.
 StrategyRule never_dealt_with(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
                               const char* why, const char* more) {
   return {{"/deal/by", std::move(other)},

@@ -7,13 +7,13 @@
 
 #include "runtime/config/strategy_keys.h"
 
-// Checks of the settings that "noise_scale" excludes. The check that there are enough microbatches is made when the
-// Engine plans (engine/memory/make_plan.cc).
+// This file has the checks of the settings that "noise_scale" excludes. The check that there are enough microbatches is
+// made when the Engine plans (engine/memory/make_plan.cc).
 
 namespace tessera {
 namespace {
 
-/// Makes a check that a setting is not used together with "noise_scale". `more`: the end of the remedy.
+/// Makes a check that a setting is not used together with "noise_scale". `more` is the end of the remedy.
 StrategyRule never_measured_with(std::string other, std::string what, std::function<bool(const Strategy&)> holds,
                                  const char* why, const char* more) {
   return {{"/noise_scale/every", std::move(other)},

@@ -7,14 +7,14 @@
 
 #include "runtime/config/strategy_keys.h"
 
-// Checks of the settings that "reproducible" excludes: all those that make a step's numbers depend on the number of
-// ranks. Combinations that depend on the mesh and the device are refused when the Engine plans
+// This file has the checks of the settings that "reproducible" excludes: all those that make a step's numbers depend on
+// the number of ranks. Combinations that depend on the mesh and the device are refused when the Engine plans
 // (engine/memory/expect_reproducible.h).
 
 namespace tessera {
 namespace {
 
-/// Makes a check that a setting is not used together with "reproducible". `more`: the end of the remedy.
+/// Makes a check that a setting is not used together with "reproducible". `more` is the end of the remedy.
 StrategyRule without(std::string other, std::string what, std::function<bool(const Strategy&)> holds, const char* why,
                      const char* more) {
   return {{"/reproducible", std::move(other)},

@@ -12,9 +12,9 @@
 #include "runtime/config/strategy_names.h"
 #include "runtime/config/strategy_table.h"
 
-// The rules between keys. Each row of `make_rules` is one StrategyRule: the keys that it reads, the sentence for the
-// reference page, and a function that returns what is wrong and what to do. The rows stand in the order of the page,
-// and the helpers that several rows share come before them.
+// This file has the rules between keys. Each row of `make_rules` is one StrategyRule: the keys that it reads, the
+// sentence for the reference page, and a function that returns what is wrong and what to do. The rows are in the order
+// of the page, and the helpers that several rows share come before them.
 
 namespace tessera {
 namespace {

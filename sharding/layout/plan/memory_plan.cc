@@ -296,8 +296,8 @@ std::int64_t MemoryPlan::most_ahead() const {
   return std::max(kMostUnderWay / groups, std::int64_t{1}) - 1;
 }
 
-/// Returns the bytes of shared memory that a unit needs while its reduction is under way and other units are
-/// computed.
+/// Returns the bytes that a unit needs, of memory that units share, while its reduction is under way and other units
+/// are computed.
 std::int64_t MemoryPlan::bytes_ahead() const {
   const std::int64_t bucket = sums_.bucket_mode == BucketMode::kShared ? sums_.bucket_bytes : 0;
   const std::int64_t sum = input_.update.in_backward || gradients_below() ? sums_.sum_bytes : 0;
@@ -332,9 +332,9 @@ void MemoryPlan::plan_lag() {
   sums_.end_lag = 2 * sums_.reduction_lag;
 }
 
-// A step reads and writes its states side by side. If three streams lie a multiple of 128 MiB apart, give or take a
-// page, the step takes 2.8 times as long on processors of AMD's family 25. 8 KiB more between the streams are enough to
-// avoid that. Large pieces therefore have a length that is an odd multiple of kApart (16 KiB).
+// A step reads and writes its states side by side. If the distances between three streams are multiples of 128 MiB, to
+// within a page, the step takes 2.8 times as long on processors of AMD's family 25. 8 KiB more between the streams are
+// enough to avoid that. Large pieces therefore have a length that is an odd multiple of kApart (16 KiB).
 constexpr std::int64_t kLargePiece = std::int64_t{32} << 20, kApart = 16 << 10;
 
 StatePiece state_piece(StateDType dtype, std::int64_t numel) {

@@ -79,7 +79,8 @@ class MemoryPlan {
   std::int64_t secondary_bytes() const;
   std::int64_t secondary_codes_bytes() const;
   /// Returns whether a unit's gradients stay in place until a microbatch's backward has ended. They stay if they
-  /// accumulate there over microbatches, or if they join a tree (`sums_wait`).
+  /// accumulate there over microbatches, if they join a tree (SumPlan::waiting_sums), or if there is one rank and sums
+  /// are not offloaded.
   bool keeps_gradients() const;
   /// Some sums wait for other sums of the tree (SumPlan::waiting_sums). `waiting_numel_of` returns the number of fp32
   /// elements of one such sum of a unit, and `waiting_bytes` the number of bytes of all these sums.
@@ -117,7 +118,7 @@ class MemoryPlan {
   /// Returns the bytes of this rank's part of a unit's gradients, in fp32.
   std::int64_t sum_bytes_of(const UnitShape& unit) const;
   /// The number of bits of the digest in the notes about a unit (SumPlan::notes_numel). The notes have a number for
-  /// each trainable parameter, then these bits, and then a weight.
+  /// each trainable parameter, then these bits, then a weight and a number of samples.
   static constexpr std::int64_t kDigestBits = 64;
 
   /// Returns the formats of the states that the optimizer keeps for each element of a trainable group.
@@ -156,9 +157,10 @@ class MemoryPlan {
   /// Returns the pinned memory for outer gradients (SyncConfig) that replicas of GPUs compress. Under streaming_diloco,
   /// this memory has a slot for each group of a fragment; otherwise it has one slot, since the host waits for each sum.
   SlotsOnHost outer_sums_on_host() const;
-  /// Returns the pinned memory for values that GPUs gather in another form (PlannedWire::gathers, replica_gathers). It
-  /// has a slot for each group of the units that are gathered ahead, and of the unit in use. If more gathers are to be
-  /// under way, the oldest gather is completed first.
+  /// These functions return the pinned memory for values that GPUs gather in another form (PlannedWire::gathers,
+  /// replica_gathers). For `gathers` it has a slot for each group of the units that are gathered ahead, and of the unit
+  /// in use. For `replica_gathers` it has one slot. If more gathers are to be under way, the oldest gather is completed
+  /// first.
   SlotsOnHost gathers_on_host() const;
   SlotsOnHost replica_gathers_on_host() const;
 

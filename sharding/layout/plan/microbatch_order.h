@@ -66,8 +66,8 @@ struct MicrobatchOrder {
   std::int64_t index(int rank, std::int64_t round) const {
     return has_runs ? run_of(rank).begin + round : round * ranks + rank;
   }
-  /// These return the rank that computes microbatch `index` of the step (rank_of), and the round in which it does so
-  /// (round_of).
+  /// These functions return the rank that computes microbatch `index` of the step (rank_of), and the round in which it
+  /// does so (round_of).
   int rank_of(std::int64_t index) const {
     if (const MadeAgain* const again = again_of(index)) return again->rank;
     return owner_of(index);

@@ -27,8 +27,8 @@ struct SecondaryCopy {
 struct PlannedPlacement : Placement {
   using Placement::operator=;  ///< takes the cuts of a strategy (placement_of) and does not change the ranks
   MeshPosition mesh;
-  /// Whether a GPU trains. Reductions then run during backward: each may take as long as a unit's backward, whatever
-  /// memory that costs.
+  /// Whether a GPU trains. Reductions then run during backward: each may take as long as a unit's backward, however
+  /// much memory is then needed.
   bool is_queued = false;
   std::int64_t prefetch = 1;
   /// Number of replicas that train by themselves, if there are outer steps; `mesh` is in this case the mesh of one

@@ -75,7 +75,7 @@ struct SlotPlan {
   std::int64_t shared_slots = 0;
   std::int64_t slot_bytes = 0;  ///< bytes of a shared slot
   /// Bytes of records of parameters that a step copies to a GPU for gathers, from the second step on. Records in files
-  /// are copied through pieces of host memory; there is one piece for the parts of each unit that may be under way.
+  /// are copied through pieces of host memory; there is one piece for each unit whose copies may be under way.
   std::int64_t uploaded_bytes = 0;
   std::int64_t upload_piece_bytes = 0;  ///< bytes of a piece
   std::int64_t upload_pieces() const { return upload_piece_bytes > 0 ? shared_slots + 1 : 0; }

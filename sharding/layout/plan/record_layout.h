@@ -32,7 +32,8 @@ class RecordLayout : public Chunks {
   RecordLayout(std::int64_t numel, const TieredState& state);
 
   const TieredState& state() const { return state_; }
-  /// These return the number of elements, counted from the part's first, whose masters (or states) are in memory.
+  /// These functions return the number of elements, counted from the part's first element, whose masters (or states)
+  /// are in memory.
   std::int64_t masters_in_memory() const { return numel_before(first_master_); }
   std::int64_t states_in_memory() const { return numel_before(first_state_); }
 

@@ -44,9 +44,9 @@ class RecordSlots {
   RecordSlots(std::span<const std::int64_t> bytes, std::int64_t slots);
 
   /// Uses the records of the stretches, in which no record occurs twice. Returns the bytes of the records that were in
-  /// no slot. When a pass begins, the slots can hold only the first records of the pass; when it ends, they hold its
-  /// last records. The search therefore looks only at these records. It compares at most slots^2 numbers, however many
-  /// records there are.
+  /// no slot. Only the first records of a pass, as many as there are slots, can be in slots from earlier passes. When
+  /// the pass ends, the slots hold its last records. The search therefore looks only at these records. It compares at
+  /// most slots^2 numbers, however many records there are.
   std::int64_t go_through(std::span<const Stretch> stretches);
   /// Returns the bytes of the records [begin, end) together.
   std::int64_t bytes_of(std::size_t begin, std::size_t end) const { return before_[end] - before_[begin]; }

@@ -88,9 +88,9 @@ class SumCounter {
   std::int64_t all_;
 };
 
-/// These return the largest numbers of nodes (SumCounter::blocks) and places (SumCounter::places) of any run of at most
-/// `longest` microbatches. The tree may have any size, and the run any position in it. Nodes become larger towards the
-/// middle of a run and then smaller again; at most two have the same size.
+/// These functions return the largest numbers of nodes (SumCounter::blocks) and places (SumCounter::places) of any run
+/// of at most `longest` microbatches. The tree may have any size, and the run any position in it. Nodes become larger
+/// towards the middle of a run and then smaller again; at most two have the same size.
 inline int most_blocks(std::int64_t longest) {
   // nodes of 1, 2, ..., 2^(sizes - 1) leaves and back down to 1, with a node of 2^sizes between if it fits
   int sizes = 0;

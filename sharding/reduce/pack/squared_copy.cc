@@ -15,8 +15,8 @@ constexpr std::int64_t kLanes = 16;
 constexpr std::int64_t kBlock = 4096;  // number of elements of a block; a copied block is still in the nearest cache
                                        // when it is squared
 
-/// Adds up squares in lanes: element i goes to lane i mod kLanes, and lanes are added by halves, with every instruction
-/// set.
+/// Adds up squares in lanes: element i goes to lane i mod kLanes, and lanes are added by halves. The order is the same
+/// with every instruction set.
 template <class T>
 TESSERA_INLINE double squares_of(const T* values, std::int64_t numel) {
   double lanes[kLanes] = {};

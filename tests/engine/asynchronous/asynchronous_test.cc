@@ -384,7 +384,7 @@ TEST(Asynchronous, StoppedRankHoldsNobodyUp) {
   }
 }
 
-/// Kills a rank amid the training of all, and expects that the others end and name it.
+/// Kills a rank while all ranks train, and expects that the others end and name the killed rank.
 void expect_end_of_all(const Adjust& adjust, int killed) {
   const int port = free_port();
   ForkedRanks ranks(kRanks, [&](int rank, KeyValueStore&) {

@@ -1,4 +1,5 @@
-// Tests "sync": {"type": "backups"}: a step sums the gradients of the ranks that come first, and drops what comes late.
+// Tests "sync": {"type": "backups"}: a step sums the gradients of the ranks that come first, and drops the gradients
+// that come late.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

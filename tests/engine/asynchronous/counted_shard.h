@@ -28,7 +28,7 @@ class CountedShard {
  public:
   static constexpr std::int64_t kElements = 256;
 
-  /// `limit`: how long an answer may take.
+  /// `limit` is the time that an answer may take.
   explicit CountedShard(const std::string& address, std::chrono::milliseconds limit = std::chrono::seconds(60))
       : strategy_(served([](Strategy& s) {
           s.optimizer = {.type = OptimizerType::kSgd, .lr = 1, .weight_decay = 0, .momentum = 0};

@@ -210,7 +210,7 @@ enum class Cut {
 /// Connects a worker with a server, passes on whole messages between the two, and kills the server once.
 class KillingBridge {
  public:
-  /// `nth`: the number of the question, or of the answer, from 1. `kill` kills the server and starts the next one.
+  /// `nth` is the number of the question, or of the answer, from 1. `kill` kills the server and starts the next one.
   KillingBridge(std::string server, Cut cut, int nth, std::function<void()> kill)
       : server_(std::move(server)),
         cut_(cut),

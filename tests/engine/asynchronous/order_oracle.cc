@@ -252,7 +252,7 @@ std::pair<double, double> OrderOracle::numbers_of(std::size_t parameter, double 
   return {everybodys, weight_decay};
 }
 
-/// The formulas are those of optim/rules. `everybodys`: the learning rate of parameters in no group.
+/// The formulas are those of optim/rules. `everybodys` is the learning rate of parameters in no group.
 void OrderOracle::update(const Piece& piece, at::Tensor g, std::int64_t count, double everybodys) {
   const OptimizerConfig& config = strategy_.optimizer;
   const auto cut = [&](const at::Tensor& whole) { return whole.narrow(0, piece.begin, piece.numel); };

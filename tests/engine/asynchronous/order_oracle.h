@@ -29,7 +29,7 @@ struct OrderOption {
 /// whole_order_options has those of rules that need more.
 const std::vector<OrderOption>& order_options();
 
-/// Returns the weight of a rank's microbatch. `microbatch`: its number, counted over all steps.
+/// Returns the weight of a rank's microbatch. `microbatch` is the microbatch's number, counted over all steps.
 inline double weight_of(int rank, std::size_t microbatch) {
   return static_cast<double>(1 + (3 * microbatch + static_cast<std::size_t>(rank)) % 5);
 }
@@ -50,7 +50,7 @@ inline StepResult make_step(Session& session, const OrderOption& option, std::si
 /// updates by LibTorch's own operators. It makes the pulls and pushes of a recorded order.
 class OrderOracle {
  public:
-  /// `servers`: the number of parameter servers that own the shards; 0: the ranks own them.
+  /// `servers` is the number of parameter servers that own the shards; if it is 0, the ranks own them.
   OrderOracle(const Strategy& strategy, int ranks, const OrderOption& option = {}, int servers = 0);
   void play(const std::vector<OrderLine>& lines);
 
@@ -84,7 +84,7 @@ class OrderOracle {
   void compute(int rank, std::int64_t step);
   void pull(const OrderLine& line, Shard& shard);
   void push(const OrderLine& line, Shard& shard);
-  /// Returns the rate and the weight decay of a parameter. `everybodys`: the learning rate of parameters in no group.
+  /// Returns the rate and the weight decay of a parameter. `everybodys` is the learning rate of parameters in no group.
   std::pair<double, double> numbers_of(std::size_t parameter, double everybodys) const;
   at::Tensor compensated(const Piece& piece, const at::Tensor& g, const at::Tensor& pulled);
   void update(const Piece& piece, at::Tensor g, std::int64_t count, double everybodys);

@@ -129,7 +129,7 @@ inline Ran run(const Strategy& strategy, std::size_t steps, int ranks = kRanks, 
 }
 
 /// A worker whose messages are all written by a test. It joins an elastic run with one parameter of 64 numbers.
-/// `server`: the number of the server at `address`, which is the run's last server. `number`: the worker's number.
+/// `server` is the number of the server at `address`, which is the run's last server. `number` is the worker's number.
 class RawWorker {
  public:
   explicit RawWorker(const std::string& address, int server = 0, int number = JobMembers::kAnyNumber)
@@ -195,7 +195,7 @@ class RawWorker {
 /// that all processes can be forked before the test has threads.
 class ServerProcess {
  public:
-  /// `faults`: rules for the files of the server.
+  /// `faults` has rules for the files of the server.
   ServerProcess(const std::string& address, const KeepOptions& keep, const std::vector<FaultRule>& faults = {}) {
     require(::pipe(starts_.data()) == 0, "a pipe");
     pid_ = ::fork();
@@ -220,7 +220,7 @@ class ServerProcess {
 
   void start() const { require(::write(starts_[1], "s", 1) == 1, "a server that waits"); }
   void signal(int number) const { ::kill(pid_, number); }
-  /// Stops the process by SIGSTOP. Returns when it stands still.
+  /// Stops the process by SIGSTOP. Returns when the process has stopped.
   void stop() const {
     signal(SIGSTOP);
     int status = 0;

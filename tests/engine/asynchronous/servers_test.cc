@@ -291,8 +291,8 @@ TEST(Servers, KilledRankOnAnotherHostStopsNobody) {
   }
 }
 
-// Rank 0 serves the store of the job. Ranks that train need no store. A save is a meeting of all ranks, so it ends, and
-// names rank 0.
+// Rank 0 serves the store of the job. Ranks that train need no store. A save needs all ranks, so it ends with an error
+// that names rank 0.
 TEST(Servers, KilledRankZeroStopsNobodyAndIsNamedByThoseWhoMeet) {
   for (const int hosts : {1, kRanks}) {
     SCOPED_TRACE(hosts);

@@ -39,8 +39,8 @@ inline torch::nn::Sequential make_module(std::int64_t hidden = 41) {
   return torch::nn::Sequential(torch::nn::Linear(23, hidden), torch::nn::Linear(hidden, 7));
 }
 
-/// first_value: the value of element `i` before the first step. noise: a gradient is a share of the value plus this
-/// number.
+/// first_value returns the value of element `i` before the first step. noise returns a number; a gradient is a share of
+/// the value plus this number.
 inline float first_value(std::int64_t i) { return static_cast<float>(i % 17) * 0.125F - 1.0F; }
 inline float noise(int rank, std::int64_t step, std::int64_t i) {
   return static_cast<float>((i * 7 + rank * 13 + step * 29) % 31) * 0.03125F - 0.5F;
@@ -49,7 +49,7 @@ inline float noise(int rank, std::int64_t step, std::int64_t i) {
 /// A rank without an Engine: memory, shards, and a gradient that depends on the values that were pulled.
 class Rank {
  public:
-  /// `hidden`: the number of outputs of the module's first layer.
+  /// `hidden` is the number of outputs of the module's first layer.
   Rank(const Mesh& mesh, const Strategy& strategy, double timeout_s = 60, std::int64_t hidden = 41)
       : rank_(mesh.rank()),
         module_(make_module(hidden)),

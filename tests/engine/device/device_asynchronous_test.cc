@@ -134,8 +134,8 @@ void expect_same_run(const Ran& got, const Ran& wanted, const std::string& what)
   EXPECT_TRUE(all_same_bits(got.values, wanted.values)) << what;
 }
 
-/// Checks that a run has the bits of the CPU on GPUs that copy as late as they may, and on GPUs that read at once what
-/// they copy.
+/// Checks that a run on GPUs has the bits of a run on the CPU. It tests GPUs that make copies as late as possible, and
+/// GPUs that make copies at once.
 void expect_as_on_the_cpu(int ranks, const Strategy& strategy, const std::string& what, const TinyOptions& model = {}) {
   const Ran wanted = run({.ranks = ranks}, strategy, 5, model);
   const auto expect = [&](const ThreadRanks& joined, const std::string& how) {

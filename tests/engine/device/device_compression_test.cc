@@ -138,7 +138,8 @@ const Method kSettings[] = {
     {"later", [](Strategy& s) { s.compression.start_step = 2; }},
     {"gradients below memory", [](Strategy& s) { s.offload.gradients = Tier::kHost; }}};
 
-// These strategies do not compare the values of ranks during the run, since the host would have to wait for that.
+// These strategies do not compare the values of ranks during the run, since the host would have to wait for these
+// comparisons.
 TEST(DeviceCompression, MethodsHaveTheCpusBits) {
   constexpr DType kDTypes[] = {DType::kF32, DType::kBF16};
   for (const auto& [method, setting, kind, dtype] : pairwise_of(kMethods, kSettings, kWhole, kDTypes)) {

@@ -311,8 +311,8 @@ TEST(DeviceEngine, WeightAveragesGiveTheCpusBits) {
   }
 }
 
-/// Each interval in which compute waits takes a second on the emulated device. Compute waits for the gathers of 3 units
-/// in forward, for two of these gathers again in backward, for 3 reductions, and for the agreement.
+/// Each interval in which compute waits takes a second on the emulated device. Compute waits for the gathers of 3
+/// units, for 3 reductions, and for the agreement.
 TEST(DeviceEngine, ExposedCommunicationIsReported) {
   const EmulatedGpus gpus;
   run_ranks(late({.ranks = 2}), [](const Mesh& mesh) {

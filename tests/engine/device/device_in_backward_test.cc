@@ -403,8 +403,8 @@ std::string error_of_wait(StepResult& step) {
   return error_of(ExitCode::kCorruptData, [&] { step.wait(); });
 }
 
-/// One element of one rank's gradient is not finite, so only one rank's part of the sum has it. Every rank that asks
-/// learns of it, even if it asks only about a later step.
+/// One element of one rank's gradient is not finite, so only one rank's part of the sum has it. Each rank that waits
+/// for the step's result gets an error, even if the rank waits only for a later step's result.
 TEST(DeviceInBackward, NonFiniteElementIsReportedByAllRanksEvenLater) {
   const EmulatedGpus gpus;
   for (const bool asks_later : {false, true}) {

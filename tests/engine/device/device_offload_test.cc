@@ -576,7 +576,7 @@ void expect_values_as_on_the_cpu(const std::function<Values(const Mesh&, const S
   const auto run = [&](const ThreadRanks& ranks, const Strategy& own) {
     return told_on(ranks, [&](const Mesh& mesh) { return Told{{}, body(mesh, own), {}}; });
   };
-  std::vector<const Tiered*> all = {nullptr};  // with_too_little_room
+  std::vector<const Tiered*> all = {nullptr};  // null stands for with_too_little_room
   for (const Tiered& tiered : kTiered) all.push_back(&tiered);
   MadeOnce<Told> on_cpu;
   for (const auto& [kept, kind, tiered] : pairwise_of<2>(kOneOfEachKind, kThree, all)) {

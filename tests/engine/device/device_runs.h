@@ -53,8 +53,9 @@ void on_gpus(int ranks, const std::function<void(const ThreadRanks& joined, cons
 void on_gpus_in_turn(int ranks, const std::function<void(const ThreadRanks& joined, const std::string& what)>& body);
 
 /// Checks that training under `strategy` on ranks with GPUs ends like `on_cpu` (or like the CPU under the same
-/// strategy), and needs the memory that the plan says. Ranks are joined by late collectives, and by one more of the
-/// ways that give the same bits. These other ways alternate from call to call; in long tests all of them are used.
+/// strategy), and needs the memory that the plan says. Ranks are joined by `late` (tests/engine/device/emulated_gpu.h),
+/// and by one more of the ways that give the same bits. These other ways alternate from call to call; in long tests all
+/// of them are used.
 void expect_same_on_gpus(const ThreadRanks& ranks, const Trained& on_cpu, const Strategy& strategy,
                          const TrainOptions& options, const std::string& what);
 void expect_same_on_gpus(const ThreadRanks& ranks, const Strategy& strategy, const TrainOptions& options,

@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceTensorRules, ::testing::ValuesIn(kTypes),
 
 TEST_P(DeviceTensorRules, GiveTheCpusBitsUnderEveryStrategy) {
   std::vector<std::pair<Placed, bool>> all = {{ShardingStrategy::kHybridShard, false},
-                                              // true: optimizer state is cut over the world
+                                              // If the second value is true, optimizer state is cut over the world.
                                               {ShardingStrategy::kHybridShard, true}};
   for (const Placed& placed : kStrategies) all.emplace_back(placed, false);
   const auto is_hybrid = [](const std::pair<Placed, bool>& where) {

@@ -375,7 +375,8 @@ TEST(Durable, CommitsOfAnotherRunAreRefusedAndKept) {
   EXPECT_EQ(refusal_of(2, strategy, folder.path()), "");
 }
 
-// A single commit could be the one that was being written when its run was killed.
+// A single first commit looks like one that was being written when its run was killed. So a run makes its first commit
+// twice, and the next run does not forget it.
 TEST(Durable, RunWithASingleCommitIsNotOverwritten) {
   const TestFolder folder;
   leave_commits(folder.path(), ShardingStrategy::kFullShard, 1);

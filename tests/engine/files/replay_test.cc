@@ -56,7 +56,7 @@ struct Part {
   std::int64_t all = kAll;  ///< microbatches of a step
 };
 
-/// Returns the loss behind a mask like that of attention: softmax discards the first column of a matrix.
+/// Returns `loss`, computed with a mask like that of attention: softmax gives the masked element the weight 0.
 at::Tensor masked(const at::Tensor& loss) {
   at::Tensor mask = at::zeros({2});
   mask[0] = -std::numeric_limits<float>::infinity();

@@ -37,7 +37,7 @@ struct ProcessCase {
   std::string what;
 };
 
-// Gloo joins ranks of several hosts, or all ranks. The tests of reproducible_test.cc only pretend hosts.
+// Gloo joins ranks of several hosts, or all ranks. The tests of reproducible_test.cc only simulate hosts.
 TEST(ReproducibleOverGloo, ProcessesGiveTheBitsAndOptimizerStatesOfOneRank) {
   at::set_num_threads(1);
   constexpr TransportChoice kAuto = TransportChoice::kAuto, kGloo = TransportChoice::kGloo;
@@ -59,7 +59,7 @@ TEST(ReproducibleOverGloo, ProcessesGiveTheBitsAndOptimizerStatesOfOneRank) {
   for (const JoinedWorld& joined : worlds) {
     const World& world = joined.world;
     std::vector<ProcessCase> cases;
-    // This grid has all pairs of a world and a rule. reproducible_test.cc has the other pairs, on pretended hosts.
+    // This grid has all pairs of a world and a rule. reproducible_test.cc has the other pairs, on simulated hosts.
     for (const auto& each : pairwise_where<2>(exists, worlds, kRules, placements, kDTypes, kBothSyncs)) {
       const auto& [other, rule, placed, dtype, sync] = each;
       if (text_of(other.world) != text_of(world) || other.transport != joined.transport) continue;
@@ -74,7 +74,7 @@ TEST(ReproducibleOverGloo, ProcessesGiveTheBitsAndOptimizerStatesOfOneRank) {
       cases.push_back({strategy, &wanted, key + ", " + name_of(placed) + " on " + text_of(world) + last});
     }
     ASSERT_FALSE(cases.empty()) << text_of(world);
-    constexpr std::size_t kAtOnce = 8;  // so many cases end within the time that ranks of on_hosts may take
+    constexpr std::size_t kAtOnce = 8;  // eight cases end within the time that on_hosts gives its ranks
     for (std::size_t begin = 0; begin < cases.size(); begin += kAtOnce) {
       const auto train_cases = [&](const Mesh& mesh) {
         for (std::size_t i = begin; i < std::min(begin + kAtOnce, cases.size()); ++i) {
@@ -157,7 +157,7 @@ TEST(Reproducible, OverflowOfOneMicrobatchSkipsTheStepOnAnyNumberOfRanks) {
   }
 }
 
-/// The calls that rank 0 made in the steps of a run, and what it counted itself.
+/// The calls that rank 0 made in the steps of a run, and rank 0's results with the Engine's own counts (TrafficCounts).
 struct Sent {
   CallsOfGroups calls;
   TrainedStates trained;

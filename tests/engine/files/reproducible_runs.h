@@ -26,7 +26,7 @@ constexpr std::int64_t kSteps = 3, kBatch = 24, kLength = 5;
 struct RunOptions {
   std::int64_t all = 8;                  ///< microbatches of a step, on all ranks
   TinyOptions model = {};                ///< the model that is trained
-  std::vector<double> weights = {1.0};   ///< the weights of microbatches, which take them in turn
+  std::vector<double> weights = {1.0};   ///< the weights that microbatches get in turn
   std::int64_t overflows = -1;           ///< the microbatch of the second step whose gradients are too large for fp16
   int slow_rank = -1;                    ///< the rank that takes longer than others for each microbatch
   std::filesystem::path saves = {};      ///< folder for a checkpoint at the end; empty: none is saved

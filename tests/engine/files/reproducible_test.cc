@@ -492,8 +492,8 @@ void wait_until_at_least(const std::atomic<std::int64_t>& value, std::int64_t wa
   while (value.load() < wanted) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-// Rank 1 stands still in the first microbatch of each step until rank 0 is about to end the last microbatch that it may
-// make for rank 1.
+// Rank 1 waits in the first microbatch of each step until rank 0 is about to end the last microbatch that it may make
+// for rank 1.
 TEST(ReproducibleBackups, ARankThatStandsStillIsOvertakenToTheBitsOfOneRank) {
   struct Case {
     Placed placed;
@@ -532,9 +532,8 @@ TEST(ReproducibleBackups, ARankThatStandsStillIsOvertakenToTheBitsOfOneRank) {
   }
 }
 
-// Rank 0 stands still in the first microbatch that it makes for rank 1, until rank 1 has made that microbatch. It
-// stands still either before the backward, which is then left out, or within the backward, whose result is then
-// dropped.
+// Rank 0 waits in the first microbatch that it makes for rank 1, until rank 1 has made that microbatch. It waits either
+// before the backward, which is then left out, or within the backward, whose result is then dropped.
 TEST(ReproducibleBackups, AResultThatComesSecondChangesNoBit) {
   const Trained wanted = alone(kRules[0], 4);
   for (const bool within : {false, true}) {
@@ -561,8 +560,8 @@ TEST(ReproducibleBackups, AResultThatComesSecondChangesNoBit) {
   }
 }
 
-// Ranks 1 and 2 stand still until rank 0 has made one microbatch of rank 2 and both microbatches of rank 1. Rank 1 then
-// has no sum to send.
+// Ranks 1 and 2 wait until rank 0 has made one microbatch of rank 2 and both microbatches of rank 1. Rank 1 then has no
+// sum to send.
 TEST(ReproducibleBackups, ARankWhoseWholeRunAnotherMadeChangesNoBit) {
   const Trained wanted = alone(kRules[0], 6);
   for (const ShardingStrategy placed : {ShardingStrategy::kNoShard, ShardingStrategy::kShardGradients}) {

@@ -48,7 +48,7 @@ const std::string kDone[] = {"tied head",        "frozen block", "unused block",
                              "every leaf",       "nested",       "nested, outer one empty"};
 
 /// Trains on several numbers of ranks under several placements. Checks that each run gives the same bits as a run under
-/// NO_SHARD on as many ranks, and is close to the unsharded run. `done` is one of kDone. `look` sees each run.
+/// NO_SHARD on as many ranks, and is close to the unsharded run. `done` is one of kDone. `look` is called for each run.
 void expect_strategies_agree(const std::string& done, const TrainOptions& options, const Adjust& adjust = nullptr,
                              const std::function<void(const Trained&, const Trained& plain)>& look = nullptr) {
   const Trained plain = train_plainly(strategy_for(ShardingStrategy::kNoShard, adjust), options);

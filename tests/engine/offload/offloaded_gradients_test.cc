@@ -29,7 +29,7 @@ TEST(OffloadedGradients, TrainingHasTheBitsOfARunInMemory) {
   const std::pair<std::string, TinyOptions> models[] = {{"wide", kWide}, {"awkward", kAwkward}, {"late", kLate}};
   std::vector<std::size_t> placements(std::size(kOnePerPlacement));
   std::iota(placements.begin(), placements.end(), std::size_t{0});
-  // Two choices of tiers for gradients alternate, so that each number of ranks and each placement is tested with both.
+  // The two entries of kBelow alternate, so that each number of ranks and each placement is tested with both.
   const auto exists = [](const Kept&, const auto&, std::size_t ranks, std::size_t place, const Below* below) {
     return below == kBelow[(ranks + place) % 2];
   };

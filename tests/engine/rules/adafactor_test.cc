@@ -269,7 +269,7 @@ TEST(AdafactorCheckpoint, CheckpointOfAnotherOptimizerGivesOneHint) {
   EXPECT_EQ(text.find(remedy), text.rfind(remedy)) << text;
 }
 
-// ---- What it cannot do ----------------------------------------------------------------------------------------------
+// ---- What Adafactor cannot do ---------------------------------------------------------------------------------------
 
 TEST(Adafactor, UnsupportedKeysAreRefused) {
   const auto error_with = [](const Adjust& adjust) {

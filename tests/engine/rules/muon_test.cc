@@ -309,7 +309,7 @@ TEST(MuonCheckpoint, AnotherRuleForAParameterIsRefusedByName) {
   EXPECT_THAT(error, HasSubstr("momentum_buffer"));
 }
 
-// ---- What it cannot do ----------------------------------------------------------------------------------------------
+// ---- What Muon cannot do --------------------------------------------------------------------------------------------
 
 TEST(Muon, UnsupportedKeysAreRefused) {
   const auto error_with = [](const Adjust& adjust) {

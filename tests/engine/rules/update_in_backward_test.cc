@@ -228,8 +228,8 @@ TEST(UpdateInBackward, RecomputedSharedModuleHasTheSameBits) {
   }
 }
 
-/// A module that uses a layer twice, each time in its own backward. The layer's gradients are complete after the first
-/// backward.
+/// A module that uses a layer twice, each time in its own backward. The Engine counts the layer's gradients as complete
+/// after the first backward.
 struct NestedTwiceImpl : torch::nn::Module {
   NestedTwiceImpl() : shared(register_module("shared", torch::nn::Linear(6, 6))) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -271,7 +271,7 @@ TEST(UpdateInBackward, NonFiniteGradientEndsTheRunAndNamesTheUnit) {
 // ---- reading what is being updated -------------------------------------------------------------------------------
 
 /// A module whose backward reads `second` once more after the gradients of `second` are complete. If `late` is false,
-/// it does not.
+/// backward does not read `second` again.
 struct LateReaderImpl : torch::nn::Module {
   explicit LateReaderImpl(bool late)
       : late(late),

@@ -382,7 +382,7 @@ TEST(Stragglers, EngineNamesTheSlowRank) {
 }
 
 TEST(Stragglers, EveryRanksResultTellsWhomTheOthersWaitedFor) {
-  const std::chrono::milliseconds late = patient(std::chrono::milliseconds(100));  // in one step more ranks may be late
+  const std::chrono::milliseconds late = patient(std::chrono::milliseconds(100));  // delays by chance are shorter
   for (const Placed& placed : kInMemory) {
     run_ranks({.ranks = 3}, [&](const Mesh& mesh) {
       Session session(mesh, strategy_for(placed));

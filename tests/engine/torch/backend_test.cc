@@ -179,7 +179,7 @@ at::Tensor loss_through(Session& session, std::initializer_list<std::size_t> blo
                                 rows_of(batch.targets, session.mesh).flatten());
 }
 
-// This backend moves any bytes that it is given. Only the Engine can know that ranks gathered different units of the
+// This backend moves any bytes that it is given. Only the Engine can notice that ranks gathered different units of the
 // same size.
 TEST(Backend, UnitsGatheredInDifferentOrdersEndTheStepOnAllRanks) {
   const int port = free_port();

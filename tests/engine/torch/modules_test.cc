@@ -42,7 +42,7 @@ std::shared_ptr<Module> make_transformer() {
   return Transformer(TransformerOptions(16, 2, 2, 2).dim_feedforward(23).dropout(0)).ptr();
 }
 
-/// rows: [B, 9, 16]. The decoder continues the first 5 vectors by 4 more.
+/// rows: [B, 9, 16]. The encoder gets the first 5 vectors, and the decoder gets the other 4.
 at::Tensor transformer_loss(Module& module, const at::Tensor& rows) {
   const at::Tensor all = rows.transpose(0, 1);
   const at::Tensor made = module.as<TransformerImpl>()->forward(all.narrow(0, 0, 5), all.narrow(0, 5, 4));

@@ -30,7 +30,7 @@ using Sums = std::function<std::vector<at::Tensor>(const std::vector<std::vector
 
 /// Returns the values after kTimes steps in one process, with sums made by `sums`.
 Values descended(int ranks, const Sums& sums) {
-  at::set_num_threads(1);  // one thread, as on_hosts says
+  at::set_num_threads(1);  // one thread, as on_hosts requires
   Tiny model = make_tiny({}, /*deferred=*/false);
   const auto batches = make_batches(6, 24, 5, TinyOptions().vocab);
   for (std::size_t i = 0; i < kTimes; ++i) {

@@ -1,4 +1,4 @@
-"""lightning_test.py runs this program: it tests TesseraStrategy on every rank. One process has run Lightning without
+"""lightning_test.py runs this program, which tests TesseraStrategy on every rank. One process has run Lightning without
 TesseraStrategy before.
 
 Usage: lightning_ranks.py plain FOLDER   on one process; writes the results

@@ -1261,7 +1261,7 @@ def written_outside_a_guard(strategy):
     net = model()
     values = {name: value.clone() for name, value in net.state_dict().items()}
     engine = tessera.Engine(net, strategy)
-    net.load_state_dict(values)  # the parameters have these values already, but the Engine cannot know this
+    net.load_state_dict(values)  # the parameters have these values already, but the Engine cannot notice this
     train(engine, net, [1])
 
 

@@ -253,8 +253,8 @@ def training():
 
 def made_by_speed(data, backups):
     """Returns the losses and norms of three steps of eight microbatches, rank 0's parameters, and the number of
-    microbatches that were made again. Rank 1 is slow. If there are `backups`, rank 1 stands still in each step until
-    rank 0 has begun the last microbatch that rank 0 may make."""
+    microbatches that were made again. Rank 1 is slow. If there are `backups`, rank 1 waits in each step until rank 0
+    has begun the last microbatch that rank 0 may make."""
     net, own = Bigrams(), 8 // ranks
     engine = tessera.Engine(net, {"reproducible": True, "gradient_accumulation": own, "strategy": "SHARD_GRADIENTS",
                                   "gradient_sync": "last_microbatch", "units": {"classes": ["Linear"]},

@@ -1,4 +1,4 @@
-"""trainer_test.py runs this program: it tests TesseraTrainer on every rank. One process has run the plain Trainer
+"""trainer_test.py runs this program, which tests TesseraTrainer on every rank. One process has run the plain Trainer
 before.
 
 Usage: trainer_ranks.py plain FOLDER   the plain Trainer, on one process; writes the results

@@ -11,7 +11,7 @@ namespace tessera {
 //
 // The reference does the same as ranks: two processes start, compute, wait for each other after each piece of
 // computation, and one of them writes to a file. The reference takes kReferenceAtRest seconds on two cores at rest, and
-// at least twice that if two other processes are busy. tests/support/patience.py does the same for Python, and the
+// at least twice as long if two other processes are busy. tests/support/patience.py does the same for Python, and the
 // program with_patience runs a command within such a limit.
 
 /// The seconds that the reference took on two cores at rest.

@@ -98,8 +98,8 @@ class LateBackend : public c10d::Backend {
       if (fault_ != Fault::kFailsOnTheDevice) return nullptr;
       return std::make_exception_ptr(std::runtime_error("remote process exited"));
     }
-    /// Makes the call, and throws if the call fails. If there is a fault, it returns at once: on a GPU, too, the host
-    /// does not wait for the end of a call.
+    /// Makes the call, and throws if the call fails. If there is a fault, the function returns at once: on a GPU, too,
+    /// the host does not wait for the end of a call.
     bool wait(std::chrono::milliseconds) override {
       if (fault_ != Fault::kNone) return true;
       const absl::Status status = call_();

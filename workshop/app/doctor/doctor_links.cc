@@ -67,7 +67,7 @@ int run_doctor_links(const DoctorCommand& command) {
   return run([&] {
     Strategy strategy;
     strategy.comm.transport = transport_named(command.transport);
-    strategy.comm.network_fit = CommConfig::kDirectNetwork;  // plans are of direct calls
+    strategy.comm.network_fit = CommConfig::kDirectNetwork;  // plans assume direct calls
     const Mesh mesh = init(strategy);
     if (mesh.world_size() == 1)
       throw Error(ExitCode::kUsage,

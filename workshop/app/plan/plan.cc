@@ -225,7 +225,8 @@ std::int64_t steps_for(const UnlikeRanks& ranks, int world_size) {
 }
 
 /// Returns the modes of "sync" for the ranks of the command. The list is empty if all ranks are alike, no servers are
-/// asked for, and the ranks seldom wait for each other or are too many to simulate.
+/// asked for, and the ranks are too many to simulate, or seldom wait for each other under a strategy without outer
+/// steps.
 std::vector<TriedMode> modes_beside(const PlanCommand& command, const models::ModelConfig& config, const Strategy& like,
                                     const TriedStrategy& best, const TimingFiles& files) {
   constexpr double kMuchWaiting = 0.1;  // share of a step
@@ -292,8 +293,9 @@ void expect_no_choice(const PlanCommand& command) {
   }
 }
 
-/// Returns what backups cost and gain for the ranks of the command; nothing if the strategy has none, or nothing was
-/// measured, or there are too many ranks to simulate. Throws if ranks differ and nothing would use that.
+/// Returns the cost and the gain of backups for the ranks of the command; nothing if the strategy has none, or nothing
+/// was measured, or there are too many ranks to simulate. Throws if the options say that ranks differ, and no
+/// prediction would use these options.
 std::optional<BackupGain> gain_of(const PlanCommand& command, const PlannedWorld& world) {
   const bool differ = command.ranks.differ(), is_timed = !command.timing.links.empty();
   if (differ && !(has_backups(world) && is_timed))

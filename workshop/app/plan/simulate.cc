@@ -47,7 +47,7 @@ double synchronous_seconds(PlannedWorld world, const TimingFiles& files, WorldOp
   return simulated(world, files, options).mean_s;
 }
 
-/// Writes the order of a simulated run, and says how it is played.
+/// Writes the order of a simulated run, and prints how the order is played.
 void write_order(const SimulatedOrder& order, const SimulatedMode& mode, const std::string& path, Existing existing) {
   throw_if_error(order.write_file(mode.run.timeline, path, existing));
   const auto [fewest, most] = std::ranges::minmax(mode.run.steps);

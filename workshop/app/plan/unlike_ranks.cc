@@ -46,7 +46,7 @@ std::pair<double, double> stall_of(const std::string& text) {
 }
 
 /// Returns how replicas differ if their ranks differ as `of_ranks` says. A replica is as slow as its slowest rank, and
-/// stands still when one of its ranks stands still. Steps are rounded up to a multiple of sync.every.
+/// stops when one of its ranks stops. Steps are rounded up to a multiple of sync.every.
 WorldOptions of_replicas(const WorldOptions& of_ranks, const MemoryPlan& plan) {
   const PlannedPlacement& placement = plan.placement();
   const std::int64_t every = plan.update().outer.every;

@@ -25,9 +25,9 @@ struct SimulatedMode {
 
   double seconds() const { return run.seconds / static_cast<double>(steps); }  ///< seconds of a step
 };
-/// Simulates such a run (simulate_mode). Replicas train to the end of a period of sync.every steps. Otherwise the mean
-/// time of their steps would not have its whole share of the outer step. Throws tessera::Error as mode_cost_of and
-/// simulate_mode do.
+/// Simulates ranks with clocks of their own, or replicas that meet at outer steps (simulate_mode). Replicas train to
+/// the end of a period of sync.every steps, so that the mean time of a step has its whole share of the outer step's
+/// time. Throws tessera::Error as mode_cost_of and simulate_mode do.
 SimulatedMode simulated_mode(const PlannedWorld& world, const TimingFiles& files, const WorldOptions& of_ranks);
 
 }  // namespace tessera::app

@@ -20,8 +20,8 @@
 namespace tessera::app {
 namespace {
 
-/// Returns whether the path is a folder. If that is unknown, the answer is false; opening the path then gives the
-/// error.
+/// Returns whether the path is a folder. If the check itself fails, the result is false; opening the path then gives
+/// the error.
 bool is_folder(const std::string& path) {
   std::error_code error;
   return std::filesystem::is_directory(path, error);

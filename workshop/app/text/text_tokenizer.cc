@@ -64,7 +64,7 @@ class TokenizedText final : public TokenDataset {
   std::vector<std::int64_t> ends_;  ///< [file]: number of tokens up to the end of the file
 };
 
-/// Copies a small file to the model's folder. It does nothing if there is no such file.
+/// Copies a small file to the model's folder. The function does nothing if there is no such file.
 absl::Status copy_file(const fs::path& from, const fs::path& to, Existing existing) {
   std::error_code error;
   if (fs::symlink_status(from, error).type() == fs::file_type::not_found) return absl::OkStatus();

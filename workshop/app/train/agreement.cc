@@ -78,7 +78,7 @@ class Exchange {
     return store_.set(kVerdict, text_of_json(verdict));
   }
 
-  /// All ranks call this function before they end because they do not agree. The store may be in rank 0's process, so
+  /// If ranks do not agree, all of them call this function before they end. The store may be in rank 0's process, so
   /// rank 0 leaves last. Rank 0 waits at most kFarewell for a rank that is already gone.
   absl::Status part() {
     if (options_.rank != 0) return store_.set(read_key(options_.rank), "1");

@@ -15,9 +15,9 @@ namespace tessera::app {
 // These functions are for a run of `tessera train` that plays an order ("sync": "play_order").
 
 /// Calls `train` with the rank of this process, and returns its exit code. A process that no launcher has started plays
-/// alone an order of several ranks that own the shards. It calls `train` on a thread for each of these ranks, and
-/// returns rank 0's exit code. Throws tessera::Error as read_order_head does for the file, and the exceptions of
-/// `train`.
+/// an order of several ranks alone, if these ranks own the shards. It calls `train` on a thread for each of these
+/// ranks, and returns rank 0's exit code. Throws tessera::Error as read_order_head does for the file, and the
+/// exceptions of `train`.
 int on_ranks_of_this_process(const Strategy& strategy, const Mesh& of_process,
                              const std::function<int(const Mesh&)>& train);
 

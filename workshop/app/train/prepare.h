@@ -50,7 +50,7 @@ std::int64_t microbatches_of_step(const Strategy& strategy, int ranks);
 /// there is no such number.
 Strategy with_global_batch(Strategy strategy, const TrainCommand& command, int ranks);
 
-/// Prepares everything in a run that may fail on one rank only. `tessera train` calls it before ranks agree
+/// Prepares everything in a run that may fail on one rank only. `tessera train` calls this function before ranks agree
 /// (agreement.h).
 absl::StatusOr<Prepared> prepare(const TrainCommand& command, const Strategy& strategy, const Mesh& mesh);
 

@@ -116,7 +116,8 @@ struct ReplayedRun {
   std::string text;          ///< a line that describes the replay
 };
 
-/// Returns the number of microbatches of a step on all ranks. The result 0 means that the file of hashes has it.
+/// Returns the number of microbatches of a step on all ranks. The result 0 means that the file of hashes contains this
+/// number.
 absl::StatusOr<std::int64_t> microbatches_to_replay(const ReplayCommand& command,
                                                     const std::vector<StepRecord>& records,
                                                     const CheckpointBefore& before) {

@@ -15,8 +15,8 @@ namespace tessera::app {
 /// for TrainCommand::replays.
 Strategy without_outputs(Strategy strategy);
 
-/// Returns the run's command without its checkpoints, outputs, predictions, evaluations and samples. It may go on with
-/// another processor if the run may.
+/// Returns the run's command without its checkpoints, outputs, predictions, evaluations and samples. The command may go
+/// on with another processor if the run may.
 TrainCommand without_outputs(TrainCommand run);
 
 /// Lets this process and those that it starts compute with `threads` threads each, unless the caller has set a number.

@@ -47,10 +47,10 @@ constexpr std::int64_t kTracedSteps = 3;
 //
 // `run_train` reads the strategy and joins the ranks. `train_on` prepares everything that may fail on one rank
 // (prepare.h: numbers, data, model without memory, outputs, the first checkpoint). All ranks then agree on what was
-// prepared (agreement.h). Only then does `train_on` make the Engine, which gives parameters memory. `train` is the
-// loop: `train_step` runs microbatches until they complete a step. Then a report, an evaluation, a checkpoint and a
-// commit follow, if they are due. Weights, exports, traces and a sample are written at the end. The result of a GPU's
-// step is known one step late (`unknown`). A process without a launcher plays an order of several ranks as threads.
+// prepared (agreement.h). After that, `train_on` makes the Engine, which gives parameters memory. `train` is the loop:
+// `train_step` runs microbatches until they complete a step. Then a report, an evaluation, a checkpoint and a commit
+// follow, if they are due. Weights, exports, traces and a sample are written at the end. The result of a GPU's step is
+// known one step late (`unknown`). A process without a launcher plays an order of several ranks as threads.
 
 constexpr std::int64_t kMostTokensToCount = std::int64_t{1} << 30;
 
@@ -115,14 +115,15 @@ class BatchesAhead {
     start();
   }
 
-  /// This is called before a step's first batch if workers come and go. `step` is the number of that step.
+  /// The loop calls this function before a step's first batch if workers come and go. `step` is the number of that
+  /// step.
   void go_to_step(std::int64_t step) {
     batches_.go_to_step(step);
     left_ = engine_.strategy().gradient_accumulation;
     start();
   }
   std::int64_t data_order() const { return batches_.data_order(); }
-  /// This is called before a step's first batch.
+  /// The loop calls this function before a step's first batch.
   void begin_step() {
     if (!deals_ || backs_up_) return;
     const MicrobatchRun run = engine_.microbatches();
@@ -130,7 +131,7 @@ class BatchesAhead {
     left_ = run.end - run.begin;
     start();
   }
-  /// This is called after a step's last batch.
+  /// The loop calls this function after a step's last batch.
   void end_step() {
     if (!backs_up_) return;
     batches_.end_step();

@@ -119,7 +119,7 @@ class TrainReport {
   double advised_scale_ = 0;  ///< the noise scale for which advice was printed last
 };
 
-/// Returns "44.10 MiB = plan", or the difference between the two.
+/// Returns "44.10 MiB = plan" if both are equal, and otherwise a text with both numbers and their difference.
 std::string memory_against_plan(const MemoryUse& allocated, const MemoryUse& planned);
 
 /// Returns a text such as "comm 12.3 %, scaled speed-up 1.88 of 2". It has the share of rank 0's time that is spent in

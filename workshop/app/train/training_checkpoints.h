@@ -80,10 +80,10 @@ class TrainingCheckpoints {
   struct Place {
     std::int64_t before = 0, step = 0, steps = 0;
   };
-  /// This is called after each step, and saves a checkpoint if one is due. `data` is the cursor after the step's last
-  /// microbatch. `held_out` is the loss on held-out data after this step, the same on every rank, if it was measured.
-  /// Returns true if training ends here because of a signal. The call is collective. Throws tessera::Error if a
-  /// checkpoint cannot be written and training must therefore end.
+  /// The training loop calls this function after each step. The function saves a checkpoint if one is due. `data` is
+  /// the cursor after the step's last microbatch. `held_out` is the loss on held-out data after this step, the same on
+  /// every rank, if it was measured. Returns true if training ends here because of a signal. The call is collective.
+  /// Throws tessera::Error if a checkpoint cannot be written and training must therefore end.
   bool after_step(const Place& at, const SamplerCursor& data, std::optional<double> held_out);
 
  private:
@@ -125,7 +125,7 @@ class TrainingCheckpoints {
   std::chrono::steady_clock::time_point last_save_;
   std::optional<UnderWay> under_way_;
   std::optional<double> least_loss_;    ///< the least loss on held-out data, in this run and the runs before it
-  std::optional<double> least_before_;  ///< the least loss before the last best checkpoint was saved
+  std::optional<double> least_before_;  ///< the value of least_loss_ before it last became less
   std::int64_t failed_ = 0;             ///< number of failed saves in a row
 };
 

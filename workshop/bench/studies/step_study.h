@@ -42,7 +42,8 @@ struct StepTiming {
 };
 
 /// Trains under every contender, one after another. The call is collective; `step` is the same on every rank. All
-/// strategies must give the same losses, bit for bit; otherwise the function throws tessera::Error (70).
+/// contenders that are not alone must give the same losses, bit for bit; otherwise the function throws tessera::Error
+/// (70).
 std::vector<StepTiming> study_steps(const Mesh& mesh, const StepStudyOptions& options);
 
 /// Returns three kinds of figures. The first are the median, p10 and p90 of the step, and the medians of its parts. The

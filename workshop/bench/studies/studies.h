@@ -14,7 +14,7 @@
 namespace tessera::app {
 
 struct CheckpointStudyOptions {
-  std::filesystem::path folder;          ///< the study makes a folder in it, and removes it
+  std::filesystem::path folder;          ///< the study makes a subfolder, and removes it at the end
   std::int64_t parameters = 64'000'000;  ///< approximate number, with AdamW: 12 bytes each in a checkpoint
   int rounds = 5;
 };
@@ -53,11 +53,11 @@ BenchTable study_memory(const Mesh& mesh, const models::GPTConfig& config);
 
 /// Measures the time that Tessera costs the host for each operator. The operators are additions of 8 numbers, where
 /// nothing else takes time. They run with and without an Engine that watches operators, and with and without one of its
-/// parameters among the inputs. The study then measures the cost of a unit that is gathered for every operator, which
-/// is two small collectives with the transport `host`. Two pairs of rows are for steps of a small GPT: the checks of
-/// the program, and the update with one group of parameters or many. The last rows are whole steps of 4000 such units
-/// (200 where `operators` is below 1000), with several numbers of units gathered ahead. The call is collective, and the
-/// figures are those of rank 0. `operators` is the number of operators in a sample.
+/// parameters among the inputs. The study then measures the cost of a unit that is gathered for every operator. Such a
+/// gather consists of two small collectives with the transport `host`. Two pairs of rows are for steps of a small GPT:
+/// the checks of the program, and the update with one group of parameters or many. The last rows are whole steps of
+/// 4000 such units (200 where `operators` is below 1000), with several numbers of units gathered ahead. The call is
+/// collective, and the figures are those of rank 0. `operators` is the number of operators in a sample.
 BenchTable study_overhead(const Mesh& mesh, int rounds, int operators);
 
 /// Options of study_overlap.
@@ -69,13 +69,13 @@ struct OverlapStudyOptions {
 };
 
 /// Measures how much of a step's communication is hidden behind computation that is a timed sleep, so that processors
-/// are free for the transport. Each strategy makes four kinds of steps, by turns: with compute and without, on all
-/// ranks and on this rank alone. There is a row for each strategy:
+/// are free for the transport. For each strategy, four kinds of steps take turns: steps with and without compute on all
+/// ranks, and the same two kinds on this rank alone (NO_SHARD). There is a row for each strategy:
 ///
 ///   wire_s      communication with nothing to hide it: a step without compute, less such a step of a rank alone
 ///   exposed_s   communication that is not hidden: a step with compute, less such a step of a rank alone
 ///
-/// and the medians of the steps themselves. The call is collective, and the figures are those of rank 0.
+/// The row also has the medians of the steps themselves. The call is collective, and the figures are those of rank 0.
 BenchTable study_overlap(const Mesh& mesh, const OverlapStudyOptions& options);
 
 /// A model that study_times trains, with one sequence a rank.

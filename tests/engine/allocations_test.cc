@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <new>
 
 #include "tests/support/session.h"
@@ -85,14 +87,17 @@ TEST(Allocations, SteadyStepAllocatesNothing) {
 }
 
 // The counted step is complete: it begins at the end of the previous step, so it includes the wait for data. One of the
-// two sessions times calls (Engine::time_calls), which must not allocate more.
+// two sessions times calls (Engine::time_calls), which must not allocate more. The smallest count of a few steps is
+// compared, as a step that must wait for another rank may allocate a little more.
 TEST(Allocations, TimedCallsAllocateNothing) {
   const auto body = [](const Mesh& mesh, const Strategy& strategy) {
     const auto of_a_step = [&](bool timed) {
       Session session(mesh, strategy);
       if (timed) session.engine.time_calls();
       for (std::size_t i = 0; i < kWarmUp; ++i) session.train(i);
-      return allocations_in([&] { session.train(0); });
+      std::int64_t least = std::numeric_limits<std::int64_t>::max();
+      for (std::size_t i = 0; i < kSteps; ++i) least = std::min(least, allocations_in([&] { session.train(0); }));
+      return least;
     };
     EXPECT_EQ(of_a_step(true), of_a_step(false));
   };

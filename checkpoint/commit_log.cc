@@ -87,7 +87,7 @@ absl::StatusOr<std::vector<int>> begun_ranks(const std::string& folder, const st
   std::vector<int> ranks;
   for (const std::string& name : names) {
     int rank = 0;
-    if (std::sscanf(name.c_str(), "rank-%9d", &rank) == 1 && name == begun_file(fmt::format("rank-{:05}", rank)))
+    if (std::sscanf(name.c_str(), "rank-%9d", &rank) == 1 && folder + "/" + name == begun_file(stem_of(folder, rank)))
       ranks.push_back(rank);
   }
   std::ranges::sort(ranks);

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "runtime/base/process/owned_fd.h"
+
 namespace tessera {
 
 /// Two descriptors of this process that a save takes before it writes anything, and gives back when it commits. The
@@ -10,18 +12,13 @@ namespace tessera {
 /// destructor gives them back too. An object belongs to one thread.
 class SpareDescriptors {
  public:
-  SpareDescriptors() = default;
-  ~SpareDescriptors() { give_back(); }
-  SpareDescriptors(const SpareDescriptors&) = delete;
-  SpareDescriptors& operator=(const SpareDescriptors&) = delete;
-
   /// Takes the descriptors. Returns 0, or a negative errno: -EMFILE or -ENFILE if a limit is reached.
   int take();
   /// Gives back what `take` has taken. The next files that any thread of the process opens may get it.
   void give_back();
 
  private:
-  std::array<int, 2> descriptors_ = {-1, -1};
+  std::array<OwnedFd, 2> descriptors_;
 };
 
 }  // namespace tessera
